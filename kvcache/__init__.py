@@ -1,0 +1,1 @@
+"""What an owner holds: request slots, token budget, batched KV caches."""

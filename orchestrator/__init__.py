@@ -1,0 +1,1 @@
+"""The controller process: HTTP, text, queue, ledger, routing and supervision of workers."""

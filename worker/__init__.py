@@ -1,0 +1,1 @@
+"""The worker process: start-up, loop, scheduler, engine, sampling."""
