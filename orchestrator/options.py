@@ -1,0 +1,53 @@
+"""The service as configured, after the flags were parsed and validated."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mlx_dp.proto.messages import EngineKind, FakeEngineOptions
+from mlx_dp.proto.ownership import Limits, Ownership
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpOptions:
+    """The endpoint. ``api_key`` None: open to whoever reaches the address."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_key: str | None = field(default=None, repr=False)
+    served_model_name: str
+    drain_timeout_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueOptions:
+    """The one queue of the service, and the deadlines of a request in it and out of it."""
+
+    max_queued_requests: int = 1024
+    queue_timeout_s: float = 300.0
+    request_timeout_s: float = 3600.0
+    load_balance_method: str = "total_tokens"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOptions:
+    """What every worker is started with; the owner's slice is added per worker."""
+
+    engine: EngineKind = EngineKind.MLX
+    model_path: Path | None = None
+    mem_fraction_static: float | None = None
+    context_length: int | None = None
+    chunked_prefill_size: int = 512
+    prefix_cache: bool = True
+    heartbeat_interval_s: float = 0.5
+    start_timeout_s: float = 600.0
+    log_level: str = "info"
+    fake: FakeEngineOptions = field(default_factory=FakeEngineOptions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    http: HttpOptions
+    queue: QueueOptions
+    worker: WorkerOptions
+    limits: Limits
+    ownership: Ownership

@@ -1,0 +1,165 @@
+"""The seam between HTTP and the control plane: token ids in, token ids out."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from mlx_dp.proto.admission import AdmissionLimits
+from mlx_dp.proto.messages import FinishReason, TokenLogprob
+from mlx_dp.proto.model_shape import ModelShape
+from mlx_dp.proto.ownership import OwnerCapacity
+from mlx_dp.proto.parallel import ReplicaMode
+from mlx_dp.proto.sampling_params import SamplingParams
+
+
+class WorkerStatus(StrEnum):
+    """A worker's life as the controller sees it."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    LOST = "lost"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+class ServiceStatus(StrEnum):
+    """READY while at least one owner takes requests (under dp-attention: all of them)."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    DEAD = "dead"
+
+
+class Overloaded(Exception):
+    """Not now: the queue is full (429), or nobody is ready to serve (503).
+
+    It does not mean that the request is wrong. ``retry_after_s`` is advice to the client.
+    """
+
+    def __init__(self, message: str, *, status: int, retry_after_s: int) -> None:
+        super().__init__(message)
+        self.status = status
+        self.retry_after_s = retry_after_s
+
+
+class Refused(Exception):
+    """Never: no owner could ever run this request (400). ``param`` names the field at fault."""
+
+    def __init__(self, message: str, *, param: str | None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """One answer to generate. ``label`` is the client's request id, for logs only."""
+
+    prompt_ids: tuple[int, ...]
+    max_tokens: int | None
+    """None: what is left of the context, or of the owner's tokens if that is less."""
+    stop_token_ids: tuple[int, ...]
+    params: SamplingParams
+    routed_dp_rank: int | None = None
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Granted:
+    """An owner took the request. ``reason`` says why this one."""
+
+    owner: int
+    reason: str
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewTokens:
+    """Further tokens of the answer; ``logprobs`` has one entry a token when asked for."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """The last event of an answer. ``message`` and ``code`` are set when it is an ERROR."""
+
+    reason: FinishReason
+    message: str = ""
+    code: str = ""
+    status: int = 500
+
+
+AnswerEvent = Granted | NewTokens | Ended
+
+
+class Answer(Protocol):
+    """The events of one request, in order, closed by exactly one ``Ended``."""
+
+    @property
+    def request_id(self) -> int: ...
+
+    def __aiter__(self) -> AsyncIterator[AnswerEvent]: ...
+
+    def cancel(self) -> None:
+        """Say that nobody wants the rest. Idempotent, in every state; the slot is freed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnerState:
+    """One owner, as the controller's books have it at this moment."""
+
+    owner: int
+    status: WorkerStatus
+    pid: int | None
+    incarnation: str
+    restarts: int
+    capacity: OwnerCapacity | None
+    shape: ModelShape | None
+    context_length: int | None
+    device: str
+    running: int
+    """Requests granted to it that have not ended."""
+    prefilling: int
+    used_tokens: int
+    reserved_tokens: int
+    auxiliary_used: int
+    rss_nbytes: int
+    device_nbytes: int
+    step: int
+    generated_tokens_total: int
+    generation_tokens_per_s: float
+    phase: str
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceState:
+    """All that the metadata routes show. Made from values at hand, at no cost to a worker."""
+
+    status: ServiceStatus
+    mode: ReplicaMode
+    load_balance_method: str
+    tp_size: int
+    queued_requests: int
+    queued_tokens: int
+    max_queued_requests: int
+    owners: tuple[OwnerState, ...]
+
+
+class Service(Protocol):
+    """What the HTTP side may ask of the control plane. All calls are from the event loop."""
+
+    def state(self) -> ServiceState: ...
+
+    def limits(self) -> AdmissionLimits | None:
+        """Bounds of the roomiest owner, or None while none has ever been ready."""
+
+    def submit(self, generation: Generation) -> Answer:
+        """Queue a request and return its answer.
+
+        Raises Overloaded or Refused; then nothing was queued.
+        """

@@ -1,0 +1,51 @@
+"""One admission arithmetic, for the edge that refuses and for the owner that admits."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdmissionLimits:
+    """What bounds a single request on one owner. ``pool_tokens`` None: no token pool."""
+
+    context_length: int
+    pool_tokens: int | None
+
+    @property
+    def max_request_tokens(self) -> int:
+        """The most tokens, prompt and answer together, that one request can ever hold."""
+        if self.pool_tokens is None:
+            return self.context_length
+        return min(self.context_length, self.pool_tokens)
+
+
+def default_max_tokens(limits: AdmissionLimits, prompt_tokens: int) -> int:
+    """The answer's length when the client sets none: what is left. At least 1."""
+    return max(1, limits.max_request_tokens - prompt_tokens)
+
+
+def reserved_tokens(prompt_tokens: int, max_tokens: int) -> int:
+    """KV tokens that an owner sets aside for a request.
+
+    The last token drawn is never fed back, so it needs no KV.
+    """
+    return prompt_tokens + max_tokens - 1
+
+
+def refusal(limits: AdmissionLimits, prompt_tokens: int, max_tokens: int) -> str | None:
+    """Say why a request can never run here, in the caller's terms, or None when it can."""
+    if prompt_tokens < 1:
+        return "the prompt is empty: at least 1 token is needed"
+    if max_tokens < 1:
+        return f"max_tokens is {max_tokens}: at least 1 is needed"
+    total = prompt_tokens + max_tokens
+    if total > limits.context_length:
+        return (
+            f"this model's maximum context length is {limits.context_length} tokens, but the "
+            f"request needs {total} ({prompt_tokens} in the prompt, {max_tokens} for the answer)"
+        )
+    if limits.pool_tokens is not None and total > limits.pool_tokens:
+        return (
+            f"one worker holds {limits.pool_tokens} KV tokens, but the request needs {total} "
+            f"({prompt_tokens} in the prompt, {max_tokens} for the answer)"
+        )
+    return None

@@ -1,0 +1,68 @@
+"""Frames to messages and back: one msgpack array of (version, tag, fields).
+
+Decoding checks every type and bound while it reads, so that a hostile frame costs no more memory
+than its own size, and raises ProtocolError and nothing else.
+"""
+
+from collections.abc import Mapping
+from typing import Final, TypeVar, get_args
+
+import msgspec
+
+from mlx_dp.proto.errors import ProtocolError
+from mlx_dp.proto.messages import Down, Message, Up
+
+PROTOCOL_VERSION: Final = 1
+MAX_FRAME_BYTES: Final = 8 * 2**20
+
+_T = TypeVar("_T")
+
+_ENCODER: Final = msgspec.msgpack.Encoder()
+_HEADER: Final = msgspec.msgpack.Decoder(tuple[int, str, msgspec.Raw])
+_DOWN: Final[Mapping[str, msgspec.msgpack.Decoder[Down]]] = {
+    kind.tag: msgspec.msgpack.Decoder(kind) for kind in get_args(Down)
+}
+_UP: Final[Mapping[str, msgspec.msgpack.Decoder[Up]]] = {
+    kind.tag: msgspec.msgpack.Decoder(kind) for kind in get_args(Up)
+}
+
+
+def encode(message: Message) -> bytes:
+    """Return the frame of a message.
+
+    Raises ProtocolError when the frame would be longer than a receiver takes.
+    """
+    frame = _ENCODER.encode((PROTOCOL_VERSION, message.tag, message))
+    if len(frame) > MAX_FRAME_BYTES:
+        raise ProtocolError(
+            f"{message.tag}: a frame of {len(frame)} bytes exceeds the limit of {MAX_FRAME_BYTES}"
+        )
+    return frame
+
+
+def decode_down(frame: bytes) -> Down:
+    """Return the controller's message in this frame, or raise ProtocolError."""
+    return _decode(frame, _DOWN)
+
+
+def decode_up(frame: bytes) -> Up:
+    """Return the worker's message in this frame, or raise ProtocolError."""
+    return _decode(frame, _UP)
+
+
+def _decode(frame: bytes, decoders: Mapping[str, msgspec.msgpack.Decoder[_T]]) -> _T:
+    if len(frame) > MAX_FRAME_BYTES:
+        raise ProtocolError(f"a frame of {len(frame)} bytes exceeds the limit of {MAX_FRAME_BYTES}")
+    try:
+        version, tag, fields = _HEADER.decode(frame)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise ProtocolError(f"not a frame of ours ({len(frame)} bytes): {error}") from None
+    if version != PROTOCOL_VERSION:
+        raise ProtocolError(f"protocol version {version}, expected {PROTOCOL_VERSION}")
+    decoder = decoders.get(tag)
+    if decoder is None:
+        raise ProtocolError(f"unexpected message {tag[:32]!r}")
+    try:
+        return decoder.decode(fields)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise ProtocolError(f"{tag}: {error}") from None

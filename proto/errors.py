@@ -1,0 +1,17 @@
+"""Errors that cross folder borders."""
+
+
+class ConfigError(Exception):
+    """The start cannot go on as configured.
+
+    Raised before any request is served, by both processes. The message is one sentence in the
+    user's own terms: the flag, its value, and what would work. It is printed without a traceback,
+    and nothing restarts because of it.
+    """
+
+
+class ProtocolError(Exception):
+    """A frame or a message broke the protocol between controller and worker.
+
+    It says nothing about the request it names: the sender is at fault, not the client.
+    """

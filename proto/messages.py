@@ -1,0 +1,280 @@
+"""Everything that controller and worker say to each other.
+
+Down, controller to worker, go verbs: Start, Submit, Abort, Drain, Shutdown. Up go facts: Hello,
+Ready, Accepted, Rejected, Tokens, Finished, Heartbeat, Failed. Every field is bounded here, and
+the codec enforces the bounds on arrival.
+
+``epoch`` counts the grants of one request: a fact with another epoch than the request's present
+one is stale and dropped. The sender's incarnation is its socket identity, so it is on every frame.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, ClassVar, Final
+
+from msgspec import Meta
+
+from mlx_dp.proto.model_shape import Count, ModelShape
+from mlx_dp.proto.ownership import OwnerCapacity, OwnerSlice
+from mlx_dp.proto.sampling_params import MAX_TOP_LOGPROBS, SamplingParams, TokenId, require_finite
+
+MAX_REQUEST_TOKENS: Final = 2**20
+MAX_STOP_TOKEN_IDS: Final = 256
+
+RequestId = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Epoch = Annotated[int, Meta(ge=0, lt=2**31)]
+Text = Annotated[str, Meta(max_length=4096)]
+Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
+TokenIds = Annotated[tuple[TokenId, ...], Meta(max_length=MAX_REQUEST_TOKENS)]
+
+
+class EngineKind(StrEnum):
+    MLX = "mlx"
+    FAKE = "fake"
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class WorkerPhase(StrEnum):
+    """What a worker is doing, as it says itself."""
+
+    LOADING = "loading"
+    WARMING = "warming"
+    SERVING = "serving"
+    DRAINING = "draining"
+
+
+class FailureKind(StrEnum):
+    """Why a worker gives up. All but INTERNAL would fail again, so they are not retried."""
+
+    CONFIG = "config"
+    UNSUPPORTED_MODEL = "unsupported_model"
+    OUT_OF_MEMORY = "out_of_memory"
+    INTERNAL = "internal"
+
+
+class RejectReason(StrEnum):
+    NO_SLOT = "no_slot"
+    NO_TOKENS = "no_tokens"
+    TOO_LONG = "too_long"
+    INVALID = "invalid"
+    DRAINING = "draining"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FakeEngineOptions:
+    """The behaviour of the engine that needs no model. Rates of 0 mean at full speed."""
+
+    decode_tokens_per_s: Annotated[float, Meta(ge=0.0, le=1e9)] = 0.0
+    """Steps per second; each step yields one token for every running request."""
+    prefill_tokens_per_s: Annotated[float, Meta(ge=0.0, le=1e9)] = 0.0
+    pool_tokens: Annotated[int, Meta(ge=1, lt=2**53)] | None = 100_000
+    vocab_size: Annotated[int, Meta(ge=2, lt=2**31)] = 512
+    context_length: Annotated[int, Meta(ge=2, lt=2**31)] = 8192
+    hybrid: bool = False
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
+    load_s: Seconds = 0.0
+
+
+# Controller to worker.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Controller to worker: load and become ready, as this slice of the whole."""
+
+    tag: ClassVar[str] = "start"
+
+    engine: EngineKind
+    model_path: Text
+    share: OwnerSlice
+    memory_nbytes: Count | None
+    """This worker's share of the device; None leaves MLX's own limits."""
+    context_length: Annotated[int, Meta(ge=1, lt=2**31)] | None
+    chunked_prefill_size: Annotated[int, Meta(ge=1, lt=2**31)]
+    prefix_cache: bool
+    heartbeat_interval_s: Annotated[float, Meta(gt=0.0, le=3600.0)]
+    fake: FakeEngineOptions = FakeEngineOptions()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submit:
+    """Controller to worker: run this request. It is delivered only once ``Accepted``.
+
+    ``output_ids`` are tokens that an earlier owner already emitted: they are prefilled behind the
+    prompt, count as answer for penalties and positions, and are never sent again.
+    """
+
+    tag: ClassVar[str] = "submit"
+
+    request_id: RequestId
+    epoch: Epoch
+    prompt_ids: Annotated[TokenIds, Meta(min_length=1)]
+    output_ids: TokenIds = ()
+    max_tokens: Annotated[int, Meta(ge=1, le=MAX_REQUEST_TOKENS)]
+    """Of the whole answer, ``output_ids`` included."""
+    stop_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_STOP_TOKEN_IDS)] = ()
+    params: SamplingParams = SamplingParams()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abort:
+    """Controller to worker: forget this request; unknown or finished ones are no error."""
+
+    tag: ClassVar[str] = "abort"
+
+    request_id: RequestId
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drain:
+    """Controller to worker: accept nothing more, finish what runs."""
+
+    tag: ClassVar[str] = "drain"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shutdown:
+    """Controller to worker: stop at once and exit 0."""
+
+    tag: ClassVar[str] = "shutdown"
+
+
+# Worker to controller.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """Worker to controller: this process is up and waits for ``Start``."""
+
+    tag: ClassVar[str] = "hello"
+
+    pid: Annotated[int, Meta(ge=1, lt=2**31)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """Worker to controller: loaded, warmed up on its real path, and able to serve."""
+
+    tag: ClassVar[str] = "ready"
+
+    capacity: OwnerCapacity
+    shape: ModelShape
+    context_length: Annotated[int, Meta(ge=1, lt=2**31)]
+    """The limit that holds for requests: the model's, or a smaller one that was asked for."""
+    device: Text
+    load_s: Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accepted:
+    """Worker to controller: the request holds this slot from now on."""
+
+    tag: ClassVar[str] = "accepted"
+
+    request_id: RequestId
+    epoch: Epoch
+    slot: Annotated[int, Meta(ge=0, lt=2**20)]
+    cached_tokens: Annotated[int, Meta(ge=0, le=MAX_REQUEST_TOKENS)] = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejected:
+    """Worker to controller: the request was not taken, and holds nothing here."""
+
+    tag: ClassVar[str] = "rejected"
+
+    request_id: RequestId
+    epoch: Epoch
+    reason: RejectReason
+    message: Text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprob:
+    """Log-probability of a drawn token, and the best ``(token id, log-probability)`` pairs."""
+
+    logprob: float
+    top: Annotated[tuple[tuple[TokenId, float], ...], Meta(max_length=MAX_TOP_LOGPROBS)] = ()
+
+    def __post_init__(self) -> None:
+        require_finite(self.logprob, *(logprob for _, logprob in self.top))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenChunk:
+    """New tokens of one request; ``index`` is the answer position of the first of them."""
+
+    request_id: RequestId
+    epoch: Epoch
+    index: Annotated[int, Meta(ge=0, le=MAX_REQUEST_TOKENS)]
+    ids: Annotated[TokenIds, Meta(min_length=1)]
+    logprobs: Annotated[tuple[TokenLogprob, ...], Meta(max_length=MAX_REQUEST_TOKENS)] = ()
+    """As many as ``ids`` when the request asked for them, else none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokens:
+    """Worker to controller: what one step yielded, for all its requests."""
+
+    tag: ClassVar[str] = "tokens"
+
+    chunks: Annotated[tuple[TokenChunk, ...], Meta(max_length=MAX_REQUEST_TOKENS)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """Worker to controller: the request ended, and its slot is free.
+
+    ``num_tokens`` counts the whole answer, so that a lost frame shows.
+    """
+
+    tag: ClassVar[str] = "finished"
+
+    request_id: RequestId
+    epoch: Epoch
+    reason: FinishReason
+    num_tokens: Annotated[int, Meta(ge=0, le=MAX_REQUEST_TOKENS)]
+    message: Text = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heartbeat:
+    """Worker to controller: the loop turns. ``step`` must move while ``running`` is above 0."""
+
+    tag: ClassVar[str] = "heartbeat"
+
+    phase: WorkerPhase
+    step: Count
+    running: Count
+    """Requests that hold a slot."""
+    prefilling: Count
+    """Those of them that have no token yet."""
+    used_tokens: Count
+    """KV tokens that hold content."""
+    reserved_tokens: Count
+    """KV tokens set aside for the requests that run."""
+    auxiliary_used: Count
+    rss_nbytes: Count
+    device_nbytes: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """Worker to controller: it cannot go on, and exits right after this."""
+
+    tag: ClassVar[str] = "failed"
+
+    kind: FailureKind
+    message: Text
+
+
+Down = Start | Submit | Abort | Drain | Shutdown
+Up = Hello | Ready | Accepted | Rejected | Tokens | Finished | Heartbeat | Failed
+Message = Down | Up

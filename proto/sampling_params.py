@@ -1,0 +1,63 @@
+"""How one request's tokens are drawn."""
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+from msgspec import Meta
+
+MAX_LOGIT_BIAS: Final = 1024
+MAX_TOP_LOGPROBS: Final = 20
+MAX_SEED: Final = 2**63 - 1
+
+TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
+
+
+def require_finite(*values: float) -> None:
+    """Raise ValueError for NaN and infinities, which bounds alone let through."""
+    for value in values:
+        if not math.isfinite(value):
+            raise ValueError(f"{value} is not a finite number")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """Sampling of one request, in the ecosystem's names and with every bound it has.
+
+    The order is: logit_bias, penalties, temperature, then top_k, top_p and min_p on the
+    distribution at that temperature (as vLLM and SGLang do; mlx-lm filters at temperature 1).
+    Penalties count as OpenAI's and vLLM's: repetition over prompt and answer, presence and
+    frequency over the answer alone. A draw depends on ``seed`` and the position only, so neither
+    the batch nor the worker changes it.
+    """
+
+    temperature: Annotated[float, Meta(ge=0.0, le=100.0)] = 1.0
+    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
+    top_k: Annotated[int, Meta(ge=0, lt=2**31)] = 0
+    """0 keeps every token."""
+    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
+    repetition_penalty: Annotated[float, Meta(gt=0.0, le=100.0)] = 1.0
+    presence_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] = 0.0
+    frequency_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] = 0.0
+    logit_bias: Annotated[
+        tuple[tuple[TokenId, Annotated[float, Meta(ge=-100.0, le=100.0)]], ...],
+        Meta(max_length=MAX_LOGIT_BIAS),
+    ] = ()
+    seed: Annotated[int, Meta(ge=0, le=MAX_SEED)] = 0
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    """None: no log-probabilities; n: the chosen token's and the n best."""
+
+    def __post_init__(self) -> None:
+        require_finite(
+            self.temperature,
+            self.top_p,
+            self.min_p,
+            self.repetition_penalty,
+            self.presence_penalty,
+            self.frequency_penalty,
+            *(bias for _, bias in self.logit_bias),
+        )
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0

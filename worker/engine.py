@@ -1,0 +1,116 @@
+"""What the worker's loop needs of an engine, MLX or fake. No arrays pass through here."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from mlx_dp.proto.messages import TokenLogprob
+from mlx_dp.proto.model_shape import ModelShape
+from mlx_dp.proto.ownership import OwnerCapacity
+from mlx_dp.proto.sampling_params import SamplingParams
+
+
+class UnsupportedModelError(Exception):
+    """The engine cannot serve this model correctly; says why in one sentence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFacts:
+    """What a loaded engine knows. ``pool_tokens`` None: the model has no attention KV."""
+
+    shape: ModelShape
+    pool_tokens: int | None
+    context_length: int
+    device: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRequest:
+    """One request as the engine sees it.
+
+    ``output_ids`` were emitted by an earlier owner: they are prefilled behind the prompt and
+    count as answer. ``max_tokens`` bounds the whole answer, ``output_ids`` included.
+    """
+
+    prompt_ids: tuple[int, ...]
+    output_ids: tuple[int, ...]
+    max_tokens: int
+    params: SamplingParams
+
+    @property
+    def prefill_tokens(self) -> int:
+        return len(self.prompt_ids) + len(self.output_ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillChunk:
+    """Run the next ``num_tokens`` tokens of the slot that are not prefilled yet."""
+
+    slot: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    prefill: tuple[PrefillChunk, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """One token drawn for the request in ``slot``."""
+
+    slot: int
+    token: int
+    logprob: TokenLogprob | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineMemory:
+    """``used_tokens`` of KV hold content; ``device_nbytes`` is what the device has allocated."""
+
+    used_tokens: int
+    device_nbytes: int
+
+
+class Engine(Protocol):
+    """Runs a fixed set of slots. Calls come from one thread, and a slot has one request.
+
+    Life of a slot: ``add``, prefill chunks until the whole prompt is in (the last one draws the
+    first token), then one token a step, then ``remove`` at any time.
+    """
+
+    @property
+    def facts(self) -> EngineFacts: ...
+
+    def open(self, capacity: OwnerCapacity) -> None:
+        """Take the resolved capacity. Called once, before anything is added."""
+
+    def warm_up(self) -> None:
+        """Run the real path once: prefill, join, batched decode, sampling, leave.
+
+        Raises UnsupportedModelError when the batch does not give what single requests give.
+        """
+
+    def add(self, slot: int, request: EngineRequest) -> None:
+        """Put a request into a free slot. Nothing runs yet."""
+
+    def remove(self, slot: int) -> None:
+        """Free a slot. Tokens of it that are still under way are dropped."""
+
+    @property
+    def busy(self) -> bool:
+        """A call to ``step`` with an empty plan would launch or return something."""
+
+    def step(self, plan: StepPlan) -> tuple[Drawn, ...]:
+        """Launch one step, and return the tokens of the step launched before it.
+
+        The launched step is one decode for every slot whose prompt is in and whose budget is not
+        spent, and then the plan's chunks. It is built on the lazy tokens of the step before, so
+        the device has work while Python reads values. Hence one surplus token may be under way
+        for a request that turns out to have finished: ``remove`` drops it. The order within a
+        step is the order in which requests were added.
+        """
+
+    def memory(self) -> EngineMemory: ...
+
+    def close(self) -> None:
+        """Wait for the device to go idle and release it."""
