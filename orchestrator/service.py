@@ -33,7 +33,7 @@ class ServiceStatus(StrEnum):
     DEAD = "dead"
 
 
-class Overloaded(Exception):
+class OverloadedError(Exception):
     """Not now: the queue is full (429), or nobody is ready to serve (503).
 
     It does not mean that the request is wrong. ``retry_after_s`` is advice to the client.
@@ -45,7 +45,7 @@ class Overloaded(Exception):
         self.retry_after_s = retry_after_s
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """Never: no owner could ever run this request (400). ``param`` names the field at fault."""
 
     def __init__(self, message: str, *, param: str | None) -> None:
@@ -161,5 +161,5 @@ class Service(Protocol):
     def submit(self, generation: Generation) -> Answer:
         """Queue a request and return its answer.
 
-        Raises Overloaded or Refused; then nothing was queued.
+        Raises OverloadedError or RefusedError; then nothing was queued.
         """
