@@ -1,0 +1,103 @@
+"""Run one of the worker's helper children, and read the JSON lines that it prints."""
+
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from mlx_dp.proto.errors import ConfigError
+
+_STDERR_TAIL = 600
+
+
+def run_child(
+    arguments: list[str],
+    on_line: Callable[[dict[str, Any]], None],
+    *,
+    timeout_s: float | None = None,
+    keep_open: tuple[int, ...] = (),
+) -> None:
+    """Run ``python -m mlx_dp.worker <arguments>`` to its end.
+
+    The child's own ``{"error": ...}`` line becomes a ``ConfigError``, and so does an end without
+    one. Whatever else ends this call ends the child too. It inherits the files ``keep_open``.
+    """
+    command = [sys.executable, "-m", "mlx_dp.worker", *arguments]
+    with tempfile.TemporaryFile() as stderr:
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            encoding="utf-8",
+            pass_fds=keep_open,
+        )
+        overdue = threading.Event()
+        alarm = _alarm(child, overdue, timeout_s)
+        try:
+            error = _read_lines(child, on_line)
+            status = child.wait()
+        finally:
+            alarm.cancel()
+            child.kill()
+            child.wait()
+        if overdue.is_set():
+            raise ConfigError(f"'{arguments[0]}' took longer than {timeout_s:g} s and was stopped")
+        if error is not None:
+            raise ConfigError(error)
+        if status != 0:
+            raise ConfigError(_account(arguments[0], status, _tail(stderr.fileno())))
+
+
+def _alarm(
+    child: subprocess.Popen[str], overdue: threading.Event, timeout_s: float | None
+) -> threading.Timer:
+    def ring() -> None:
+        overdue.set()
+        child.kill()
+
+    alarm = threading.Timer(timeout_s or threading.TIMEOUT_MAX, ring)
+    alarm.daemon = True
+    if timeout_s is not None:
+        alarm.start()
+    return alarm
+
+
+def _read_lines(
+    child: subprocess.Popen[str], on_line: Callable[[dict[str, Any]], None]
+) -> str | None:
+    """Hand every line on, except an error line, whose sentence is returned."""
+    assert child.stdout is not None
+    error: str | None = None
+    with child.stdout as lines:
+        for line in lines:
+            # Libraries print to stdout too; only our own lines are JSON objects.
+            if not line.startswith("{"):
+                continue
+            message = json.loads(line)
+            if "error" in message:
+                error = str(message["error"])
+            else:
+                on_line(message)
+    return error
+
+
+def _tail(descriptor: int) -> str:
+    with open(descriptor, "rb", closefd=False) as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - _STDERR_TAIL))
+        return file.read().decode("utf-8", "replace").strip()
+
+
+def _account(name: str, status: int, stderr: str) -> str:
+    if status < 0:
+        cause = f"was ended by signal {-status}"
+        hint = " (9 is often a lack of memory)" if status == -9 else ""
+    else:
+        cause, hint = f"failed with status {status}", ""
+    last = stderr.splitlines()[-1] if stderr else "it said nothing"
+    return f"the child process '{name}' {cause}{hint}: {last}"

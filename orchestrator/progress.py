@@ -1,0 +1,67 @@
+"""How long preparations show what they are doing: a bar on a terminal, plain lines elsewhere."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as RichBars
+
+
+class Progress(Protocol):
+    """Told how far a stage is. ``total`` is 0 while it is unknown; stages follow one another."""
+
+    def update(self, stage: str, done: int, total: int) -> None: ...
+
+
+class SilentProgress:
+    """Shows nothing: for tests and for callers with a display of their own."""
+
+    def update(self, stage: str, done: int, total: int) -> None:
+        pass
+
+
+class LineProgress:
+    """One line when a stage starts and one when it is complete, for logs and pipes."""
+
+    def __init__(self, output: TextIO) -> None:
+        self._output = output
+        self._stage: str | None = None
+        self._complete = False
+
+    def update(self, stage: str, done: int, total: int) -> None:
+        if stage != self._stage:
+            self._stage, self._complete = stage, False
+            print(f"{stage} ...", file=self._output, flush=True)
+        if total and done >= total and not self._complete:
+            self._complete = True
+            print(f"{stage}: done", file=self._output, flush=True)
+
+
+class BarProgress:
+    """A bar for the present stage; finished stages stay above it."""
+
+    def __init__(self, bars: RichBars) -> None:
+        self._bars = bars
+        self._stage: str | None = None
+        self._task: TaskID | None = None
+
+    def update(self, stage: str, done: int, total: int) -> None:
+        if self._task is None or stage != self._stage:
+            self._stage = stage
+            self._task = self._bars.add_task(stage, total=None)
+        self._bars.update(self._task, completed=done, total=total or None)
+
+
+@contextmanager
+def terminal_progress(output: TextIO | None = None) -> Iterator[Progress]:
+    """The display that fits ``output`` (stderr by default), shown until the block ends."""
+    output = output or sys.stderr
+    if not output.isatty():
+        yield LineProgress(output)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    with RichBars(*columns, console=Console(file=output)) as bars:
+        yield BarProgress(bars)

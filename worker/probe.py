@@ -1,0 +1,60 @@
+"""The child process that tells the controller what a model needs, without loading its weights."""
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import psutil
+from mlx_lm.utils import load_model
+
+from mlx_dp.proto.errors import ConfigError
+from mlx_dp.worker.model_measure import measure_shape
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="mlx_dp.worker probe")
+    parser.add_argument("model", type=Path)
+    arguments = parser.parse_args(argv)
+    try:
+        answer = probe(arguments.model)
+    except (ConfigError, ValueError, KeyError, TypeError, OSError, RuntimeError) as error:
+        # What mlx-lm raises for a model that it cannot build; it has no error type of its own.
+        print(json.dumps({"error": f"cannot read the model in {arguments.model}: {error}"}))
+        return 1
+    print(json.dumps(answer))
+    return 0
+
+
+def probe(path: Path) -> dict[str, Any]:
+    """Sizes, quantization and device as one JSON object."""
+    model, config = load_model(path, lazy=True)
+    quantization = config.get("quantization") or {}
+    return {
+        "model_type": str(config["model_type"]),
+        "shape": asdict(measure_shape(model, config)),
+        "quantization_bits": quantization.get("bits"),
+        "device": device_facts(),
+    }
+
+
+def device_facts() -> dict[str, Any]:
+    """The kind of device that MLX computes on, its name, and the memory there is to share."""
+    facts = mx.device_info()
+    kind = "cpu"
+    if mx.default_device() == mx.Device(mx.gpu):
+        kind = "metal" if mx.metal.is_available() else "cuda"
+    memory = facts.get("memory_size") or facts.get("total_memory") or psutil.virtual_memory().total
+    return {
+        "kind": kind,
+        "name": str(facts.get("device_name", "unknown")),
+        "memory_nbytes": int(memory),
+        "working_set_nbytes": int(facts.get("max_recommended_working_set_size") or memory),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
