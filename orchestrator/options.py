@@ -35,11 +35,15 @@ class WorkerOptions:
     engine: EngineKind = EngineKind.MLX
     model_path: Path | None = None
     mem_fraction_static: float | None = None
+    memory_nbytes: int | None = None
+    """One worker's share of the device, for ``Start``; None leaves MLX's own limits."""
     context_length: int | None = None
     chunked_prefill_size: int = 512
     prefix_cache: bool = True
     heartbeat_interval_s: float = 0.5
     start_timeout_s: float = 600.0
+    max_restarts: int = 5
+    """Starts of one worker within 60 s, after which it counts as failed."""
     log_level: str = "info"
     fake: FakeEngineOptions = field(default_factory=FakeEngineOptions)
 

@@ -1,0 +1,120 @@
+"""What fits into one worker's memory: the one estimate, for the plan and for the worker itself."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from mlx_dp.proto.errors import ConfigError
+from mlx_dp.proto.model_shape import ModelShape
+from mlx_dp.proto.ownership import MAX_REQUEST_SLOTS, OwnerSlice, auxiliary_ratio
+
+OVERHEAD_FRACTION: Final = 0.1
+OVERHEAD_MIN_NBYTES: Final = 64 * 2**20
+MIN_POOL_TOKENS: Final = 2
+"""One token of prompt and one of answer: less backs no request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryDivision:
+    """One worker's memory by use. ``tokens`` is None for a model without attention KV."""
+
+    weights_nbytes: int
+    overhead_nbytes: int
+    auxiliary_nbytes: int
+    kv_nbytes: int
+    tokens: int | None
+
+    @property
+    def total_nbytes(self) -> int:
+        return self.weights_nbytes + self.overhead_nbytes + self.auxiliary_nbytes + self.kv_nbytes
+
+
+def pool_tokens(
+    memory_nbytes: int | None, shape: ModelShape, share: OwnerSlice, *, prefix_cache: bool
+) -> int | None:
+    """KV tokens that one owner can pool, or None for a model without attention KV."""
+    return divide_memory(memory_nbytes, shape, share, prefix_cache=prefix_cache).tokens
+
+
+def divide_memory(
+    memory_nbytes: int | None, shape: ModelShape, share: OwnerSlice, *, prefix_cache: bool
+) -> MemoryDivision:
+    """Divide one worker's memory into weights, a reserve for activations, states and KV.
+
+    ``max_total_tokens`` is never divided and replaces the profiled pool unless it is larger than
+    that. Without a known amount of memory, one full context is assumed. Raises ConfigError when
+    the weights do not fit, or leave room for less than one request.
+    """
+    if memory_nbytes is None:
+        return _unmeasured(shape, share)
+    overhead = overhead_nbytes(memory_nbytes)
+    free = memory_nbytes - shape.weights_nbytes - overhead
+    if free <= 0:
+        raise ConfigError(
+            f"the model does not fit: its weights take {_gb(shape.weights_nbytes)} and "
+            f"activations {_gb(overhead)}, but one worker's share is {_gb(memory_nbytes)}: "
+            "use fewer workers, a smaller model, or a larger --mem-fraction-static"
+        )
+    auxiliary = _auxiliary_nbytes(shape, share, free, prefix_cache=prefix_cache)
+    tokens = _tokens(shape, share, free - auxiliary)
+    if tokens is not None and tokens < MIN_POOL_TOKENS:
+        raise ConfigError(
+            f"one worker's share of {_gb(memory_nbytes)} leaves room for {tokens} KV tokens after "
+            f"weights ({_gb(shape.weights_nbytes)}), activations ({_gb(overhead)}) and states "
+            f"({_gb(auxiliary)}), but one request needs {MIN_POOL_TOKENS}: use fewer workers, a "
+            "smaller model, or a larger --mem-fraction-static"
+        )
+    return MemoryDivision(
+        weights_nbytes=shape.weights_nbytes,
+        overhead_nbytes=overhead,
+        auxiliary_nbytes=auxiliary,
+        kv_nbytes=(tokens or 0) * shape.kv_bytes_per_token,
+        tokens=tokens,
+    )
+
+
+def overhead_nbytes(memory_nbytes: int) -> int:
+    """The reserve for activations and the allocator's slack, which no pool may use."""
+    return max(OVERHEAD_MIN_NBYTES, int(memory_nbytes * OVERHEAD_FRACTION))
+
+
+def _unmeasured(shape: ModelShape, share: OwnerSlice) -> MemoryDivision:
+    tokens: int | None = None
+    if shape.kv_bytes_per_token:
+        tokens = share.max_total_tokens or shape.context_length
+    return MemoryDivision(
+        weights_nbytes=shape.weights_nbytes,
+        overhead_nbytes=0,
+        auxiliary_nbytes=0,
+        kv_nbytes=(tokens or 0) * shape.kv_bytes_per_token,
+        tokens=tokens,
+    )
+
+
+def _tokens(shape: ModelShape, share: OwnerSlice, free_nbytes: int) -> int | None:
+    if shape.kv_bytes_per_token == 0:
+        return None
+    profiled = free_nbytes // shape.kv_bytes_per_token
+    if share.max_total_tokens is None:
+        return profiled
+    return min(share.max_total_tokens, profiled)
+
+
+def _auxiliary_nbytes(
+    shape: ModelShape, share: OwnerSlice, free_nbytes: int, *, prefix_cache: bool
+) -> int:
+    """Bytes that the states may take: what the slots need, at most half of what is free.
+
+    Slots are a ceiling, not an allocation, so that thousands of them must not leave KV nothing.
+    """
+    slots = share.max_mamba_cache_size
+    if slots is None:
+        requests = share.max_running_requests or MAX_REQUEST_SLOTS
+        slots = requests * auxiliary_ratio(prefix_cache=prefix_cache)
+    wanted = slots * shape.auxiliary_bytes_per_slot
+    if shape.kv_bytes_per_token == 0:
+        return min(wanted, free_nbytes)
+    return min(wanted, free_nbytes // 2)
+
+
+def _gb(nbytes: int) -> str:
+    return f"{nbytes / 1e9:.2f} GB"
