@@ -100,7 +100,7 @@ class TinyModel:
     def config(self) -> dict[str, Any]:
         return {**COMMON, **self.extra, "model_type": self.architecture}
 
-    def build(self, seed: int = 0) -> Any:
+    def build(self, seed: int = 1) -> Any:
         """Return the model with its seeded weights, evaluated."""
         module = importlib.import_module(f"mlx_lm.models.{self.architecture}")
         model = module.Model(module.ModelArgs.from_dict(self.config))
@@ -114,7 +114,7 @@ class TinyModel:
         mx.eval(model.parameters())
         return model
 
-    def write(self, directory: Path, seed: int = 0) -> Path:
+    def write(self, directory: Path, seed: int = 1) -> Path:
         """Write a directory that ``mlx_lm.load`` and our own start-up take, and return it."""
         directory.mkdir(parents=True, exist_ok=True)
         weights = dict(tree_flatten(self.build(seed).parameters()))
