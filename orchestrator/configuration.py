@@ -1,0 +1,127 @@
+"""From flags to validated values. A refusal names the flag, its value and what would work."""
+
+from typing import Final
+
+from mlx_dp.orchestrator.flags import FakeFlags, Flags, HttpFlags, OwnerFlags
+from mlx_dp.orchestrator.options import HttpOptions, QueueOptions
+from mlx_dp.proto.errors import ConfigError
+from mlx_dp.proto.messages import FakeEngineOptions
+from mlx_dp.proto.ownership import Limits, Ownership, divide
+from mlx_dp.proto.parallel import Topology, resolve_topology
+
+LOAD_BALANCE_METHODS: Final = ("round_robin", "total_requests", "total_tokens")
+LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+
+_MAX_COUNT: Final = 2**31 - 1
+_MAX_SECONDS: Final = 1e9
+
+
+def check_flags(flags: Flags) -> None:
+    """Refuse values that no other part refuses in the flag's own words."""
+    _one_of("--load-balance-method", flags.queue.load_balance_method, LOAD_BALANCE_METHODS)
+    _one_of("--log-level", flags.http.log_level, LOG_LEVELS)
+    if not 0.0 < flags.owners.mem_fraction_static <= 1.0:
+        raise ConfigError(
+            f"--mem-fraction-static {flags.owners.mem_fraction_static:g} is out of range: use "
+            "more than 0 and at most 1"
+        )
+    if flags.model.context_length is not None:
+        _within("--context-length", flags.model.context_length, 2)
+    _within("--chunked-prefill-size", flags.owners.chunked_prefill_size, 1)
+    _within("--max-restarts", flags.owners.max_restarts, 1)
+    _within("--max-queued-requests", flags.queue.max_queued_requests, 1)
+    _within("--port", flags.http.port, 0, 65535)
+    _seconds("--queue-timeout", flags.queue.queue_timeout)
+    _seconds("--request-timeout", flags.queue.request_timeout)
+    _seconds("--drain-timeout", flags.http.drain_timeout, least=0.0)
+    _check_key(flags.http)
+    _check_fake(flags.fake)
+
+
+def topology(flags: OwnerFlags) -> Topology:
+    return resolve_topology(
+        dp_size=flags.dp_size,
+        tp_size=flags.tp_size,
+        enable_dp_attention=flags.enable_dp_attention,
+    )
+
+
+def limits(flags: OwnerFlags) -> Limits:
+    return Limits(
+        max_running_requests=flags.max_running_requests,
+        max_mamba_cache_size=flags.max_mamba_cache_size,
+        max_total_tokens=flags.max_total_tokens,
+    )
+
+
+def ownership(flags: OwnerFlags) -> Ownership:
+    """The whole map of owners, as far as it is known before a model is."""
+    return divide(topology(flags), limits(flags))
+
+
+def queue_options(flags: Flags) -> QueueOptions:
+    return QueueOptions(
+        max_queued_requests=flags.queue.max_queued_requests,
+        queue_timeout_s=flags.queue.queue_timeout,
+        request_timeout_s=flags.queue.request_timeout,
+        load_balance_method=flags.queue.load_balance_method,
+    )
+
+
+def http_options(flags: HttpFlags, *, served_model_name: str, port: int) -> HttpOptions:
+    """``port`` is the bound one, which differs from the flag when that is 0."""
+    return HttpOptions(
+        host=flags.host,
+        port=port,
+        api_key=flags.api_key,
+        served_model_name=served_model_name,
+        drain_timeout_s=flags.drain_timeout,
+    )
+
+
+def fake_options(flags: FakeFlags) -> FakeEngineOptions:
+    return FakeEngineOptions(
+        decode_tokens_per_s=flags.fake_decode_rate,
+        prefill_tokens_per_s=flags.fake_prefill_rate,
+        pool_tokens=flags.fake_pool_tokens,
+        vocab_size=flags.fake_vocab_size,
+        context_length=flags.fake_context_length,
+        hybrid=flags.fake_hybrid,
+        seed=flags.fake_seed,
+        load_s=flags.fake_load_time,
+    )
+
+
+def _check_key(flags: HttpFlags) -> None:
+    # An empty key from the environment would look like protection and be none.
+    if flags.api_key is not None and not flags.api_key.strip():
+        raise ConfigError("--api-key (or MLX_DP_API_KEY) is empty: give a key, or none at all")
+
+
+def _check_fake(flags: FakeFlags) -> None:
+    _seconds("--fake-decode-rate", flags.fake_decode_rate, least=0.0)
+    _seconds("--fake-prefill-rate", flags.fake_prefill_rate, least=0.0)
+    _seconds("--fake-load-time", flags.fake_load_time, least=0.0)
+    _within("--fake-pool-tokens", flags.fake_pool_tokens, 1, 2**53 - 1)
+    _within("--fake-vocab-size", flags.fake_vocab_size, 2)
+    _within("--fake-context-length", flags.fake_context_length, 2)
+    _within("--fake-seed", flags.fake_seed, 0, 2**63 - 1)
+
+
+def _one_of(flag: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{flag} {value!r} is unknown: use one of {', '.join(allowed)}")
+
+
+def _within(flag: str, value: int, least: int, most: int = _MAX_COUNT) -> None:
+    if not least <= value <= most:
+        raise ConfigError(f"{flag} {value} is out of range: use {least} to {most}")
+
+
+def _seconds(flag: str, value: float, *, least: float | None = None) -> None:
+    # Written so that NaN, which compares false with everything, is refused too.
+    if least is None:
+        if not 0.0 < value <= _MAX_SECONDS:
+            raise ConfigError(f"{flag} {value:g} is out of range: use more than 0")
+    elif not least <= value <= _MAX_SECONDS:
+        raise ConfigError(f"{flag} {value:g} is out of range: use {least:g} or more")

@@ -1,0 +1,47 @@
+"""Give a command every flag of ``Flags`` without repeating one of them."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import fields
+from functools import wraps
+from typing import Any, get_type_hints
+
+from mlx_dp.orchestrator.flags import Flags
+
+
+def takes_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """Make ``command(flags, **own)`` a function whose signature lists each flag for typer."""
+    groups = get_type_hints(Flags)
+    own = [
+        parameter
+        for parameter in inspect.signature(command, eval_str=True).parameters.values()
+        if parameter.annotation is not Flags
+    ]
+
+    @wraps(command)
+    def with_flags(**values: Any) -> None:
+        built = {
+            name: group(**{field.name: values.pop(field.name) for field in fields(group)})
+            for name, group in groups.items()
+        }
+        command(Flags(**built), **values)
+
+    parameters = [*own, *(each for group in groups.values() for each in _parameters(group))]
+    # Signature and annotations must agree, since typer reads both.
+    with_flags.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    with_flags.__annotations__ = {each.name: each.annotation for each in parameters}
+    del with_flags.__wrapped__  # type: ignore[attr-defined]
+    return with_flags
+
+
+def _parameters(group: type) -> list[inspect.Parameter]:
+    hints = get_type_hints(group, include_extras=True)
+    return [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=field.default,
+            annotation=hints[field.name],
+        )
+        for field in fields(group)
+    ]
