@@ -1,0 +1,34 @@
+"""What the controller needs of worker processes; the launcher has them, tests have fakes."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+
+class WorkerProcess(Protocol):
+    """One child. Every method is a no-op once the child has exited, and none of them waits."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def abort(self) -> None:
+        """SIGABRT: the child's fault handler writes its stacks to the log, then it dies."""
+
+    def terminate(self) -> None:
+        """SIGTERM to the child alone."""
+
+    def kill(self) -> None:
+        """SIGKILL to the child's whole process group."""
+
+
+class Launcher(Protocol):
+    """Starts worker processes that connect to an endpoint under a given identity."""
+
+    def spawn(
+        self, index: int, identity: str, endpoint: str, on_exit: Callable[[int], None]
+    ) -> WorkerProcess:
+        """Start worker ``index``.
+
+        ``on_exit`` runs once, in the event loop and never inside this call, as soon as the child
+        has exited; its argument is the exit status, or the negated signal number. Raises OSError
+        when no process could be made.
+        """
