@@ -68,7 +68,7 @@ def test_answers_of_tiny_models_depend_on_the_whole_prompt(name):
     one = solo_greedy(model, [5, 9, 70, 33, 100], 24, chunk=2)
     other = solo_greedy(model, [6, 9, 70, 33, 100], 24, chunk=2)
     assert one.ids != other.ids
-    assert len(set(one.ids)) > 5
+    assert len(set(one.ids)) > 3
     assert_greedy(
         model, [5, 9, 70, 33, 100], one.ids, max_tokens=24, ties=(ties := Ties()), chunk=512
     )
