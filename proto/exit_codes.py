@@ -1,0 +1,35 @@
+"""What a worker's exit status means, when its last message was lost or never sent.
+
+Imports nothing of ours: the parent watch needs it before anything else is loaded.
+"""
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """How a worker ended by itself. A negative status is the signal that killed it.
+
+    The members from CONFIG to INTERNAL are named as those of ``FailureKind``.
+    """
+
+    OK = 0
+    """``Shutdown`` was received. Unasked, it is a death like any other."""
+    CRASH = 1
+    """The interpreter gave up, for example on an import that failed."""
+    USAGE = 2
+    """The command line was wrong; argparse chose this number."""
+    CONFIG = 3
+    INTERNAL = 4
+    PARENT_GONE = 5
+    UNSUPPORTED_MODEL = 6
+    OUT_OF_MEMORY = 7
+
+    @property
+    def would_fail_again(self) -> bool:
+        """A restart with the same configuration cannot help."""
+        return self in (
+            ExitCode.USAGE,
+            ExitCode.CONFIG,
+            ExitCode.UNSUPPORTED_MODEL,
+            ExitCode.OUT_OF_MEMORY,
+        )
