@@ -27,6 +27,13 @@ def check_flags(flags: Flags) -> None:
         )
     if flags.model.context_length is not None:
         _within("--context-length", flags.model.context_length, 2)
+    for flag, value, most in (
+        ("--max-running-requests", flags.owners.max_running_requests, 2**20),
+        ("--max-mamba-cache-size", flags.owners.max_mamba_cache_size, 2**53 - 1),
+        ("--max-total-tokens", flags.owners.max_total_tokens, 2**53 - 1),
+    ):
+        if value is not None:
+            _within(flag, value, 1, most)
     _within("--chunked-prefill-size", flags.owners.chunked_prefill_size, 1)
     _within("--max-restarts", flags.owners.max_restarts, 1)
     _within("--max-queued-requests", flags.queue.max_queued_requests, 1)

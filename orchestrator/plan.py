@@ -1,0 +1,102 @@
+"""Who will own what, worked out before any process starts, by the workers' own arithmetic."""
+
+from dataclasses import dataclass
+
+from mlx_dp.orchestrator import configuration
+from mlx_dp.orchestrator.flags import Flags
+from mlx_dp.orchestrator.memory_share import share_memory
+from mlx_dp.orchestrator.preparation import PreparedModel
+from mlx_dp.proto.messages import FakeEngineOptions
+from mlx_dp.proto.ownership import OwnerCapacity, Ownership, OwnerSlice, resolve_capacity
+from mlx_dp.proto.parallel import ReplicaMode
+from mlx_dp.proto.token_pool import MemoryDivision, divide_memory
+
+_WHOLE_MODEL_WARNING = (
+    "--enable-dp-attention divides the capacity; each process still holds the whole model"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedOwner:
+    """What one owner will hold. ``memory`` is None for the fake engine, which has no tensors."""
+
+    owner: int
+    process: int
+    capacity: OwnerCapacity
+    memory: MemoryDivision | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServicePlan:
+    """The whole service as it will start. ``share_nbytes`` is one worker's memory."""
+
+    model: PreparedModel
+    ownership: Ownership
+    share_nbytes: int | None
+    owners: tuple[PlannedOwner, ...]
+    warnings: tuple[str, ...]
+
+
+def make_plan(flags: Flags, ownership: Ownership, model: PreparedModel) -> ServicePlan:
+    """Give every owner its part. Raises ConfigError when an owner could serve no request."""
+    share_nbytes: int | None = None
+    if model.shape is not None and model.memory is not None:
+        share_nbytes = share_memory(
+            model.memory,
+            model.shape,
+            workers=len(ownership.slices),
+            fraction=flags.owners.mem_fraction_static,
+        )
+    owners = tuple(
+        _plan_owner(flags, share, model, share_nbytes, process)
+        for process, share in enumerate(ownership.slices)
+    )
+    warnings = [*ownership.warnings]
+    if ownership.mode is ReplicaMode.DP_ATTENTION:
+        warnings.append(_WHOLE_MODEL_WARNING)
+    # Owners are alike, so each sentence is said once.
+    warnings += [text for owner in owners for text in _owner_warnings(flags, owner)]
+    return ServicePlan(
+        model=model,
+        ownership=ownership,
+        share_nbytes=share_nbytes,
+        owners=owners,
+        warnings=tuple(dict.fromkeys(warnings)),
+    )
+
+
+def fake_pool_tokens(fake: FakeEngineOptions, share: OwnerSlice) -> int | None:
+    """The fake engine's pool: like a profiled one, it bounds what the flag asks for."""
+    if fake.pool_tokens is None or share.max_total_tokens is None:
+        return fake.pool_tokens
+    return min(fake.pool_tokens, share.max_total_tokens)
+
+
+def _plan_owner(
+    flags: Flags,
+    share: OwnerSlice,
+    model: PreparedModel,
+    share_nbytes: int | None,
+    process: int,
+) -> PlannedOwner:
+    prefix_cache = not flags.owners.disable_radix_cache
+    memory: MemoryDivision | None = None
+    if model.shape is None:
+        hybrid = flags.fake.fake_hybrid
+        tokens = fake_pool_tokens(configuration.fake_options(flags.fake), share)
+    else:
+        hybrid = model.shape.hybrid
+        memory = divide_memory(share_nbytes, model.shape, share, prefix_cache=prefix_cache)
+        tokens = memory.tokens
+    capacity = resolve_capacity(
+        share, pool_tokens=tokens, hybrid=hybrid, prefix_cache=prefix_cache
+    )
+    return PlannedOwner(owner=share.owner, process=process, capacity=capacity, memory=memory)
+
+
+def _owner_warnings(flags: Flags, owner: PlannedOwner) -> tuple[str, ...]:
+    asked, tokens = flags.owners.max_total_tokens, owner.capacity.pool_tokens
+    if asked is None or tokens is None or asked <= tokens:
+        return owner.capacity.warnings
+    cut = f"--max-total-tokens {asked} is more than one worker can hold: {tokens} are used"
+    return (cut, *owner.capacity.warnings)

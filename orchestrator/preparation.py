@@ -1,0 +1,62 @@
+"""What must be known before anything starts: the model, its sizes, and the device."""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import platformdirs
+
+from mlx_dp.orchestrator.cuda_devices import cuda_devices
+from mlx_dp.orchestrator.flags import Flags
+from mlx_dp.orchestrator.host_memory import ram_nbytes
+from mlx_dp.orchestrator.memory_share import SharedMemory, shared_memory
+from mlx_dp.orchestrator.model_probe import DeviceFacts, probe_model
+from mlx_dp.orchestrator.model_source import host_device, resolve_model
+from mlx_dp.orchestrator.progress import terminal_progress
+from mlx_dp.proto.messages import EngineKind
+from mlx_dp.proto.model_shape import ModelShape
+
+FAKE_MODEL_NAME: Final = "fake"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedModel:
+    """A model at hand, and where it will run.
+
+    All but the name is None for the fake engine, which has no model and needs no device.
+    """
+
+    served_name: str
+    path: Path | None = None
+    shape: ModelShape | None = None
+    device: DeviceFacts | None = None
+    memory: SharedMemory | None = None
+    cuda_devices: tuple[str, ...] = ()
+
+
+def prepare_model(flags: Flags, environment: Mapping[str, str]) -> PreparedModel:
+    """Fetch or convert the model when needed, and measure it in a child process."""
+    if flags.model.engine is EngineKind.FAKE:
+        return PreparedModel(served_name=flags.model.served_model_name or FAKE_MODEL_NAME)
+    with terminal_progress(sys.stderr) as progress:
+        model = resolve_model(
+            flags.model.model,
+            revision=flags.model.revision,
+            cache_dir=Path(platformdirs.user_cache_dir("mlx-dp")),
+            progress=progress,
+            device=host_device(),
+        )
+    probe = probe_model(model.path)
+    devices = cuda_devices(environment) if probe.device.kind == "cuda" else ()
+    return PreparedModel(
+        served_name=flags.model.served_model_name or model.served_name,
+        path=model.path,
+        shape=probe.shape,
+        device=probe.device,
+        memory=shared_memory(
+            probe.device, ram_nbytes=ram_nbytes(), cuda_devices=max(1, len(devices))
+        ),
+        cuda_devices=devices,
+    )
