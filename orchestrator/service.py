@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from mlx_dp.orchestrator.counters import ControllerCounters, RequestObserver
 from mlx_dp.proto.admission import AdmissionLimits
 from mlx_dp.proto.messages import FinishReason, TokenLogprob
 from mlx_dp.proto.model_shape import ModelShape
@@ -163,3 +164,9 @@ class Service(Protocol):
 
         Raises OverloadedError or RefusedError; then nothing was queued.
         """
+
+    def counters(self) -> ControllerCounters:
+        """Totals since the start, for metrics."""
+
+    def observe(self, observer: RequestObserver) -> None:
+        """Tell this observer of every request that ends from now on."""

@@ -1,0 +1,124 @@
+"""What the controller counts, and what it tells of each request that has ended."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Protocol
+
+from mlx_dp.proto.messages import FinishReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestTimings:
+    """One request, told once, when its answer ended. Times are seconds from its arrival.
+
+    A time is None when the request never came that far. ``owner`` is the last one that had it.
+    """
+
+    reason: FinishReason
+    code: str
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int
+    owner: int | None
+    attempts: int
+    granted_s: float | None
+    """When it was first granted: its time in the queue."""
+    first_token_s: float | None
+    last_token_s: float | None
+    ended_s: float
+
+    @property
+    def time_per_output_token_s(self) -> float | None:
+        """Mean time between tokens, for answers of at least two."""
+        if self.first_token_s is None or self.last_token_s is None or self.output_tokens < 2:
+            return None
+        return (self.last_token_s - self.first_token_s) / (self.output_tokens - 1)
+
+
+class RequestObserver(Protocol):
+    """Whoever keeps histograms. Called from the event loop, so it must be quick."""
+
+    def ended(self, timings: RequestTimings) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerCounters:
+    """Totals since the start; none of them ever falls.
+
+    ``requests_started`` is the sum of ``ok``, ``error``, ``aborted`` and the requests now in hand.
+    """
+
+    requests_started: int
+    requests_ok: int
+    requests_error: int
+    requests_aborted: int
+    requests_refused: Mapping[str, int]
+    """Never queued, by reason: queue_full, starting, draining, dead, rank_not_ready, invalid."""
+    errors: Mapping[str, int]
+    """Requests that ended with an error, by its code."""
+    requests_replayed: int
+    grants: Mapping[str, int]
+    """Requests given to an owner, by the router's reason."""
+    prompt_tokens: int
+    """Of requests when they are first accepted by an owner."""
+    cached_tokens: int
+    generated_tokens: int
+    worker_deaths: int
+    worker_restarts: int
+    protocol_errors: int
+    stale_facts: int
+    """Facts about requests that have ended or moved on, which were dropped."""
+    unknown_frames: int
+
+
+@dataclass(slots=True)
+class Tally:
+    """The controller's own running totals, of which ``ControllerCounters`` is a snapshot."""
+
+    requests_started: int = 0
+    requests_ok: int = 0
+    requests_error: int = 0
+    requests_aborted: int = 0
+    requests_replayed: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    worker_deaths: int = 0
+    worker_restarts: int = 0
+    protocol_errors: int = 0
+    stale_facts: int = 0
+    requests_refused: Counter[str] = field(default_factory=Counter)
+    errors: Counter[str] = field(default_factory=Counter)
+    grants: Counter[str] = field(default_factory=Counter)
+
+    def ended(self, reason: FinishReason, code: str) -> None:
+        match reason:
+            case FinishReason.STOP | FinishReason.LENGTH:
+                self.requests_ok += 1
+            case FinishReason.ABORT:
+                self.requests_aborted += 1
+            case FinishReason.ERROR:
+                self.requests_error += 1
+                self.errors[code] += 1
+
+    def snapshot(self, *, unknown_frames: int) -> ControllerCounters:
+        return ControllerCounters(
+            requests_started=self.requests_started,
+            requests_ok=self.requests_ok,
+            requests_error=self.requests_error,
+            requests_aborted=self.requests_aborted,
+            requests_refused=MappingProxyType(dict(self.requests_refused)),
+            errors=MappingProxyType(dict(self.errors)),
+            requests_replayed=self.requests_replayed,
+            grants=MappingProxyType(dict(self.grants)),
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=self.cached_tokens,
+            generated_tokens=self.generated_tokens,
+            worker_deaths=self.worker_deaths,
+            worker_restarts=self.worker_restarts,
+            protocol_errors=self.protocol_errors,
+            stale_facts=self.stale_facts,
+            unknown_frames=unknown_frames,
+        )
