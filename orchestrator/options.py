@@ -16,6 +16,14 @@ class HttpOptions:
     api_key: str | None = field(default=None, repr=False)
     served_model_name: str
     drain_timeout_s: float = 30.0
+    max_body_nbytes: int = 16 * 2**20
+    """A larger request body is refused with 413. JSON of a full 1M-token prompt fits."""
+    body_timeout_s: float = 30.0
+    """A body that takes longer to arrive is refused with 408."""
+    keep_alive_s: float = 10.0
+    """Silence on a stream after which a comment line is sent."""
+    probe_timeout_s: float = 20.0
+    """What /health_generate waits for its tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

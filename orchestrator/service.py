@@ -78,7 +78,10 @@ class Granted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewTokens:
-    """Further tokens of the answer; ``logprobs`` has one entry a token when asked for."""
+    """Further tokens of the answer: all that are at hand when it is read.
+
+    ``logprobs`` has one entry a token when asked for. A token that stopped the answer is the last.
+    """
 
     ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] = ()
