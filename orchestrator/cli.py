@@ -1,0 +1,88 @@
+"""The command line. The only place that reads the environment."""
+
+import importlib.metadata
+import json
+import os
+import sys
+from collections.abc import Mapping
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from mlx_dp.orchestrator import configuration
+from mlx_dp.orchestrator.flag_command import takes_flags
+from mlx_dp.orchestrator.flags import Flags
+from mlx_dp.orchestrator.plan import ServicePlan, make_plan
+from mlx_dp.orchestrator.plan_table import plan_json, plan_table
+from mlx_dp.orchestrator.preparation import prepare_model
+from mlx_dp.proto.errors import ConfigError
+
+EXIT_CONFIG = 2
+
+app = typer.Typer(
+    name="mlx-dp",
+    help="Serve one language model from several MLX processes, behind one OpenAI endpoint.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+
+def main() -> None:
+    """Run the command line. A configuration error is one sentence and status 2."""
+    try:
+        app()
+    except ConfigError as error:
+        print(f"mlx-dp: error: {error}", file=sys.stderr)
+        sys.exit(EXIT_CONFIG)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"mlx-dp {importlib.metadata.version('mlx-dp')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Show the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+@takes_flags
+def plan(
+    flags: Flags,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+) -> None:
+    """Show who would own what, with serve's flags, and start nothing.
+
+    Says how many request slots, KV tokens and auxiliary states each owner gets and the memory that
+    they take; refuses what serve would refuse, with the same arithmetic.
+    """
+    made = _plan(flags, os.environ)
+    if as_json:
+        print(json.dumps(plan_json(made), indent=2))
+        return
+    Console().print(plan_table(made))
+    for warning in made.warnings:
+        print(f"mlx-dp: warning: {warning}", file=sys.stderr)
+
+
+def _plan(flags: Flags, environment: Mapping[str, str]) -> ServicePlan:
+    """Every refusal that needs no model comes before a model is fetched."""
+    configuration.check_flags(flags)
+    ownership = configuration.ownership(flags.owners)
+    return make_plan(flags, ownership, prepare_model(flags, environment))
+
+
+if __name__ == "__main__":
+    main()

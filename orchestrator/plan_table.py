@@ -1,0 +1,85 @@
+"""A plan as a table for people and as JSON for programs."""
+
+from typing import Any
+
+from rich.table import Table
+
+from mlx_dp.orchestrator.plan import PlannedOwner, ServicePlan
+from mlx_dp.proto.parallel import ReplicaMode
+
+
+def plan_table(plan: ServicePlan) -> Table:
+    """One line per owner. Columns that say nothing about this model are left out."""
+    with_memory = any(owner.memory for owner in plan.owners)
+    with_states = any(owner.capacity.auxiliary_slots for owner in plan.owners)
+    table = Table(title=_title(plan), title_justify="left", title_style="bold")
+    for heading in _headings(with_memory=with_memory, with_states=with_states):
+        table.add_column(heading, justify="right")
+    for owner in plan.owners:
+        table.add_row(*_cells(owner, with_memory=with_memory, with_states=with_states))
+    return table
+
+
+def plan_json(plan: ServicePlan) -> dict[str, Any]:
+    """All figures, in bytes and counts."""
+    model = plan.model
+    return {
+        "model": model.served_name,
+        "model_path": None if model.path is None else str(model.path),
+        "mode": plan.ownership.mode.value,
+        "device": None if model.device is None else model.device.kind,
+        "device_name": None if model.device is None else model.device.name,
+        "memory_share_nbytes": plan.share_nbytes,
+        "owners": [_owner_json(owner) for owner in plan.owners],
+        "warnings": list(plan.warnings),
+    }
+
+
+def _title(plan: ServicePlan) -> str:
+    count = len(plan.owners)
+    processes = f"{count} process" if count == 1 else f"{count} processes"
+    mode = plan.ownership.mode
+    words = f"one group of {processes}" if mode is ReplicaMode.DP_ATTENTION else processes
+    return f"{plan.model.served_name}: {mode.value}, {words}"
+
+
+def _headings(*, with_memory: bool, with_states: bool) -> list[str]:
+    headings = ["owner", "process", "request slots"]
+    headings += ["auxiliary slots"] if with_states else []
+    headings += ["KV tokens"]
+    if with_memory:
+        headings += ["weights", "KV"]
+        headings += ["states"] if with_states else []
+        headings += ["reserve"]
+    return headings
+
+
+def _cells(owner: PlannedOwner, *, with_memory: bool, with_states: bool) -> list[str]:
+    capacity, memory = owner.capacity, owner.memory
+    cells = [str(owner.owner), str(owner.process), f"{capacity.request_slots:,}"]
+    cells += [f"{capacity.auxiliary_slots:,}"] if with_states else []
+    cells += ["-" if capacity.pool_tokens is None else f"{capacity.pool_tokens:,}"]
+    if with_memory and memory is not None:
+        cells += [_size(memory.weights_nbytes), _size(memory.kv_nbytes)]
+        cells += [_size(memory.auxiliary_nbytes)] if with_states else []
+        cells += [_size(memory.overhead_nbytes)]
+    return cells
+
+
+def _owner_json(owner: PlannedOwner) -> dict[str, Any]:
+    memory = owner.memory
+    return {
+        "owner": owner.owner,
+        "process": owner.process,
+        "request_slots": owner.capacity.request_slots,
+        "auxiliary_slots": owner.capacity.auxiliary_slots,
+        "kv_tokens": owner.capacity.pool_tokens,
+        "weights_nbytes": None if memory is None else memory.weights_nbytes,
+        "kv_nbytes": None if memory is None else memory.kv_nbytes,
+        "states_nbytes": None if memory is None else memory.auxiliary_nbytes,
+        "reserve_nbytes": None if memory is None else memory.overhead_nbytes,
+    }
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 1e9:.2f} GB"
