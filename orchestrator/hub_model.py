@@ -1,4 +1,4 @@
-"""A model from the hub, resumed where an earlier download stopped."""
+"""A model from the hub. Complete files are kept, so a later start fetches only the others."""
 
 from pathlib import Path
 from typing import Any

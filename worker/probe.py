@@ -11,7 +11,6 @@ import mlx.core as mx
 import psutil
 from mlx_lm.utils import load_model
 
-from mlx_dp.proto.errors import ConfigError
 from mlx_dp.worker.model_measure import measure_shape
 
 
@@ -21,9 +20,10 @@ def main(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
     try:
         answer = probe(arguments.model)
-    except (ConfigError, ValueError, KeyError, TypeError, OSError, RuntimeError) as error:
-        # What mlx-lm raises for a model that it cannot build; it has no error type of its own.
-        print(json.dumps({"error": f"cannot read the model in {arguments.model}: {error}"}))
+    except Exception as error:
+        # mlx-lm builds any model from any config.json, and has no error type of its own.
+        cause = f"{type(error).__name__}: {error}"
+        print(json.dumps({"error": f"cannot read the model in {arguments.model} ({cause})"}))
         return 1
     print(json.dumps(answer))
     return 0
