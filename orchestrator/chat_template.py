@@ -1,0 +1,95 @@
+"""Renders chat templates as transformers does: sandboxed, with the helpers that they expect."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final, NoReturn
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+MAX_RENDERED_CHARS: Final = 64 * 2**20
+
+
+class ChatTemplateError(Exception):
+    """The template refuses these messages, or breaks on them. The model's part, not ours."""
+
+
+class _Generation(Extension):
+    """``{% generation %}`` marks what the assistant said, for training: here it is transparent."""
+
+    tags = {"generation"}  # noqa: RUF012 - a name and a type of jinja2
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Unlike jinja2's own filter: no HTML escapes, and characters stay as they are.
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+class ChatTemplate:
+    """One model's template. ``special_tokens`` are the names it may use, such as bos_token."""
+
+    def __init__(
+        self,
+        source: str,
+        special_tokens: Mapping[str, str],
+        now: Callable[[], datetime] = datetime.now,
+    ) -> None:
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = lambda form: now().strftime(form)
+        self._template = environment.from_string(source)
+        self._special_tokens = dict(special_tokens)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        add_generation_prompt: bool = True,
+        arguments: Mapping[str, object] | None = None,
+    ) -> str:
+        """Return the prompt's text. Raises ChatTemplateError."""
+        variables: dict[str, Any] = {
+            **self._special_tokens,
+            **(arguments or {}),
+            "messages": messages,
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        pieces: list[str] = []
+        size = 0
+        try:
+            for piece in self._template.generate(variables):
+                size += len(piece)
+                if size > MAX_RENDERED_CHARS:
+                    raise ChatTemplateError(f"it renders more than {MAX_RENDERED_CHARS} characters")
+                pieces.append(piece)
+        # A template is a program that came with the model: on odd messages it may do anything.
+        except ChatTemplateError:
+            raise
+        except Exception as error:
+            raise ChatTemplateError(str(error)) from error
+        return "".join(pieces)

@@ -1,0 +1,76 @@
+"""Token ids to text, piece by piece, so that the pieces join to what decoding all at once gives."""
+
+import codecs
+from collections.abc import Callable, Iterable
+from typing import Final, Protocol
+
+REPLACEMENT: Final = "\ufffd"
+# The longest UTF-8 sequence has 4 bytes: with more unfinished byte tokens than that behind each
+# other, what is held back is no character, and waiting longer would only grow the window.
+MAX_UNFINISHED_TOKENS: Final = 8
+
+
+class Detokenizer(Protocol):
+    """The text of one answer. It lives as long as the request, across owners."""
+
+    def push(self, ids: Iterable[int]) -> str:
+        """Return the text that these tokens complete; an unfinished character is held back."""
+
+    def finish(self) -> str:
+        """Return what is held back, unfinished bytes as U+FFFD. Nothing may be pushed after."""
+
+
+class ByteDetokenizer:
+    """For tokenizers whose tokens are bytes: exact for every sequence of tokens.
+
+    ``shown_bytes`` is b"" for tokens that are not shown.
+    """
+
+    def __init__(self, shown_bytes: Callable[[int], bytes]) -> None:
+        self._shown_bytes = shown_bytes
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, ids: Iterable[int]) -> str:
+        return self._decoder.decode(b"".join(map(self._shown_bytes, ids)))
+
+    def finish(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+class WindowDetokenizer:
+    """For all other tokenizers: decodes a window of the last tokens and returns its growth.
+
+    The window starts at the tokens shown last, since a decoder may treat the first token of what
+    it gets differently (SentencePiece drops its leading space). ``decode`` must be the tokenizer's
+    own, ``hidden`` the tokens it leaves out.
+    """
+
+    def __init__(self, decode: Callable[[list[int]], str], hidden: Callable[[int], bool]) -> None:
+        self._decode = decode
+        self._hidden = hidden
+        self._shown: list[int] = []
+        self._shown_text = ""
+        self._pending: list[int] = []
+
+    def push(self, ids: Iterable[int]) -> str:
+        # One by one: a long window decodes each of its tokens again.
+        return "".join([self._push_one(token) for token in ids if not self._hidden(token)])
+
+    def _push_one(self, token: int) -> str:
+        self._pending.append(token)
+        text = self._decode(self._shown + self._pending)
+        unfinished = text.endswith(REPLACEMENT) and len(self._pending) < MAX_UNFINISHED_TOKENS
+        if unfinished or len(text) <= len(self._shown_text):
+            return ""
+        return self._show(text)
+
+    def _show(self, text: str) -> str:
+        new = text[len(self._shown_text) :]
+        self._shown, self._pending = self._pending, []
+        self._shown_text = self._decode(self._shown)
+        return new
+
+    def finish(self) -> str:
+        if not self._pending:
+            return ""
+        return self._show(self._decode(self._shown + self._pending))
