@@ -39,6 +39,9 @@ DEVICE_FREE_FILES: Final = frozenset(
         "scheduler",
         "startup",
     )
+) | frozenset(
+    f"kvcache/{name}.py"
+    for name in ("__init__", "auxiliary_slots", "lease", "request_slots", "token_budget")
 )
 
 
