@@ -1,0 +1,44 @@
+"""Timers that all run equally long, so that the order of starting is the order of expiry."""
+
+from collections import OrderedDict
+from typing import Final, Generic, TypeVar
+
+Key = TypeVar("Key")
+
+
+class Deadlines(Generic[Key]):
+    """One timer per key. Starting, stopping and finding the expired are O(1) each."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s: Final = timeout_s
+        self._expiry: Final[OrderedDict[Key, float]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._expiry)
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._expiry
+
+    @property
+    def timeout_s(self) -> float:
+        return self._timeout_s
+
+    def start(self, key: Key, now: float) -> None:
+        """Start, or start anew, the key's timer."""
+        self._expiry[key] = now + self._timeout_s
+        self._expiry.move_to_end(key)
+
+    def stop(self, key: Key) -> None:
+        """Forget the key's timer; unknown keys are no error."""
+        self._expiry.pop(key, None)
+
+    def expired(self, now: float) -> list[Key]:
+        """Take out the keys whose time is up, the oldest first."""
+        keys: list[Key] = []
+        while self._expiry:
+            key, expiry = next(iter(self._expiry.items()))
+            if expiry > now:
+                break
+            del self._expiry[key]
+            keys.append(key)
+        return keys
