@@ -71,6 +71,12 @@ class GgufFile:
             return [int(item) for item in value]
         raise ConfigError(f"the GGUF key {key} is not a list of numbers")
 
+    def reals(self, key: str) -> list[float]:
+        value = self._value(key, None)
+        if isinstance(value, list):
+            return [float(item) for item in value]
+        raise ConfigError(f"the GGUF key {key} is not a list of numbers")
+
     def _value(self, key: str, default: object) -> object:
         """The plain Python value: MLX gives numbers as arrays, strings and lists as they are."""
         value = self._metadata.get(key, default)

@@ -12,6 +12,7 @@ from tokenizers.processors import TemplateProcessing
 
 from mlx_dp.proto.errors import ConfigError
 from mlx_dp.worker.gguf_file import GgufFile
+from mlx_dp.worker.gguf_sentencepiece import sentencepiece_tokenizer
 
 _CONTROL = 3
 _USER_DEFINED = 4
@@ -43,28 +44,36 @@ def end_token_ids(gguf: GgufFile) -> list[int]:
 
 
 def build_tokenizer(gguf: GgufFile) -> Tokenizer:
-    """A byte-level BPE tokenizer with every token at its own id."""
-    model = gguf.text("tokenizer.ggml.model")
-    if model != "gpt2":
-        raise ConfigError(
-            f"cannot convert a GGUF with a {model!r} tokenizer: only byte-level BPE ('gpt2') is "
-            "supported; use the model's mlx-lm version from the hub instead"
-        )
+    """The tokenizer with every token at its own id."""
     tokens = gguf.strings("tokenizer.ggml.tokens")
-    splitter, ignore_merges = _splitter(gguf.text("tokenizer.ggml.pre", "default"))
-    tokenizer = Tokenizer(
-        BPE(vocab=_vocabulary(tokens), merges=_merges(gguf), ignore_merges=ignore_merges)
-    )
-    tokenizer.pre_tokenizer = splitter
-    tokenizer.decoder = ByteLevelDecoder()
+    vocabulary = _vocabulary(tokens)
+    model = gguf.text("tokenizer.ggml.model")
+    match model:
+        case "gpt2":
+            tokenizer, starts_text = _byte_level_tokenizer(gguf, vocabulary), False
+        case "llama":
+            tokenizer, starts_text = sentencepiece_tokenizer(gguf, vocabulary), True
+        case _:
+            raise ConfigError(
+                f"cannot convert a GGUF with a {model!r} tokenizer: only 'gpt2' and 'llama' are "
+                "supported; use the model's mlx-lm version from the hub instead"
+            )
     _add_special_tokens(tokenizer, tokens, gguf.integers("tokenizer.ggml.token_type"))
-    if gguf.flag("tokenizer.ggml.add_bos_token", False):
+    if gguf.flag("tokenizer.ggml.add_bos_token", starts_text):
         bos = gguf.integer("tokenizer.ggml.bos_token_id")
         tokenizer.post_processor = TemplateProcessing(
             single=f"{tokens[bos]} $A",
             pair=f"{tokens[bos]} $A $B",
             special_tokens=[(tokens[bos], bos)],
         )
+    return tokenizer
+
+
+def _byte_level_tokenizer(gguf: GgufFile, vocabulary: dict[str, int]) -> Tokenizer:
+    splitter, ignore_merges = _splitter(gguf.text("tokenizer.ggml.pre", "default"))
+    tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=_merges(gguf), ignore_merges=ignore_merges))
+    tokenizer.pre_tokenizer = splitter
+    tokenizer.decoder = ByteLevelDecoder()
     return tokenizer
 
 

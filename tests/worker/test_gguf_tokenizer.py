@@ -114,7 +114,7 @@ def test_every_end_token_is_known_once():
     [
         ("pre", "tekken", "pre is 'tekken'"),
         ("pre", "default", "pre is 'default'"),
-        ("model", "llama", "'llama' tokenizer"),
+        ("model", "bert", "'bert' tokenizer"),
         ("tokens", ["a", "a"], "2 tokens but only 1"),
         ("merges", ["a"], "broken BPE merge: 'a'"),
         ("merges", ["a b c"], "broken BPE merge"),
