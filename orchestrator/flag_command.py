@@ -30,7 +30,7 @@ def takes_flags(command: Callable[..., None]) -> Callable[..., None]:
     # Signature and annotations must agree, since typer reads both.
     with_flags.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     with_flags.__annotations__ = {each.name: each.annotation for each in parameters}
-    del with_flags.__wrapped__  # type: ignore[attr-defined]
+    del with_flags.__wrapped__
     return with_flags
 
 

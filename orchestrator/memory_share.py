@@ -41,9 +41,7 @@ def shared_memory(device: DeviceFacts, *, ram_nbytes: int, cuda_devices: int = 1
             )
 
 
-def share_memory(
-    memory: SharedMemory, shape: ModelShape, *, workers: int, fraction: float
-) -> int:
+def share_memory(memory: SharedMemory, shape: ModelShape, *, workers: int, fraction: float) -> int:
     """Return one worker's bytes, or refuse with the sum when they do not hold the model."""
     share = memory.of_one(workers, fraction)
     if _fits(share, shape):

@@ -88,9 +88,7 @@ def _plan_owner(
         hybrid = model.shape.hybrid
         memory = divide_memory(share_nbytes, model.shape, share, prefix_cache=prefix_cache)
         tokens = memory.tokens
-    capacity = resolve_capacity(
-        share, pool_tokens=tokens, hybrid=hybrid, prefix_cache=prefix_cache
-    )
+    capacity = resolve_capacity(share, pool_tokens=tokens, hybrid=hybrid, prefix_cache=prefix_cache)
     return PlannedOwner(owner=share.owner, process=process, capacity=capacity, memory=memory)
 
 

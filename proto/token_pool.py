@@ -55,14 +55,17 @@ def divide_memory(
             "use fewer workers, a smaller model, or a larger --mem-fraction-static"
         )
     auxiliary = _auxiliary_nbytes(shape, share, free, prefix_cache=prefix_cache)
-    tokens = _tokens(shape, share, free - auxiliary)
-    if tokens is not None and tokens < MIN_POOL_TOKENS:
+    profiled = _profiled_tokens(shape, free - auxiliary)
+    if profiled is not None and profiled < MIN_POOL_TOKENS:
         raise ConfigError(
-            f"one worker's share of {_gb(memory_nbytes)} leaves room for {tokens} KV tokens after "
+            f"one worker's share of {_gb(memory_nbytes)} leaves {profiled} KV tokens after "
             f"weights ({_gb(shape.weights_nbytes)}), activations ({_gb(overhead)}) and states "
             f"({_gb(auxiliary)}), but one request needs {MIN_POOL_TOKENS}: use fewer workers, a "
             "smaller model, or a larger --mem-fraction-static"
         )
+    tokens = profiled
+    if profiled is not None and share.max_total_tokens is not None:
+        tokens = min(profiled, share.max_total_tokens)
     return MemoryDivision(
         weights_nbytes=shape.weights_nbytes,
         overhead_nbytes=overhead,
@@ -90,13 +93,10 @@ def _unmeasured(shape: ModelShape, share: OwnerSlice) -> MemoryDivision:
     )
 
 
-def _tokens(shape: ModelShape, share: OwnerSlice, free_nbytes: int) -> int | None:
+def _profiled_tokens(shape: ModelShape, free_nbytes: int) -> int | None:
     if shape.kv_bytes_per_token == 0:
         return None
-    profiled = free_nbytes // shape.kv_bytes_per_token
-    if share.max_total_tokens is None:
-        return profiled
-    return min(share.max_total_tokens, profiled)
+    return free_nbytes // shape.kv_bytes_per_token
 
 
 def _auxiliary_nbytes(

@@ -1,0 +1,77 @@
+"""The endpoint's socket, bound before anything slow begins."""
+
+import errno
+import socket
+from typing import Final
+
+from mlx_dp.proto.errors import ConfigError
+
+_BACKLOG: Final = 2048
+
+
+def open_socket(host: str, port: int) -> socket.socket:
+    """Bind and listen, or refuse in one sentence.
+
+    Listening starts here too: on Linux two servers could otherwise both bind the port and find
+    out about each other after both have loaded. Connections wait until the endpoint answers.
+    """
+    family, address = _resolve(host, port)
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(_reason(host, port, error)) from error
+    listener.setblocking(False)
+    return listener
+
+
+def bound_port(listener: socket.socket) -> int:
+    return int(listener.getsockname()[1])
+
+
+def endpoint_url(host: str, port: int) -> str:
+    """An address that a client on this machine can use."""
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    shown = f"[{reachable}]" if ":" in reachable else reachable
+    return f"http://{shown}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    return host == "localhost" or host == "::1" or host.startswith("127.")
+
+
+def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, tuple[object, ...]]:
+    try:
+        found = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV
+        )
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(
+            f"--host {host!r} is no address of this machine ({error}): use 127.0.0.1 for this "
+            "machine alone, or 0.0.0.0 for every network"
+        ) from error
+    # "localhost" may mean both families; clients try IPv4 in any case.
+    found.sort(key=lambda entry: entry[0] is not socket.AF_INET)
+    family, _, _, _, address = found[0]
+    return family, address
+
+
+def _reason(host: str, port: int, error: OSError) -> str:
+    match error.errno:
+        case errno.EADDRINUSE:
+            return (
+                f"port {port} on {host} is in use: stop what listens there, or choose another "
+                "--port (0 takes a free one)"
+            )
+        case errno.EACCES:
+            return f"port {port} needs more rights than this user has: use a --port above 1023"
+        case errno.EADDRNOTAVAIL:
+            return (
+                f"--host {host} is no address of this machine: use 127.0.0.1 for this machine "
+                "alone, or 0.0.0.0 for every network"
+            )
+        case _:
+            return f"cannot listen on {host}, port {port}: {error.strerror}"

@@ -1,0 +1,40 @@
+"""Logs and workers' lines on one console, so that they never tear the start display."""
+
+import logging
+import sys
+import time
+
+from rich.console import Console
+
+
+def stderr_console() -> Console:
+    return Console(file=sys.stderr)
+
+
+def write_plain(console: Console, line: str) -> None:
+    """Print a line as it is: whatever stands in it, and however long it is."""
+    console.print(line, markup=False, highlight=False, soft_wrap=True, emoji=False)
+
+
+class ConsoleHandler(logging.Handler):
+    """Writes each record as one line, above whatever is live on the console."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+        formatter = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+        formatter.converter = time.gmtime
+        self.setFormatter(formatter)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        write_plain(self._console, self.format(record))
+
+
+def configure_logging(console: Console, level: str) -> None:
+    """Send the logs of ours and of the HTTP server to the console, once per process."""
+    handler = ConsoleHandler(console)
+    for name, least in (("mlx_dp", level), ("uvicorn", "warning"), ("asyncio", "warning")):
+        logger = logging.getLogger(name)
+        logger.handlers = [handler]
+        logger.propagate = False
+        logger.setLevel(least.upper())

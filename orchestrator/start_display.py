@@ -1,0 +1,118 @@
+"""How far each worker is while the service starts: a live table on a terminal, else plain lines."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from mlx_dp.orchestrator.service import OwnerState, WorkerStatus
+from mlx_dp.proto.messages import WorkerPhase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnerStage:
+    """Where one owner stands. ``detail`` is what it has, or why it failed."""
+
+    owner: int
+    stage: str
+    detail: str = ""
+
+
+class StartDisplay(Protocol):
+    def show(self, owners: tuple[OwnerState, ...], elapsed_s: float) -> None:
+        """Show the owners as they are now. Called often."""
+
+
+def stage_of(state: OwnerState) -> OwnerStage:
+    """Say in one word what an owner is doing."""
+    match state.status:
+        case WorkerStatus.READY:
+            return OwnerStage(owner=state.owner, stage="ready", detail=_capacity(state))
+        case WorkerStatus.FAILED | WorkerStatus.LOST:
+            return OwnerStage(owner=state.owner, stage=state.status.value, detail=state.message)
+        case WorkerStatus.STARTING:
+            return OwnerStage(owner=state.owner, stage=_starting(state))
+        case WorkerStatus.DRAINING | WorkerStatus.STOPPED:
+            return OwnerStage(owner=state.owner, stage=state.status.value)
+
+
+@contextmanager
+def start_display(console: Console) -> Iterator[StartDisplay]:
+    """The display that fits the console, shown until the block ends."""
+    if not console.is_terminal:
+        yield LineDisplay(console)
+        return
+    with Live(console=console, transient=True, refresh_per_second=10) as live:
+        yield LiveDisplay(live)
+
+
+class LineDisplay:
+    """One line for each change of an owner, for logs and pipes."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._shown: dict[int, OwnerStage] = {}
+
+    def show(self, owners: tuple[OwnerState, ...], elapsed_s: float) -> None:
+        for state in owners:
+            now = stage_of(state)
+            if self._shown.get(now.owner) == now:
+                continue
+            self._shown[now.owner] = now
+            # Everyone begins there, so that it is no news.
+            if now.stage == "queued":
+                continue
+            detail = f": {now.detail}" if now.detail else ""
+            self._console.print(
+                f"owner {now.owner}: {now.stage}{detail} ({elapsed_s:.1f} s)",
+                markup=False,
+                highlight=False,
+                soft_wrap=True,
+            )
+
+
+class LiveDisplay:
+    """A table that redraws itself, with the seconds that each owner took."""
+
+    def __init__(self, live: Live) -> None:
+        self._live = live
+        self._settled_s: dict[int, float] = {}
+
+    def show(self, owners: tuple[OwnerState, ...], elapsed_s: float) -> None:
+        table = Table(box=None, pad_edge=False)
+        for heading in ("owner", "stage", "seconds", ""):
+            table.add_column(heading)
+        for state in owners:
+            now = stage_of(state)
+            if now.stage == "ready":
+                seconds = self._settled_s.setdefault(now.owner, elapsed_s)
+            else:
+                self._settled_s.pop(now.owner, None)
+                seconds = elapsed_s
+            shown = "" if now.stage == "queued" else f"{seconds:.1f}"
+            table.add_row(str(now.owner), now.stage, shown, now.detail)
+        self._live.update(table)
+
+
+def _starting(state: OwnerState) -> str:
+    if state.pid is None:
+        return "queued"
+    if state.phase == WorkerPhase.WARMING:
+        return "warming"
+    return "loading"
+
+
+def _capacity(state: OwnerState) -> str:
+    if state.capacity is None:
+        return ""
+    tokens = state.capacity.pool_tokens
+    words = [f"{state.capacity.request_slots:,} slots"]
+    if state.capacity.auxiliary_slots:
+        words.append(f"{state.capacity.auxiliary_slots:,} auxiliary slots")
+    if tokens is not None:
+        words.append(f"{tokens:,} KV tokens")
+    return ", ".join(words)
