@@ -31,6 +31,7 @@ _LAYER_NAMES = {
 _LAYER = re.compile(r"blk\.(\d+)\.(\w+)")
 _KNOWN_KEYS = {
     "vocab_size",
+    "tensor_data_layout",
     "context_length",
     "embedding_length",
     "block_count",
