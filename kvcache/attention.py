@@ -1,0 +1,47 @@
+"""The one seam in mlx-lm: the attention function that its model files share.
+
+Rows of very different lengths cannot attend as one array without padding all of them to the
+longest, which on long contexts costs more than the whole rest of a step. So the shared function
+asks our cache, when it has the rows in several slabs, to attend slab by slab. With any other
+cache it is mlx-lm's own.
+"""
+
+import sys
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models import base
+
+from mlx_dp.kvcache.batched_kv_cache import BatchedKVCache
+from mlx_dp.kvcache.kv_row import LayerKV
+
+_NAME = "scaled_dot_product_attention"
+_original: Any = base.scaled_dot_product_attention
+
+
+def _attention(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    cache: Any,
+    scale: float,
+    mask: Any,
+    sinks: mx.array | None = None,
+) -> mx.array:
+    if isinstance(cache, BatchedKVCache) and cache.split:
+        return cache.attend(queries, LayerKV(keys, values), scale=scale, sinks=sinks)
+    result: mx.array = _original(
+        queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks
+    )
+    return result
+
+
+def install() -> None:
+    """Put our function where models look for it. Doing it twice changes nothing.
+
+    Call it before a model is loaded: model files take the function by name when imported.
+    """
+    setattr(base, _NAME, _attention)
+    for name, module in list(sys.modules.items()):
+        if name.startswith("mlx_lm.models.") and getattr(module, _NAME, None) is _original:
+            setattr(module, _NAME, _attention)

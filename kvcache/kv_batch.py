@@ -1,0 +1,161 @@
+"""The KV of all requests that decode together."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import mlx.core as mx
+
+from mlx_dp.kvcache.batched_kv_cache import BatchedKVCache
+from mlx_dp.kvcache.kv_row import KVRow, LayerKV
+from mlx_dp.kvcache.kv_slab import KVSlab, SlabStep
+
+MIN_WIDTH: Final = 256
+SLAB_TOKENS: Final = 8192
+"""A slab has rows for about this many tokens, which bounds what a join can copy."""
+
+
+class KVBatch:
+    """Rows of KV in slabs by length, seen by the model as one batch.
+
+    Rows lie in slabs whose width is a power of two, so a long request costs short ones neither
+    memory nor attention. A row that fills its width moves to the next one, which copies that row
+    alone; a leave moves at most one row. The batch order is slab after slab, and changes with
+    every join, leave and move: ``begin_step`` returns it.
+
+    ``split=False`` keeps all rows in one slab, for models that do their own attention arithmetic
+    on what the cache returns. It then widens for the longest row, and copies all when it does.
+    """
+
+    def __init__(self, num_caches: int, *, split: bool) -> None:
+        self._split = split
+        self._slabs: list[KVSlab] = []
+        self._steps: list[SlabStep] = []
+        self._home: dict[int, KVSlab] = {}
+        self.caches = [BatchedKVCache(self, index) for index in range(num_caches)]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(slab.nbytes for slab in self._slabs)
+
+    @property
+    def used_tokens(self) -> int:
+        return sum(row.length for slab in self._slabs for row in slab.rows)
+
+    def join(self, key: int, content: Sequence[LayerKV], *, length: int, room: int) -> None:
+        """Copy in a row's KV, [1, KV heads, length, head dim] per cache.
+
+        ``room`` is how many tokens the row is expected to reach; it may outgrow it.
+        """
+        assert key not in self._home, f"row {key} is here already"
+        self._append(KVRow(key, length), content, room=max(room, length + 1))
+
+    def leave(self, key: int) -> None:
+        """Drop a row. The last row of the same width takes its place."""
+        slab = self._home.pop(key)
+        self._remove(slab, slab.index(key))
+
+    def begin_step(self) -> tuple[int, ...]:
+        """Prepare one token for every row; return their keys in batch order.
+
+        After it, the model is called once with ``caches``, on tokens [rows, 1].
+        """
+        self._move_full_rows()
+        self._steps = []
+        offsets: list[int] = []
+        start = 0
+        for slab in self._slabs:
+            offsets += [row.length for row in slab.rows]
+            step = slab.begin_step(start)
+            self._steps.append(step)
+            start = step.end
+        # A new array each step: models keep the old one past the update.
+        offset = mx.array(offsets, dtype=mx.int32)
+        for cache in self.caches:
+            cache.begin_step(offset, split=len(self._slabs) > 1)
+        return tuple(row.key for slab in self._slabs for row in slab.rows)
+
+    def end_step(self) -> None:
+        """Check that the model looked at the KV through the shared attention function.
+
+        Raises NotSplittableError when it did not, so its output is worthless.
+        """
+        for cache in self.caches:
+            cache.end_step()
+
+    def write(self, layer: int, new: LayerKV) -> list[LayerKV]:
+        """Write the step's token of every row; return what each slab's rows may see."""
+        if len(self._slabs) == 1:
+            return [self._slabs[0].write(layer, self._steps[0], new)]
+        return [
+            slab.write(
+                layer,
+                step,
+                LayerKV(new.keys[step.start : step.end], new.values[step.start : step.end]),
+            )
+            for slab, step in zip(self._slabs, self._steps, strict=True)
+        ]
+
+    @property
+    def steps(self) -> Sequence[SlabStep]:
+        return self._steps
+
+    def check(self) -> None:
+        """Assert that every slab is packed and used, and that every row has one home."""
+        held = {row.key: slab for slab in self._slabs for row in slab.rows}
+        assert held == self._home, (held, self._home)
+        assert sum(len(slab.rows) for slab in self._slabs) == len(held)
+        for slab in self._slabs:
+            assert 0 < len(slab.rows) <= slab.max_rows
+            assert all(row.length <= slab.width for row in slab.rows)
+
+    def _move_full_rows(self) -> None:
+        if not self._split:
+            for slab in self._slabs:
+                if slab.longest == slab.width:
+                    slab.widen(2 * slab.width)
+            return
+        full = [row for slab in self._slabs for row in slab.rows if row.length == slab.width]
+        for row in full:
+            slab = self._home.pop(row.key)
+            index = slab.index(row.key)
+            self._append(KVRow(row.key, row.length), slab.content(index), room=row.length + 1)
+            self._remove(slab, index)
+
+    def _append(self, row: KVRow, content: Sequence[LayerKV], *, room: int) -> None:
+        slab = self._slab_for(room)
+        slab.append(row, content)
+        self._home[row.key] = slab
+
+    def _remove(self, slab: KVSlab, index: int) -> None:
+        last = next(s for s in reversed(self._slabs) if s.width == slab.width)
+        end = len(last.rows) - 1
+        if last is not slab or index != end:
+            moved = last.rows[end]
+            slab.replace(index, moved, last.content(end))
+            self._home[moved.key] = slab
+        last.pop()
+        if not last.rows:
+            self._slabs.remove(last)
+
+    def _slab_for(self, tokens: int) -> KVSlab:
+        """Return a slab with a free row that is wide enough, made if need be."""
+        width = MIN_WIDTH
+        while width < tokens:
+            width *= 2
+        if not self._split:
+            return self._only_slab(width)
+        for slab in self._slabs:
+            if slab.width == width and not slab.full:
+                return slab
+        slab = KVSlab(width, max(1, SLAB_TOKENS // width))
+        # Narrow slabs first, so that the batch order is stable under growth.
+        at = next((i for i, s in enumerate(self._slabs) if s.width > width), len(self._slabs))
+        self._slabs.insert(at, slab)
+        return slab
+
+    def _only_slab(self, width: int) -> KVSlab:
+        if not self._slabs:
+            self._slabs.append(KVSlab(width, 2**20))
+        elif self._slabs[0].width < width:
+            self._slabs[0].widen(width)
+        return self._slabs[0]

@@ -1,0 +1,108 @@
+"""Does a batch of this model give what single requests give? Asked once, at warm-up."""
+
+import logging
+import math
+from typing import Any, Final
+
+import mlx.core as mx
+from mlx_lm.models.cache import make_prompt_cache
+
+from mlx_dp.kvcache.batched_kv_cache import NotSplittableError
+from mlx_dp.kvcache.kv_batch import MIN_WIDTH, KVBatch
+from mlx_dp.kvcache.kv_row import LayerKV, filled
+from mlx_dp.worker.engine import UnsupportedModelError
+from mlx_dp.worker.loaded_model import LoadedModel
+
+logger = logging.getLogger(__name__)
+
+LENGTHS: Final = (3, 7, 5)
+"""Two rows of unequal length share a slab, the third has one of its own."""
+STEPS: Final = 2
+FLOAT32_TOLERANCE: Final = 1e-3
+HALF_TOLERANCE: Final = 6e-2
+"""Largest difference of logits, relative to the largest logit, that rounding may cause."""
+
+
+def choose_split(loaded: LoadedModel) -> bool:
+    """Return whether this model's batch may lie in several slabs.
+
+    Raises UnsupportedModelError when it cannot be batched at all.
+    """
+    expected = [_solo(loaded, prompt) for prompt in _prompts(loaded)]
+    try:
+        if _difference(expected, _batched(loaded, split=True)) <= _tolerance(expected):
+            return True
+        logger.info("batch check: slab by slab attention differs; rows share one slab")
+    except NotSplittableError as error:
+        logger.info("batch check: %s; rows share one slab", error)
+    try:
+        difference = _difference(expected, _batched(loaded, split=False))
+    except Exception as error:
+        # Whatever a model file raises on a batch of unequal rows is the reason to give.
+        raise UnsupportedModelError(
+            f"this model cannot run a batch of requests of different lengths "
+            f"({type(error).__name__}: {error})"
+        ) from error
+    if difference > _tolerance(expected):
+        raise UnsupportedModelError(
+            "this model gives other results in a batch than alone (logits differ by "
+            f"{difference:.2g} of the largest one)"
+        )
+    return False
+
+
+def _prompts(loaded: LoadedModel) -> list[list[int]]:
+    vocab = loaded.shape.vocab_size
+    return [[(17 + 31 * row + 7 * i) % vocab for i in range(n)] for row, n in enumerate(LENGTHS)]
+
+
+def _continuation(loaded: LoadedModel, step: int) -> int:
+    """The same arbitrary tokens for all rows, so that no argmax can part the two runs."""
+    return (5 + 11 * step) % loaded.shape.vocab_size
+
+
+def _prefilled(loaded: LoadedModel, prompt: list[int]) -> list[Any]:
+    caches: list[Any] = make_prompt_cache(loaded.model)
+    loaded.model(mx.array([prompt], dtype=mx.int32), cache=caches)
+    return caches
+
+
+def _solo(loaded: LoadedModel, prompt: list[int]) -> mx.array:
+    """Logits [STEPS, vocab] of one request alone, in mlx-lm's own caches."""
+    caches = _prefilled(loaded, prompt)
+    steps = []
+    for step in range(STEPS):
+        token = mx.array([[_continuation(loaded, step)]], dtype=mx.int32)
+        steps.append(loaded.model(token, cache=caches)[0, -1])
+    return mx.stack(steps)
+
+
+def _batched(loaded: LoadedModel, *, split: bool) -> list[mx.array]:
+    """The same of all requests, as one batch."""
+    batch = KVBatch(len(loaded.empty), split=split)
+    for key, prompt in enumerate(_prompts(loaded)):
+        content: list[LayerKV] = filled(_prefilled(loaded, prompt), len(prompt))
+        room = 2 * MIN_WIDTH if key == len(LENGTHS) - 1 else MIN_WIDTH
+        batch.join(key, content, length=len(prompt), room=room)
+    rows: dict[int, list[mx.array]] = {key: [] for key in range(len(LENGTHS))}
+    for step in range(STEPS):
+        order = batch.begin_step()
+        tokens = mx.full((len(order), 1), _continuation(loaded, step), dtype=mx.int32)
+        logits = loaded.model(tokens, cache=batch.caches)
+        batch.end_step()
+        for row, key in enumerate(order):
+            rows[key].append(logits[row, -1])
+    return [mx.stack(rows[key]) for key in range(len(LENGTHS))]
+
+
+def _difference(expected: list[mx.array], found: list[mx.array]) -> float:
+    """Largest difference relative to the largest logit; infinite when it is not a number."""
+    whole = mx.stack(expected).astype(mx.float32)
+    other = mx.stack(found).astype(mx.float32)
+    relative = mx.max(mx.abs(whole - other)) / mx.maximum(mx.max(mx.abs(whole)), 1e-6)
+    value: float = relative.item()  # type: ignore[assignment]
+    return value if math.isfinite(value) else math.inf
+
+
+def _tolerance(expected: list[mx.array]) -> float:
+    return FLOAT32_TOLERANCE if expected[0].dtype == mx.float32 else HALF_TOLERANCE

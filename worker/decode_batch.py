@@ -1,0 +1,120 @@
+"""All requests that draw a token each step, as one forward pass over the batch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from mlx_dp.kvcache.kv_batch import KVBatch
+from mlx_dp.kvcache.kv_row import LayerKV
+from mlx_dp.proto.messages import TokenLogprob
+from mlx_dp.worker.engine import EngineRequest
+from mlx_dp.worker.sampling import SampledStep, Sampler
+
+
+@dataclass(slots=True)
+class DecodeRow:
+    """One request in the batch. ``drawn`` counts launched draws, the answer's earlier ones too."""
+
+    key: int
+    request: EngineRequest
+    drawn: int
+
+    @property
+    def position(self) -> int:
+        """Absolute position of the next token to be drawn."""
+        return len(self.request.prompt_ids) + self.drawn
+
+    @property
+    def spent(self) -> bool:
+        return self.drawn >= self.request.max_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    """A step under way on the device: row ``i`` belongs to ``keys[i]``."""
+
+    keys: tuple[int, ...]
+    sampled: SampledStep
+
+    def read(self) -> list[tuple[int, int, TokenLogprob | None]]:
+        """Wait for the device; return (key, token, log-probability) of every row."""
+        tokens: list[int] = self.sampled.tokens.tolist()  # type: ignore[assignment]
+        logprobs = self.sampled.read_logprobs()
+        return [
+            (key, token, logprobs.get(row))
+            for row, (key, token) in enumerate(zip(self.keys, tokens, strict=True))
+        ]
+
+
+class DecodeBatch:
+    """Launches steps, each on the lazy tokens of the one before."""
+
+    def __init__(
+        self, model: Any, empty: Sequence[LayerKV], *, vocab_size: int, split: bool
+    ) -> None:
+        """``empty`` are rows without content, which say every cache's heads, widths and dtype."""
+        self._model = model
+        self._empty = empty
+        self._kv = KVBatch(len(empty), split=split)
+        self._sampler = Sampler(vocab_size)
+        self._rows: dict[int, DecodeRow] = {}
+        self._order: tuple[int, ...] = ()
+        self._last: LaunchedStep | None = None
+        self._first_tokens: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def used_tokens(self) -> int:
+        return self._kv.used_tokens
+
+    def join(
+        self, key: int, request: EngineRequest, content: Sequence[LayerKV] | None, *, room: int
+    ) -> None:
+        """Add a request. ``content`` is the KV of all its tokens but the last; None: it has one."""
+        length = request.prefill_tokens - 1
+        self._kv.join(key, content or self._empty, length=length, room=room)
+        self._rows[key] = DecodeRow(key, request, drawn=len(request.output_ids))
+        self._first_tokens[key] = (request.output_ids or request.prompt_ids)[-1]
+
+    def leave(self, key: int) -> None:
+        """Drop a request; a row that is not here any more is no error."""
+        if self._rows.pop(key, None) is not None:
+            self._kv.leave(key)
+            self._first_tokens.pop(key, None)
+
+    def launch(self) -> LaunchedStep:
+        """Launch one token for every row. Rows that spend their budget with it leave."""
+        order = self._kv.begin_step()
+        rows = [self._rows[key] for key in order]
+        if order != self._order:
+            self._sampler.set_rows(order, [row.request for row in rows])
+        tokens = self._input(order)
+        logits = self._model(tokens[:, None], cache=self._kv.caches)
+        self._kv.end_step()
+        sampled = self._sampler.draw(logits[:, -1, :], [row.position for row in rows])
+        mx.async_eval(sampled.arrays(), self._sampler.evaluated())
+        self._order = order
+        self._last = LaunchedStep(order, sampled)
+        for row in rows:
+            row.drawn += 1
+            if row.spent:
+                self.leave(row.key)
+        return self._last
+
+    def _input(self, order: tuple[int, ...]) -> mx.array:
+        """The newest token of every row, [rows]: still lazy but for those that just joined."""
+        if not self._first_tokens and self._last is not None and order == self._last.keys:
+            return self._last.sampled.tokens
+        known = list(self._first_tokens.items())
+        index = {key: i for i, (key, _) in enumerate(known)}
+        tokens = mx.array([token for _, token in known], dtype=mx.int32)
+        if self._last is not None:
+            at = {key: len(known) + i for i, key in enumerate(self._last.keys)}
+            index = at | index
+            tokens = mx.concatenate([tokens, self._last.sampled.tokens])
+        self._first_tokens = {}
+        return tokens[mx.array([index[key] for key in order], dtype=mx.int32)]

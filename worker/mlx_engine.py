@@ -1,0 +1,176 @@
+"""The engine that runs real models: continuous batching over fixed slots, by MLX."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from typing import Final
+
+import mlx.core as mx
+
+from mlx_dp.proto.errors import ConfigError
+from mlx_dp.proto.messages import Start
+from mlx_dp.proto.ownership import OwnerCapacity
+from mlx_dp.proto.sampling_params import SamplingParams
+from mlx_dp.proto.token_pool import pool_tokens
+from mlx_dp.worker import device
+from mlx_dp.worker.batch_check import choose_split
+from mlx_dp.worker.decode_batch import DecodeBatch, LaunchedStep
+from mlx_dp.worker.engine import (
+    Drawn,
+    EngineFacts,
+    EngineMemory,
+    EngineRequest,
+    PrefillChunk,
+    StepPlan,
+)
+from mlx_dp.worker.loaded_model import LoadedModel, load, weights_nbytes
+from mlx_dp.worker.prefill import Prefill
+
+EXPECTED_ANSWER: Final = 256
+"""Tokens of answer that a row is made for at first; a longer one moves to a wider slab."""
+
+
+@dataclass(slots=True)
+class _Occupant:
+    """The request in a slot. ``key`` is unique, so that a slot's next request is told apart."""
+
+    key: int
+    request: EngineRequest
+    prefill: Prefill | None
+    room: int
+
+
+class MlxEngine:
+    """Prefills one request at a time and decodes all together. See the Engine protocol."""
+
+    def __init__(self, loaded: LoadedModel, facts: EngineFacts) -> None:
+        self._loaded = loaded
+        self._facts = facts
+        self._keys: Iterator[int] = count()
+        self._slots: dict[int, _Occupant] = {}
+        self._slot_of: dict[int, int] = {}
+        self._capacity: OwnerCapacity | None = None
+        self._batch = self._new_batch(split=False)
+        self._launched: LaunchedStep | None = None
+
+    @classmethod
+    def load(cls, start: Start) -> "MlxEngine":
+        """Load the model that ``Start`` names, within the memory that it grants."""
+        device.limit_memory(start.memory_nbytes)
+        loaded = load(Path(start.model_path))
+        context_length = loaded.shape.context_length
+        if start.context_length is not None:
+            if start.context_length > context_length:
+                raise ConfigError(
+                    f"--context-length {start.context_length} exceeds the model's "
+                    f"{context_length}: use at most that, or omit the flag"
+                )
+            context_length = start.context_length
+        shape = replace(loaded.shape, weights_nbytes=weights_nbytes(loaded.model))
+        device.wire_weights(shape.weights_nbytes)
+        tokens = pool_tokens(
+            start.memory_nbytes, shape, start.share, prefix_cache=start.prefix_cache
+        )
+        facts = EngineFacts(
+            shape=shape,
+            pool_tokens=tokens,
+            context_length=context_length,
+            device=device.describe(),
+        )
+        return cls(loaded, facts)
+
+    @property
+    def facts(self) -> EngineFacts:
+        return self._facts
+
+    def open(self, capacity: OwnerCapacity) -> None:
+        self._capacity = capacity
+        self._batch = self._new_batch(split=choose_split(self._loaded))
+
+    def warm_up(self) -> None:
+        """Run two requests of unequal length, one of them sampled, through the real path."""
+        assert self._capacity is not None, "open() comes first"
+        sampled = SamplingParams(temperature=0.8, top_p=0.9, top_k=20, seed=1)
+        greedy = SamplingParams(temperature=0.0)
+        width = min(2, self._capacity.request_slots)
+        for slot, params in zip(range(width), (greedy, sampled), strict=False):
+            prompt = tuple(i % self._facts.shape.vocab_size for i in range(3 + 5 * slot))
+            self.add(
+                slot, EngineRequest(prompt_ids=prompt, output_ids=(), max_tokens=4, params=params)
+            )
+        self.step(
+            StepPlan(
+                prefill=tuple(
+                    PrefillChunk(slot=slot, num_tokens=3 + 5 * slot) for slot in range(width)
+                )
+            )
+        )
+        while self.busy:
+            self.step(StepPlan())
+        for slot in range(width):
+            self.remove(slot)
+
+    def add(self, slot: int, request: EngineRequest) -> None:
+        assert slot not in self._slots, f"slot {slot} is taken"
+        ids = request.prompt_ids + request.output_ids
+        left = request.max_tokens - len(request.output_ids)
+        assert left >= 1, f"slot {slot}: nothing is left to draw"
+        room = len(ids) + min(left, EXPECTED_ANSWER)
+        key = next(self._keys)
+        prefill = Prefill(self._loaded.model, ids, room=len(ids))
+        self._slots[slot] = _Occupant(key, request, prefill, room)
+        self._slot_of[key] = slot
+
+    def remove(self, slot: int) -> None:
+        occupant = self._slots.pop(slot)
+        del self._slot_of[occupant.key]
+        self._batch.leave(occupant.key)
+
+    @property
+    def busy(self) -> bool:
+        return self._launched is not None or len(self._batch) > 0
+
+    def step(self, plan: StepPlan) -> tuple[Drawn, ...]:
+        before = self._launched
+        for chunk in plan.prefill:
+            self._prefill(chunk)
+        self._launched = self._batch.launch() if len(self._batch) else None
+        if before is None:
+            return ()
+        # Only now wait for the step before: the device has the next one to go on with.
+        drawn = sorted(before.read(), key=lambda row: row[0])
+        return tuple(
+            Drawn(slot=self._slot_of[key], token=token, logprob=logprob)
+            for key, token, logprob in drawn
+            if key in self._slot_of
+        )
+
+    def memory(self) -> EngineMemory:
+        prefilling = sum(o.prefill.done for o in self._slots.values() if o.prefill is not None)
+        held = device.memory()
+        return EngineMemory(
+            used_tokens=self._batch.used_tokens + prefilling,
+            device_nbytes=held.active_nbytes + held.cached_nbytes,
+        )
+
+    def close(self) -> None:
+        mx.synchronize()
+
+    def _prefill(self, chunk: PrefillChunk) -> None:
+        occupant = self._slots[chunk.slot]
+        prefill = occupant.prefill
+        assert prefill is not None, f"slot {chunk.slot} has its prompt already"
+        prefill.run(chunk.num_tokens)
+        if prefill.complete:
+            content = prefill.content()
+            self._batch.join(occupant.key, occupant.request, content, room=occupant.room)
+            occupant.prefill = None
+
+    def _new_batch(self, *, split: bool) -> DecodeBatch:
+        return DecodeBatch(
+            self._loaded.model,
+            self._loaded.empty,
+            vocab_size=self._facts.shape.vocab_size,
+            split=split,
+        )

@@ -1,0 +1,52 @@
+"""The prompt of one request, run alone before it joins the batch."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.cache import KVCache, make_prompt_cache
+
+from mlx_dp.kvcache.kv_row import LayerKV, filled
+
+
+class Prefill:
+    """Fills the model's own caches with a prompt, chunk by chunk, unpadded and width 1.
+
+    This is what mlx-lm's single-request generation does, so the KV is the same. The last token of
+    the prompt is left over: it is the first that the batch decodes.
+    """
+
+    def __init__(self, model: Any, ids: Sequence[int], *, room: int) -> None:
+        self._model = model
+        self._ids = mx.array(list(ids), dtype=mx.int32)
+        self._launched = 0
+        self.caches: list[Any] = make_prompt_cache(model)
+        for cache in self.caches:
+            if type(cache) is KVCache:
+                # Room for the whole prompt at once; by default it copies itself every 256 tokens.
+                cache.step = room
+
+    def content(self) -> list[LayerKV] | None:
+        """What the caches hold, or None for a prompt of one token, which fills nothing."""
+        return filled(self.caches, self.done) if self.done else None
+
+    @property
+    def done(self) -> int:
+        """Tokens that the caches hold."""
+        return min(self._launched, self._ids.size - 1)
+
+    @property
+    def complete(self) -> bool:
+        return self._launched == self._ids.size
+
+    def run(self, num_tokens: int) -> None:
+        """Launch the next ``num_tokens`` tokens. The prompt's last is counted, but not run."""
+        start = self.done
+        self._launched += num_tokens
+        assert self._launched <= self._ids.size, (self._launched, self._ids.size)
+        chunk = self._ids[start : self.done]
+        if chunk.size == 0:
+            return
+        # Nothing needs the logits, so the LM head is never computed.
+        self._model(chunk[None], cache=self.caches)
+        mx.async_eval([cache.state for cache in self.caches])

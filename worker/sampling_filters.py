@@ -1,0 +1,40 @@
+"""Per-row top-k, top-p and min-p, as thresholds on logits."""
+
+import mlx.core as mx
+
+
+def filter_logits(
+    logits: mx.array, *, top_k: list[int], top_p: list[float], min_p: list[float]
+) -> mx.array:
+    """Mask all tokens of [rows, vocab] that a row's filters exclude, with -inf.
+
+    ``logits`` are already divided by the temperature. top_k 0, top_p 1 and min_p 0 keep all.
+    top_p is taken within the top_k best, and keeps the token that crosses the mass; tokens equal
+    to the last one kept are kept too. The best token always stays.
+    """
+    threshold = mx.full((len(top_k), 1), -mx.inf)
+    if any(min_p):
+        floor = mx.log(mx.array(min_p))[:, None]  # log(0) = -inf keeps all
+        threshold = mx.maximum(threshold, mx.max(logits, axis=-1, keepdims=True) + floor)
+    if any(top_k) or any(p < 1.0 for p in top_p):
+        threshold = mx.maximum(threshold, _rank_threshold(logits, top_k, top_p))
+    return mx.where(logits >= threshold, logits, -mx.inf)
+
+
+def _rank_threshold(logits: mx.array, top_k: list[int], top_p: list[float]) -> mx.array:
+    """Return the smallest logit [rows, 1] that the row keeps under top_k and top_p."""
+    vocab = logits.shape[-1]
+    # Sorting the whole vocabulary is the dearest part of a step: only for rows without top_k.
+    width = max(top_k) if all(top_k) else vocab
+    best = logits if width >= vocab else mx.topk(logits, width, axis=-1)
+    ranked = mx.sort(best, axis=-1)[:, ::-1]
+    width = ranked.shape[-1]
+    ranks = mx.arange(width)[None]
+    limits = mx.array([k or vocab for k in top_k])[:, None]
+    within = ranks < limits
+    probabilities = mx.softmax(mx.where(within, ranked, -mx.inf), axis=-1)
+    before = mx.cumsum(probabilities, axis=-1) - probabilities
+    mass = mx.array(top_p)[:, None]
+    # top_p 1 keeps all, whatever the rounding of the sum.
+    kept = within & ((before < mass) | (mass >= 1.0))
+    return mx.min(mx.where(kept, ranked, mx.inf), axis=-1, keepdims=True)
