@@ -1,0 +1,89 @@
+"""The worker process, and the errands that need MLX: ``python -m mlx_dp.worker COMMAND``.
+
+Imports nothing but the standard library and the parent watch, until that watch is set.
+"""
+
+import argparse
+import faulthandler
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from mlx_dp.proto.exit_codes import ExitCode
+from mlx_dp.worker.parent_watch import watch_parent
+
+LAST_WORDS_S: Final = 2.0
+"""How long the last message may take to leave, before the process ends anyway."""
+
+
+def main(argv: Sequence[str]) -> int:
+    match list(argv):
+        case ["convert", *rest]:
+            from mlx_dp.worker import convert
+
+            return convert.main(rest)
+        case ["probe", *rest]:
+            from mlx_dp.worker import probe
+
+            return probe.main(rest)
+        case _:
+            return _serve(_parser().parse_args(argv))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m mlx_dp.worker", description="Started by mlx-dp, not by hand."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    serve = commands.add_parser("serve", help="be a worker of the controller that starts this")
+    serve.add_argument("--endpoint", required=True, help="where the controller listens")
+    serve.add_argument("--identity", required=True, help="owner and incarnation, never used twice")
+    serve.add_argument("--parent-pid", type=int, required=True, help="the process to end with")
+    serve.add_argument(
+        "--death-fd", type=int, required=True, help="a pipe that ends when the parent does"
+    )
+    serve.add_argument(
+        "--log-level",
+        default="info",
+        choices=("debug", "info", "warning", "error", "critical"),
+    )
+    commands.add_parser("convert", add_help=False, help="make a model directory of a GGUF file")
+    commands.add_parser("probe", add_help=False, help="measure a model without serving it")
+    return parser
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    _set_signals()
+    try:
+        watch_parent(arguments.parent_pid, arguments.death_fd)
+    except OSError as error:
+        print(f"--death-fd {arguments.death_fd}: {error}", file=sys.stderr)
+        return ExitCode.USAGE
+    logging.basicConfig(
+        level=arguments.log_level.upper(),
+        format=f"%(asctime)s %(levelname)s worker {arguments.identity} %(name)s: %(message)s",
+    )
+    from mlx_dp.proto.worker_channel import WorkerChannel
+    from mlx_dp.worker.startup import run_worker
+
+    channel = WorkerChannel(arguments.endpoint, arguments.identity)
+    try:
+        return run_worker(channel)
+    finally:
+        channel.close(linger_s=LAST_WORDS_S)
+
+
+def _set_signals() -> None:
+    # Ctrl-C reaches the whole foreground group, and the controller decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # At once, even inside an evaluation: a handler of ours would wait for it to return.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    faulthandler.enable()
+    # The first rung of the ladder for a hang: show every thread's stack.
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,62 @@
+"""How many prompt tokens a step may take, so that running streams do not stall behind a prompt."""
+
+from typing import Final
+
+MIN_CHUNK_TOKENS: Final = 32
+"""A smaller chunk costs nearly as much as this one, since it reads all weights as well."""
+DEFAULT_SLOWDOWN: Final = 1.5
+_NEWEST: Final = 0.25
+"""The weight of the newest observation; the device's speed drifts with contexts and heat."""
+_GROWTH: Final = 2
+
+
+class ChunkBudget:
+    """Holds a step that carries prompt tokens near ``slowdown`` times one that does not.
+
+    Learns the seconds of a decode alone and of a prompt token from the steps that ran. With
+    nothing decoding, nobody waits, and a step takes ``max_tokens``. The more requests wait for
+    each one that decodes, the longer a step may take: smooth streams for a few are not worth an
+    idle batch.
+    """
+
+    def __init__(self, max_tokens: int, *, slowdown: float = DEFAULT_SLOWDOWN) -> None:
+        assert max_tokens >= 1, max_tokens
+        assert slowdown > 1.0, slowdown
+        self._max_tokens = max_tokens
+        self._min_tokens = min(MIN_CHUNK_TOKENS, max_tokens)
+        self._slowdown = slowdown
+        self._decode_s: float | None = None
+        self._token_s: float | None = None
+        self._proven = self._min_tokens
+
+    def tokens(self, *, decoding: int, waiting: int) -> int:
+        """Prompt tokens for the next step, given the requests that decode and that wait."""
+        if decoding == 0:
+            return self._max_tokens
+        if self._decode_s is None or self._token_s is None:
+            return self._min_tokens
+        spare_s = self._decode_s * (self._slowdown - 1.0) * max(1.0, waiting / decoding)
+        wanted = spare_s / self._token_s if self._token_s > 0.0 else float(self._max_tokens)
+        # The first observations may be wrong: open the budget in steps that are seen to work.
+        ceiling = min(self._max_tokens, self._proven * _GROWTH)
+        return max(self._min_tokens, int(min(wanted, ceiling)))
+
+    def observe(self, duration_s: float, *, prefilled: int, decoded: int) -> None:
+        """Learn from a step that ran: its seconds, its prompt tokens, the rows it decoded."""
+        if prefilled == 0:
+            if decoded:
+                self._decode_s = _blend(self._decode_s, duration_s)
+            return
+        if decoded == 0:
+            self._token_s = _blend(self._token_s, duration_s / prefilled)
+            return
+        self._proven = max(self._proven, prefilled)
+        if self._decode_s is None and self._token_s is not None:
+            self._decode_s = max(0.0, duration_s - prefilled * self._token_s)
+        elif self._decode_s is not None:
+            rest_s = max(0.0, duration_s - self._decode_s)
+            self._token_s = _blend(self._token_s, rest_s / prefilled)
+
+
+def _blend(known: float | None, observed: float) -> float:
+    return observed if known is None else known + _NEWEST * (observed - known)

@@ -1,0 +1,166 @@
+"""The worker's loop: receive, admit, run one step, send."""
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Protocol, assert_never
+
+from mlx_dp.proto.exit_codes import ExitCode
+from mlx_dp.proto.messages import (
+    Abort,
+    Down,
+    Drain,
+    Failed,
+    FailureKind,
+    Rejected,
+    Shutdown,
+    Start,
+    Submit,
+    Up,
+)
+from mlx_dp.worker.chunk_budget import ChunkBudget
+from mlx_dp.worker.engine import Engine
+from mlx_dp.worker.failure import sentence
+from mlx_dp.worker.pulse import Pulse
+from mlx_dp.worker.scheduler import Scheduler
+from mlx_dp.worker.step_timer import StepTimer
+
+_logger = logging.getLogger(__name__)
+
+
+class Channel(Protocol):
+    """What start-up and loop need of the wire."""
+
+    @property
+    def congested(self) -> bool:
+        """The controller does not read, and frames wait for it."""
+
+    def send(self, message: Up) -> None: ...
+
+    def drain(self) -> list[Down]: ...
+
+    def wait(self, timeout_s: float) -> bool: ...
+
+
+class WorkerLoop:
+    """Joins channel, scheduler and engine; decides nothing itself.
+
+    Verbs take effect between steps, so an aborted request is gone within one. While the
+    controller reads nothing, nothing is generated either: tokens are never dropped, and memory
+    stays bounded.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        engine: Engine,
+        scheduler: Scheduler,
+        chunk_budget: ChunkBudget,
+        pulse: Pulse,
+        clock: Callable[[], float],
+    ) -> None:
+        self._channel = channel
+        self._engine = engine
+        self._scheduler = scheduler
+        self._chunk_budget = chunk_budget
+        self._pulse = pulse
+        self._clock = clock
+        self._timer = StepTimer()
+        self._step = 0
+
+    def run(self) -> ExitCode:
+        """Turn until the controller says stop, or the engine fails."""
+        while True:
+            try:
+                ended = self.turn()
+            except Exception as error:
+                _logger.exception("step %d failed", self._step)
+                self._channel.send(Failed(kind=FailureKind.INTERNAL, message=sentence(error)))
+                return ExitCode.INTERNAL
+            if ended is not None:
+                return ended
+
+    def turn(self) -> ExitCode | None:
+        """Go round once: return the exit code when that was the last time."""
+        for message in self._channel.drain():
+            if isinstance(message, Shutdown):
+                return ExitCode.OK
+            self._obey(message)
+        if self._channel.congested:
+            self._timer.idle()
+            self._channel.wait(self._pulse.due_in(self._clock()) or 0.1)
+            return None
+        if self._engine.busy or self._scheduler.waiting:
+            self._run_step()
+            self._beat_if_due()
+            return None
+        self._rest()
+        return None
+
+    def _obey(self, message: Submit | Abort | Drain | Start) -> None:
+        match message:
+            case Submit():
+                self._admit(message)
+            case Abort():
+                slot = self._scheduler.abort(message)
+                if slot is not None:
+                    self._end((slot,))
+            case Drain():
+                self._scheduler.drain()
+                self._pulse.hasten()
+            case Start():
+                _logger.warning("ignored a second Start")
+            case _:
+                assert_never(message)
+
+    def _admit(self, submit: Submit) -> None:
+        admitted = self._scheduler.submit(submit)
+        if isinstance(admitted, Rejected):
+            self._channel.send(admitted)
+            return
+        self._engine.add(admitted.lease.slot, admitted.engine_request)
+        self._channel.send(admitted.accepted)
+
+    def _run_step(self) -> None:
+        decoding = self._scheduler.decoding
+        budget = self._chunk_budget.tokens(decoding=decoding, waiting=self._scheduler.waiting)
+        plan = self._scheduler.plan(budget)
+        called_at = self._clock()
+        drawn = self._engine.step(plan)
+        self._step += 1
+        took = self._timer.returned(
+            called_at,
+            self._clock(),
+            prefilled=sum(chunk.num_tokens for chunk in plan.prefill),
+            decoded=decoding,
+        )
+        if took is not None:
+            self._chunk_budget.observe(
+                took.duration_s, prefilled=took.prefilled, decoded=took.decoded
+            )
+        outcome = self._scheduler.absorb(drawn)
+        if outcome.tokens is not None:
+            self._channel.send(outcome.tokens)
+        self._end(outcome.finished_slots)
+
+    def _end(self, slots: Iterable[int]) -> None:
+        """Let go of finished requests; each is reported once nothing of it is left here."""
+        for slot in slots:
+            self._engine.remove(slot)
+            self._channel.send(self._scheduler.release(slot))
+
+    def _rest(self) -> None:
+        """Nothing runs: verify the books, and sleep until there is something to hear or say."""
+        assert not self._scheduler.running, f"{self._scheduler.running} requests do not move"
+        self._scheduler.check()
+        self._timer.idle()
+        self._beat_if_due()
+        self._channel.wait(self._pulse.due_in(self._clock()))
+
+    def _beat_if_due(self) -> None:
+        now = self._clock()
+        if self._pulse.due_in(now) == 0.0:
+            self._channel.send(
+                self._pulse.beat(
+                    now, step=self._step, scheduler=self._scheduler, engine=self._engine
+                )
+            )

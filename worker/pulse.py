@@ -1,0 +1,62 @@
+"""The heartbeat of a worker, which comes from its decode loop and from nowhere else."""
+
+from collections.abc import Callable
+
+import psutil
+
+from mlx_dp.proto.messages import Heartbeat, WorkerPhase
+from mlx_dp.worker.engine import Engine
+from mlx_dp.worker.scheduler import Scheduler
+
+
+def resident_nbytes() -> int:
+    """Memory of this process as the system counts it."""
+    return int(psutil.Process().memory_info().rss)
+
+
+def starting(phase: WorkerPhase) -> Heartbeat:
+    """The heartbeat of a worker that cannot serve yet, as it enters a phase."""
+    return Heartbeat(
+        phase=phase,
+        step=0,
+        running=0,
+        prefilling=0,
+        used_tokens=0,
+        reserved_tokens=0,
+        auxiliary_used=0,
+        rss_nbytes=resident_nbytes(),
+        device_nbytes=0,
+    )
+
+
+class Pulse:
+    """Says when the next heartbeat is due, and what it says. The first is due at once."""
+
+    def __init__(self, interval_s: float, resident: Callable[[], int] = resident_nbytes) -> None:
+        self._interval_s = interval_s
+        self._resident = resident
+        self._due_at: float | None = None
+
+    def due_in(self, now: float) -> float:
+        """Seconds to the next heartbeat; 0 when it is due."""
+        return 0.0 if self._due_at is None else max(0.0, self._due_at - now)
+
+    def hasten(self) -> None:
+        """Make the next heartbeat due at once, since there is news to tell."""
+        self._due_at = None
+
+    def beat(self, now: float, *, step: int, scheduler: Scheduler, engine: Engine) -> Heartbeat:
+        """Return the heartbeat of this moment, and set the time of the next."""
+        self._due_at = now + self._interval_s
+        memory = engine.memory()
+        return Heartbeat(
+            phase=WorkerPhase.DRAINING if scheduler.draining else WorkerPhase.SERVING,
+            step=step,
+            running=scheduler.running,
+            prefilling=scheduler.prefilling,
+            used_tokens=memory.used_tokens,
+            reserved_tokens=scheduler.reserved_tokens,
+            auxiliary_used=scheduler.auxiliary_used,
+            rss_nbytes=self._resident(),
+            device_nbytes=memory.device_nbytes,
+        )

@@ -1,0 +1,157 @@
+"""From a bare process to a serving worker: Hello, Start, load, capacity, warm-up, Ready."""
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final, assert_never
+
+from mlx_dp.proto.exit_codes import ExitCode
+from mlx_dp.proto.messages import (
+    Abort,
+    Drain,
+    EngineKind,
+    Failed,
+    FailureKind,
+    Hello,
+    Ready,
+    Shutdown,
+    Start,
+    Submit,
+    WorkerPhase,
+)
+from mlx_dp.proto.ownership import OwnerCapacity, resolve_capacity
+from mlx_dp.worker import pulse
+from mlx_dp.worker.chunk_budget import ChunkBudget
+from mlx_dp.worker.engine import Engine, EngineFacts
+from mlx_dp.worker.failure import kind_of, sentence
+from mlx_dp.worker.fake_engine import FakeEngine
+from mlx_dp.worker.loop import Channel, WorkerLoop
+from mlx_dp.worker.scheduler import Scheduler
+
+_START_POLL_S: Final = 60.0
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """A worker that may say Ready. ``context_length`` is the limit for requests."""
+
+    engine: Engine
+    capacity: OwnerCapacity
+    context_length: int
+
+
+def run_worker(channel: Channel, *, clock: Callable[[], float] = time.monotonic) -> ExitCode:
+    """Be a worker, from Hello to the end."""
+    channel.send(Hello(pid=os.getpid()))
+    start = _await_start(channel)
+    if start is None:
+        return ExitCode.OK
+    began_at = clock()
+    try:
+        started = _bring_up(start, channel, clock)
+    except Exception as error:
+        kind = kind_of(error)
+        if kind is FailureKind.INTERNAL:
+            _logger.exception("the start failed")
+        channel.send(Failed(kind=kind, message=sentence(error)))
+        return ExitCode[kind.name]
+    facts = started.engine.facts
+    channel.send(
+        Ready(
+            capacity=started.capacity,
+            shape=facts.shape,
+            context_length=started.context_length,
+            device=facts.device,
+            load_s=clock() - began_at,
+        )
+    )
+    code = _loop(start, started, channel, clock).run()
+    if code is ExitCode.OK:
+        # A device that failed is not asked for anything more: the process ends anyway.
+        started.engine.close()
+    return code
+
+
+def _await_start(channel: Channel) -> Start | None:
+    """Wait for Start, as long as it takes: the parent watch ends a wait for nobody."""
+    while True:
+        for message in channel.drain():
+            match message:
+                case Start():
+                    return message
+                case Shutdown():
+                    return None
+                case Submit() | Abort() | Drain():
+                    _logger.warning("ignored a %s before Start", message.tag)
+                case _:
+                    assert_never(message)
+        channel.wait(_START_POLL_S)
+
+
+def _bring_up(start: Start, channel: Channel, clock: Callable[[], float]) -> Started:
+    channel.send(pulse.starting(WorkerPhase.LOADING))
+    engine = _load(start, clock)
+    facts = engine.facts
+    capacity, context_length = _resolve(start, facts)
+    engine.open(capacity)
+    channel.send(pulse.starting(WorkerPhase.WARMING))
+    engine.warm_up()
+    return Started(engine=engine, capacity=capacity, context_length=context_length)
+
+
+def _load(start: Start, clock: Callable[[], float]) -> Engine:
+    match start.engine:
+        case EngineKind.FAKE:
+            return FakeEngine.load(start.fake, clock=clock, sleep=time.sleep)
+        case EngineKind.MLX:
+            # A worker with the fake engine never loads MLX.
+            from mlx_dp.worker.mlx_engine import MlxEngine
+
+            return MlxEngine.load(start)
+        case _:
+            assert_never(start.engine)
+
+
+def _resolve(start: Start, facts: EngineFacts) -> tuple[OwnerCapacity, int]:
+    """Return what this owner may hold, and the context length for requests."""
+    warnings: list[str] = []
+    pool_tokens, asked = facts.pool_tokens, start.share.max_total_tokens
+    if pool_tokens is not None and asked is not None:
+        if asked > pool_tokens:
+            warnings.append(
+                f"--max-total-tokens {asked} does not fit: there is room for {pool_tokens} KV "
+                "tokens"
+            )
+        pool_tokens = min(pool_tokens, asked)
+    context_length = facts.context_length
+    if start.context_length is not None:
+        if start.context_length > context_length:
+            warnings.append(
+                f"--context-length {start.context_length} is more than the model's "
+                f"{context_length}: the model's holds"
+            )
+        context_length = min(context_length, start.context_length)
+    capacity = resolve_capacity(
+        start.share,
+        pool_tokens=pool_tokens,
+        hybrid=facts.shape.hybrid,
+        prefix_cache=start.prefix_cache,
+    )
+    return replace(capacity, warnings=(*capacity.warnings, *warnings)), context_length
+
+
+def _loop(
+    start: Start, started: Started, channel: Channel, clock: Callable[[], float]
+) -> WorkerLoop:
+    return WorkerLoop(
+        channel,
+        started.engine,
+        Scheduler(started.capacity, started.engine.facts.shape, started.context_length),
+        ChunkBudget(start.chunked_prefill_size),
+        pulse.Pulse(start.heartbeat_interval_s),
+        clock,
+    )

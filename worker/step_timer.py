@@ -1,0 +1,50 @@
+"""Attributes time to steps, although a step's tokens are read one call later."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """What a finished step did, and how long the device took for it."""
+
+    duration_s: float
+    prefilled: int
+    decoded: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    """The step under way. ``since`` is when the device began with it, as nearly as is known."""
+
+    since: float
+    prefilled: int
+    decoded: int
+
+
+class StepTimer:
+    """Measures from the end of one call to the end of the next.
+
+    A call launches a step and returns when the step before it is done, so on a device that never
+    waits, the time between two returns is that of the step before.
+    """
+
+    def __init__(self) -> None:
+        self._launched: _Launched | None = None
+
+    def returned(
+        self, called_at: float, now: float, *, prefilled: int, decoded: int
+    ) -> StepTime | None:
+        """Take the times of a call that launched this much; return the step before, if any."""
+        before = self._launched
+        self._launched = _Launched(
+            since=called_at if before is None else now, prefilled=prefilled, decoded=decoded
+        )
+        if before is None or before.prefilled + before.decoded == 0:
+            return None
+        return StepTime(
+            duration_s=now - before.since, prefilled=before.prefilled, decoded=before.decoded
+        )
+
+    def idle(self) -> None:
+        """Nothing is under way, and time that passes from here on is nobody's."""
+        self._launched = None
