@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from mlx_dp.proto.fields import MAX_REQUEST_TOKENS
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionLimits:
@@ -12,10 +14,11 @@ class AdmissionLimits:
 
     @property
     def max_request_tokens(self) -> int:
-        """The most tokens, prompt and answer together, that one request can ever hold."""
+        """The most tokens, prompt and answer together, that one request can ever have."""
+        most = min(self.context_length, MAX_REQUEST_TOKENS)
         if self.pool_tokens is None:
-            return self.context_length
-        return min(self.context_length, self.pool_tokens)
+            return most
+        return min(most, self.pool_tokens + 1)
 
 
 def default_max_tokens(limits: AdmissionLimits, prompt_tokens: int) -> int:
@@ -43,9 +46,16 @@ def refusal(limits: AdmissionLimits, prompt_tokens: int, max_tokens: int) -> str
             f"this model's maximum context length is {limits.context_length} tokens, but the "
             f"request needs {total} ({prompt_tokens} in the prompt, {max_tokens} for the answer)"
         )
-    if limits.pool_tokens is not None and total > limits.pool_tokens:
+    if total > MAX_REQUEST_TOKENS:
         return (
-            f"one worker holds {limits.pool_tokens} KV tokens, but the request needs {total} "
+            f"one request may have {MAX_REQUEST_TOKENS} tokens, but this one needs {total} "
             f"({prompt_tokens} in the prompt, {max_tokens} for the answer)"
+        )
+    reserved = reserved_tokens(prompt_tokens, max_tokens)
+    if limits.pool_tokens is not None and reserved > limits.pool_tokens:
+        return (
+            f"one worker holds {limits.pool_tokens} KV tokens, but the request needs {reserved} "
+            f"({prompt_tokens} in the prompt, {max_tokens} for the answer, whose last token needs "
+            "none)"
         )
     return None

@@ -1,7 +1,8 @@
 """Frames to messages and back: one msgpack array of (version, tag, fields).
 
-Decoding checks every type and bound while it reads, so that a hostile frame costs no more memory
-than its own size, and raises ProtocolError and nothing else.
+Decoding checks that a frame is well formed before it makes anything of it, and then every type and
+bound. A hostile frame raises ProtocolError and nothing else, and no frame costs more than 32 times
+its own size: a float that travels as one byte becomes an object.
 """
 
 from collections.abc import Mapping
@@ -30,9 +31,13 @@ _UP: Final[Mapping[str, msgspec.msgpack.Decoder[Up]]] = {
 def encode(message: Message) -> bytes:
     """Return the frame of a message.
 
-    Raises ProtocolError when the frame would be longer than a receiver takes.
+    Raises ProtocolError when the frame would be longer than a receiver takes, or holds text that
+    UTF-8 has no form for.
     """
-    frame = _ENCODER.encode((PROTOCOL_VERSION, message.tag, message))
+    try:
+        frame = _ENCODER.encode((PROTOCOL_VERSION, message.tag, message))
+    except UnicodeEncodeError as error:
+        raise ProtocolError(f"{message.tag}: {error}") from None
     if len(frame) > MAX_FRAME_BYTES:
         raise ProtocolError(
             f"{message.tag}: a frame of {len(frame)} bytes exceeds the limit of {MAX_FRAME_BYTES}"

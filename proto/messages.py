@@ -10,22 +10,25 @@ one is stale and dropped. The sender's incarnation is its socket identity, so it
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, ClassVar, Final
+from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
+from mlx_dp.proto.fake_engine_options import FakeEngineOptions as FakeEngineOptions
+from mlx_dp.proto.fields import (
+    MAX_REQUEST_TOKENS,
+    MAX_STOP_TOKEN_IDS,
+    Epoch,
+    RequestId,
+    Seconds,
+    Text,
+    TokenIds,
+)
 from mlx_dp.proto.model_shape import Count, ModelShape
 from mlx_dp.proto.ownership import OwnerCapacity, OwnerSlice
-from mlx_dp.proto.sampling_params import MAX_TOP_LOGPROBS, SamplingParams, TokenId, require_finite
-
-MAX_REQUEST_TOKENS: Final = 2**20
-MAX_STOP_TOKEN_IDS: Final = 256
-
-RequestId = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-Epoch = Annotated[int, Meta(ge=0, lt=2**31)]
-Text = Annotated[str, Meta(max_length=4096)]
-Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
-TokenIds = Annotated[tuple[TokenId, ...], Meta(max_length=MAX_REQUEST_TOKENS)]
+from mlx_dp.proto.sampling_params import SamplingParams, TokenId
+from mlx_dp.proto.token_chunk import TokenChunk as TokenChunk
+from mlx_dp.proto.token_chunk import TokenLogprob as TokenLogprob
 
 
 class EngineKind(StrEnum):
@@ -67,24 +70,6 @@ class RejectReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FakeEngineOptions:
-    """The behaviour of the engine that needs no model. Rates of 0 mean at full speed."""
-
-    decode_tokens_per_s: Annotated[float, Meta(ge=0.0, le=1e9)] = 0.0
-    """Steps per second; each step yields one token for every running request."""
-    prefill_tokens_per_s: Annotated[float, Meta(ge=0.0, le=1e9)] = 0.0
-    pool_tokens: Annotated[int, Meta(ge=1, lt=2**53)] | None = 100_000
-    vocab_size: Annotated[int, Meta(ge=2, lt=2**31)] = 512
-    context_length: Annotated[int, Meta(ge=2, lt=2**31)] = 8192
-    hybrid: bool = False
-    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
-    load_s: Seconds = 0.0
-
-
-# Controller to worker.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
     """Controller to worker: load and become ready, as this slice of the whole."""
 
@@ -121,6 +106,12 @@ class Submit:
     stop_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_STOP_TOKEN_IDS)] = ()
     params: SamplingParams = SamplingParams()
 
+    def __post_init__(self) -> None:
+        if len(self.output_ids) >= self.max_tokens:
+            raise ValueError(
+                f"nothing to run: {len(self.output_ids)} of {self.max_tokens} tokens are out"
+            )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abort:
@@ -144,9 +135,6 @@ class Shutdown:
     """Controller to worker: stop at once and exit 0."""
 
     tag: ClassVar[str] = "shutdown"
-
-
-# Worker to controller.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,29 +182,6 @@ class Rejected:
     epoch: Epoch
     reason: RejectReason
     message: Text
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenLogprob:
-    """Log-probability of a drawn token, and the best ``(token id, log-probability)`` pairs."""
-
-    logprob: float
-    top: Annotated[tuple[tuple[TokenId, float], ...], Meta(max_length=MAX_TOP_LOGPROBS)] = ()
-
-    def __post_init__(self) -> None:
-        require_finite(self.logprob, *(logprob for _, logprob in self.top))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenChunk:
-    """New tokens of one request; ``index`` is the answer position of the first of them."""
-
-    request_id: RequestId
-    epoch: Epoch
-    index: Annotated[int, Meta(ge=0, le=MAX_REQUEST_TOKENS)]
-    ids: Annotated[TokenIds, Meta(min_length=1)]
-    logprobs: Annotated[tuple[TokenLogprob, ...], Meta(max_length=MAX_REQUEST_TOKENS)] = ()
-    """As many as ``ids`` when the request asked for them, else none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

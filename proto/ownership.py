@@ -11,6 +11,7 @@ from typing import Annotated, Final
 from msgspec import Meta
 
 from mlx_dp.proto.errors import ConfigError
+from mlx_dp.proto.fields import Warnings
 from mlx_dp.proto.model_shape import Count
 from mlx_dp.proto.parallel import ParallelState, ReplicaMode, Topology
 
@@ -18,7 +19,10 @@ MAX_REQUEST_SLOTS: Final = 4096
 AUXILIARY_SLOTS_WITH_PREFIX_CACHE: Final = 4
 """One live state and three for tracked prefixes."""
 
-Slots = Annotated[int, Meta(ge=1, le=2**20)]
+MAX_LIMIT: Final = 2**20
+MAX_TOTAL_TOKENS: Final = 2**53 - 1
+
+Slots = Annotated[int, Meta(ge=1, le=MAX_LIMIT)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,21 +73,21 @@ class OwnerCapacity:
     request_slots: Slots
     auxiliary_slots: Count
     pool_tokens: Count | None
-    warnings: tuple[str, ...] = ()
+    warnings: Warnings = ()
 
 
 def divide(topology: Topology, limits: Limits) -> Ownership:
     """Give every owner its share of the limits.
 
-    Raises ConfigError when a limit is not positive or leaves an owner with nothing.
+    Raises ConfigError when a limit is out of range or leaves an owner with nothing.
     """
-    for flag, value in (
-        ("--max-running-requests", limits.max_running_requests),
-        ("--max-mamba-cache-size", limits.max_mamba_cache_size),
-        ("--max-total-tokens", limits.max_total_tokens),
+    for flag, value, most in (
+        ("--max-running-requests", limits.max_running_requests, MAX_LIMIT),
+        ("--max-mamba-cache-size", limits.max_mamba_cache_size, MAX_LIMIT),
+        ("--max-total-tokens", limits.max_total_tokens, MAX_TOTAL_TOKENS),
     ):
-        if value is not None and value < 1:
-            raise ConfigError(f"{flag} {value} is out of range: use at least 1, or omit the flag")
+        if value is not None and not 1 <= value <= most:
+            raise ConfigError(f"{flag} {value} is out of range: use 1 to {most}, or omit the flag")
     owners = topology.attn_dp_size
     warnings = list(topology.warnings)
     requests, requests_warning = _share(
@@ -137,8 +141,9 @@ def resolve_capacity(
     Raises ConfigError when not even one request fits.
     """
     requested = share.max_running_requests
-    backed = MAX_REQUEST_SLOTS if pool_tokens is None else pool_tokens // 2
-    slots = min(backed, MAX_REQUEST_SLOTS) if requested is None else min(requested, backed)
+    slots = MAX_REQUEST_SLOTS if requested is None else requested
+    if pool_tokens is not None:
+        slots = min(slots, pool_tokens // 2)
     if slots == 0:
         raise ConfigError(
             f"a pool of {pool_tokens} KV tokens backs no request (each needs 2): raise "
@@ -150,11 +155,18 @@ def resolve_capacity(
             f"--max-running-requests gives {requested} request slots per owner, but "
             f"{pool_tokens} KV tokens back only {slots}",
         )
-    auxiliary_slots = 0
-    if hybrid:
-        slots, auxiliary_slots = _auxiliary(share, slots, prefix_cache=prefix_cache)
+    if not hybrid:
+        return OwnerCapacity(
+            request_slots=slots, auxiliary_slots=0, pool_tokens=pool_tokens, warnings=warnings
+        )
+    backed, auxiliary_slots = _auxiliary(share, slots, prefix_cache=prefix_cache)
+    if requested is not None and backed < slots:
+        warnings += (
+            f"--max-running-requests gives {requested} request slots per owner, but "
+            f"{auxiliary_slots} auxiliary slots back only {backed}",
+        )
     return OwnerCapacity(
-        request_slots=slots,
+        request_slots=backed,
         auxiliary_slots=auxiliary_slots,
         pool_tokens=pool_tokens,
         warnings=warnings,

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Final
 
 from msgspec import Meta
 
@@ -11,7 +11,7 @@ from mlx_dp.proto.errors import ConfigError
 
 Rank = Annotated[int, Meta(ge=0, lt=1024)]
 Size = Annotated[int, Meta(ge=1, le=1024)]
-MAX_OWNERS = 64
+MAX_OWNERS: Final = 64
 
 
 class ReplicaMode(StrEnum):
@@ -35,6 +35,16 @@ class ParallelState:
     attn_dp_size: Size = 1
     attn_tp_rank: Rank = 0
     attn_tp_size: Size = 1
+
+    def __post_init__(self) -> None:
+        for name, rank, size in (
+            ("dp", self.dp_rank, self.dp_size),
+            ("tp", self.tp_rank, self.tp_size),
+            ("attn_dp", self.attn_dp_rank, self.attn_dp_size),
+            ("attn_tp", self.attn_tp_rank, self.attn_tp_size),
+        ):
+            if rank >= size:
+                raise ValueError(f"{name}_rank {rank} is not below {name}_size {size}")
 
     @property
     def owner(self) -> int:
@@ -89,7 +99,7 @@ def resolve_topology(*, dp_size: int, tp_size: int | None, enable_dp_attention: 
             )
         return Topology(mode=ReplicaMode.DATA_PARALLEL, dp_size=dp_size, tp_size=1)
     world = dp_size if tp_size is None else tp_size
-    if world == 1:
+    if world == 1 and dp_size == 1:
         return Topology(
             mode=ReplicaMode.DATA_PARALLEL,
             dp_size=1,

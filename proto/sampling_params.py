@@ -9,6 +9,8 @@ from msgspec import Meta
 MAX_LOGIT_BIAS: Final = 1024
 MAX_TOP_LOGPROBS: Final = 20
 MAX_SEED: Final = 2**63 - 1
+GREEDY_BELOW: Final = 1e-5
+"""Temperatures so small that logits divided by them leave float32 choose the best token."""
 
 TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
 
@@ -60,4 +62,4 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        return self.temperature == 0.0
+        return self.temperature < GREEDY_BELOW
