@@ -6,6 +6,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
+from mlx_dp.orchestrator.life_cycle import step
 from mlx_dp.orchestrator.service import Generation
 from mlx_dp.proto.errors import ProtocolError
 
@@ -29,21 +30,6 @@ NEXT: Final[Mapping[RequestStatus, frozenset[RequestStatus]]] = MappingProxyType
         RequestStatus.FINISHED: frozenset(),
     }
 )
-
-
-class IllegalStepError(Exception):
-    """A request was asked to leave a state in a way that its life cycle does not have.
-
-    It is a bug of ours, never a worker's or a client's fault.
-    """
-
-    def __init__(self, request_id: int, status: RequestStatus, wanted: RequestStatus) -> None:
-        super().__init__(
-            f"request {request_id}: a {status.value} request cannot become {wanted.value}"
-        )
-        self.request_id = request_id
-        self.status = status
-        self.wanted = wanted
 
 
 @dataclass(slots=True, eq=False)
@@ -178,6 +164,4 @@ class Ledger:
 
 
 def _step(entry: RequestEntry, wanted: RequestStatus) -> None:
-    if wanted not in NEXT[entry.status]:
-        raise IllegalStepError(entry.request_id, entry.status, wanted)
-    entry.status = wanted
+    entry.status = step(NEXT, "request", entry.request_id, entry.status, wanted)

@@ -1,0 +1,34 @@
+"""What the end of a worker process says, in words and as a kind of failure."""
+
+import signal
+
+from mlx_dp.proto.exit_codes import ExitCode
+from mlx_dp.proto.messages import FailureKind
+
+
+def describe_exit(status: int) -> str:
+    """Say how a process ended; a negative status is the signal that killed it."""
+    if status >= 0:
+        try:
+            return f"exited with status {status} ({ExitCode(status).name.lower()})"
+        except ValueError:
+            return f"exited with status {status}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = f"signal {-status}"
+    hint = ", possibly out of memory" if status == -signal.SIGKILL else ""
+    return f"killed by {name}{hint}"
+
+
+def failure_of(status: int) -> FailureKind:
+    """The failure that an exit status means, when no message told of it."""
+    match status:
+        case ExitCode.CONFIG | ExitCode.USAGE:
+            return FailureKind.CONFIG
+        case ExitCode.UNSUPPORTED_MODEL:
+            return FailureKind.UNSUPPORTED_MODEL
+        case ExitCode.OUT_OF_MEMORY:
+            return FailureKind.OUT_OF_MEMORY
+        case _:
+            return FailureKind.INTERNAL

@@ -1,0 +1,96 @@
+"""What the supervisor asks to be done, and why workers are lost: values only."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from mlx_dp.proto.messages import FailureKind
+
+
+class LossKind(StrEnum):
+    """How a worker was lost. Only EXIT tells of a process that is gone already."""
+
+    EXIT = "exit"
+    HUNG = "hung"
+    SILENT = "silent"
+    PROTOCOL = "protocol"
+    NOT_ACCEPTED = "not_accepted"
+    NOT_RELEASED = "not_released"
+    START_TIMEOUT = "start_timeout"
+    DISCONNECTED = "disconnected"
+    SIBLING = "sibling"
+    """Another member of its group was lost; it did nothing wrong."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """One worker's end. ``failure`` is what it said itself, or its exit status means."""
+
+    kind: LossKind
+    detail: str
+    failure: FailureKind | None = None
+
+    @property
+    def final(self) -> bool:
+        """A restart with the same configuration would fail again."""
+        return self.failure is not None and self.failure is not FailureKind.INTERNAL
+
+
+@dataclass(frozen=True, slots=True)
+class Spawn:
+    """Start the process of worker ``index`` under a new identity."""
+
+    index: int
+    identity: str
+
+
+@dataclass(frozen=True, slots=True)
+class SendStart:
+    """It said hello: tell it what to load."""
+
+    index: int
+    identity: str
+
+
+@dataclass(frozen=True, slots=True)
+class AddOwner:
+    """It is ready: give it requests."""
+
+    index: int
+    identity: str
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveOwner:
+    """Hear it no more; what it was granted is lost. ``culprit``: the loss is its own fault."""
+
+    index: int
+    identity: str
+    loss: Loss
+    culprit: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Have it write its stacks to the log and die. ``Kill`` follows if it does not."""
+
+    index: int
+    identity: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """End its process group at once."""
+
+    index: int
+    identity: str
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """This worker stays down."""
+
+    index: int
+    loss: Loss
+
+
+Instruction = Spawn | SendStart | AddOwner | RemoveOwner | Abort | Kill | GiveUp
