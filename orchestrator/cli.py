@@ -33,7 +33,7 @@ app = typer.Typer(
 def main() -> None:
     """Run the command line. A configuration error is one sentence and status 2."""
     try:
-        app()
+        app(prog_name="mlx-dp")
     except ConfigError as error:
         print(f"mlx-dp: error: {error}", file=sys.stderr)
         sys.exit(EXIT_CONFIG)

@@ -4,12 +4,12 @@ from typing import Final
 
 from mlx_dp.orchestrator.flags import FakeFlags, Flags, HttpFlags, OwnerFlags
 from mlx_dp.orchestrator.options import HttpOptions, QueueOptions
+from mlx_dp.orchestrator.router import policy_named
 from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.messages import FakeEngineOptions
 from mlx_dp.proto.ownership import Limits, Ownership, divide
 from mlx_dp.proto.parallel import Topology, resolve_topology
 
-LOAD_BALANCE_METHODS: Final = ("round_robin", "total_requests", "total_tokens")
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 
 _MAX_COUNT: Final = 2**31 - 1
@@ -18,7 +18,7 @@ _MAX_SECONDS: Final = 1e9
 
 def check_flags(flags: Flags) -> None:
     """Refuse values that no other part refuses in the flag's own words."""
-    _one_of("--load-balance-method", flags.queue.load_balance_method, LOAD_BALANCE_METHODS)
+    policy_named(flags.queue.load_balance_method)
     _one_of("--log-level", flags.http.log_level, LOG_LEVELS)
     if not 0.0 < flags.owners.mem_fraction_static <= 1.0:
         raise ConfigError(

@@ -1,0 +1,30 @@
+"""Command lines as values, for tests."""
+
+from mlx_dp.orchestrator.flags import (
+    FakeFlags,
+    Flags,
+    HttpFlags,
+    ModelFlags,
+    OwnerFlags,
+    QueueFlags,
+)
+from mlx_dp.proto.messages import EngineKind
+
+FAKE_MODEL = ModelFlags(engine=EngineKind.FAKE)
+
+
+def flags(
+    *,
+    model: ModelFlags = FAKE_MODEL,
+    owners: OwnerFlags | None = None,
+    queue: QueueFlags | None = None,
+    http: HttpFlags | None = None,
+    fake: FakeFlags | None = None,
+) -> Flags:
+    return Flags(
+        model=model,
+        owners=owners or OwnerFlags(),
+        queue=queue or QueueFlags(),
+        http=http or HttpFlags(),
+        fake=fake or FakeFlags(),
+    )

@@ -1,0 +1,105 @@
+"""Flags that are refused, and what the rest turn into."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from flag_values import flags
+
+from mlx_dp.orchestrator import configuration
+from mlx_dp.orchestrator.flags import (
+    FakeFlags,
+    Flags,
+    HttpFlags,
+    ModelFlags,
+    OwnerFlags,
+    QueueFlags,
+)
+from mlx_dp.proto.errors import ConfigError
+
+
+def with_value(group: str, name: str, value: Any) -> Flags:
+    whole = flags()
+    return replace(whole, **{group: replace(getattr(whole, group), **{name: value})})
+
+
+def test_defaults_are_accepted() -> None:
+    configuration.check_flags(flags(model=ModelFlags()))
+
+
+@pytest.mark.parametrize(
+    ("group", "name", "value", "flag"),
+    [
+        ("owners", "mem_fraction_static", 0.0, "--mem-fraction-static 0"),
+        ("owners", "mem_fraction_static", 1.5, "--mem-fraction-static 1.5"),
+        ("owners", "mem_fraction_static", float("nan"), "--mem-fraction-static nan"),
+        ("owners", "chunked_prefill_size", 0, "--chunked-prefill-size 0"),
+        ("owners", "max_running_requests", 0, "--max-running-requests 0"),
+        ("owners", "max_running_requests", 2**20 + 1, "--max-running-requests 1048577"),
+        ("owners", "max_total_tokens", -1, "--max-total-tokens -1"),
+        ("owners", "max_restarts", 0, "--max-restarts 0"),
+        ("model", "context_length", 1, "--context-length 1"),
+        ("queue", "max_queued_requests", 0, "--max-queued-requests 0"),
+        ("queue", "queue_timeout", 0.0, "--queue-timeout 0"),
+        ("queue", "request_timeout", float("inf"), "--request-timeout inf"),
+        ("queue", "load_balance_method", "random", "--load-balance-method 'random'"),
+        ("http", "port", 65536, "--port 65536"),
+        ("http", "drain_timeout", -1.0, "--drain-timeout -1"),
+        ("http", "log_level", "loud", "--log-level 'loud'"),
+        ("http", "api_key", " ", "--api-key"),
+        ("fake", "fake_decode_rate", -1.0, "--fake-decode-rate -1"),
+        ("fake", "fake_vocab_size", 1, "--fake-vocab-size 1"),
+        ("fake", "fake_pool_tokens", 0, "--fake-pool-tokens 0"),
+    ],
+)
+def test_a_bad_value_is_refused_by_its_flag(group: str, name: str, value: Any, flag: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        configuration.check_flags(with_value(group, name, value))
+    assert str(refused.value).startswith(flag)
+    assert ": use " in str(refused.value) or ": give " in str(refused.value)
+
+
+def test_an_unknown_method_is_refused_with_the_list() -> None:
+    with pytest.raises(ConfigError, match="round_robin, total_requests, total_tokens"):
+        configuration.check_flags(with_value("queue", "load_balance_method", "best"))
+
+
+def test_every_fake_flag_reaches_the_engine() -> None:
+    options = configuration.fake_options(
+        FakeFlags(
+            fake_decode_rate=1.0,
+            fake_prefill_rate=2.0,
+            fake_pool_tokens=3,
+            fake_vocab_size=4,
+            fake_context_length=5,
+            fake_hybrid=True,
+            fake_seed=6,
+            fake_load_time=7.0,
+        )
+    )
+    assert (options.decode_tokens_per_s, options.prefill_tokens_per_s) == (1.0, 2.0)
+    assert (options.pool_tokens, options.vocab_size, options.context_length) == (3, 4, 5)
+    assert (options.hybrid, options.seed, options.load_s) == (True, 6, 7.0)
+
+
+def test_the_queue_and_the_endpoint_are_as_given() -> None:
+    whole = flags(
+        queue=QueueFlags(
+            load_balance_method="round_robin",
+            max_queued_requests=5,
+            queue_timeout=6.0,
+            request_timeout=7.0,
+        ),
+        http=HttpFlags(host="::1", api_key="secret", drain_timeout=8.0),
+    )
+    queue = configuration.queue_options(whole)
+    assert (queue.load_balance_method, queue.max_queued_requests) == ("round_robin", 5)
+    assert (queue.queue_timeout_s, queue.request_timeout_s) == (6.0, 7.0)
+    http = configuration.http_options(whole.http, served_model_name="m", port=9)
+    assert (http.host, http.port, http.api_key, http.drain_timeout_s) == ("::1", 9, "secret", 8.0)
+    assert "secret" not in repr(http)
+
+
+def test_topology_is_refused_before_any_limit() -> None:
+    with pytest.raises(ConfigError, match="--tp-size 2 needs --enable-dp-attention"):
+        configuration.ownership(OwnerFlags(tp_size=2, max_running_requests=0))

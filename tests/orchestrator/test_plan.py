@@ -1,0 +1,123 @@
+"""The plan: owners, bytes and refusals, as the workers will have them."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from flag_values import flags
+
+from mlx_dp.orchestrator import configuration
+from mlx_dp.orchestrator.flags import FakeFlags, Flags, ModelFlags, OwnerFlags
+from mlx_dp.orchestrator.memory_share import SharedMemory
+from mlx_dp.orchestrator.model_probe import DeviceFacts
+from mlx_dp.orchestrator.plan import ServicePlan, make_plan
+from mlx_dp.orchestrator.plan_table import plan_json, plan_table
+from mlx_dp.orchestrator.preparation import PreparedModel
+from mlx_dp.proto.errors import ConfigError
+from mlx_dp.proto.model_shape import ModelShape
+
+GB = 10**9
+FAKE = PreparedModel(served_name="fake")
+DENSE = ModelShape(
+    num_layers=2,
+    attention_layers=2,
+    auxiliary_layers=0,
+    kv_bytes_per_token=1000,
+    auxiliary_bytes_per_slot=0,
+    vocab_size=100,
+    context_length=4096,
+    weights_nbytes=GB,
+)
+HYBRID = replace(DENSE, auxiliary_layers=1, auxiliary_bytes_per_slot=1_000_000)
+
+
+def real(shape: ModelShape, *, nbytes: int = 5 * GB) -> PreparedModel:
+    return PreparedModel(
+        served_name="m",
+        path=Path("/models/m"),
+        shape=shape,
+        device=DeviceFacts(
+            kind="cpu", name="cpu", memory_nbytes=10 * GB, working_set_nbytes=10 * GB
+        ),
+        memory=SharedMemory(nbytes=nbytes, devices=1, description="half of the RAM"),
+    )
+
+
+def planned(given: Flags, model: PreparedModel = FAKE) -> ServicePlan:
+    return make_plan(given, configuration.ownership(given.owners), model)
+
+
+def slots(plan: ServicePlan) -> list[int]:
+    return [owner.capacity.request_slots for owner in plan.owners]
+
+
+def test_replicas_have_the_whole_limit_each() -> None:
+    assert slots(planned(flags(owners=OwnerFlags(dp_size=4, max_running_requests=8)))) == [8] * 4
+
+
+def test_owners_of_a_group_share_the_limit() -> None:
+    owners = OwnerFlags(dp_size=4, tp_size=4, enable_dp_attention=True, max_running_requests=8)
+    plan = planned(flags(owners=owners))
+    assert slots(plan) == [2] * 4
+    assert [owner.owner for owner in plan.owners] == [0, 1, 2, 3]
+    assert any("each process still holds the whole model" in text for text in plan.warnings)
+
+
+@pytest.mark.parametrize(("auxiliary", "named"), [(15, "leaves 3"), (4, "leaves 1")])
+def test_auxiliary_slots_that_back_nothing_are_refused(auxiliary: int, named: str) -> None:
+    owners = OwnerFlags(dp_size=4, enable_dp_attention=True, max_mamba_cache_size=auxiliary)
+    with pytest.raises(ConfigError, match=f"{auxiliary} {named}.*at least 16"):
+        planned(flags(owners=owners, fake=FakeFlags(fake_hybrid=True)))
+
+
+def test_hybrids_are_held_to_their_auxiliary_slots() -> None:
+    owners = OwnerFlags(
+        dp_size=4, enable_dp_attention=True, max_running_requests=8, max_mamba_cache_size=16
+    )
+    plan = planned(flags(owners=owners, model=ModelFlags()), real(HYBRID, nbytes=20 * GB))
+    assert slots(plan) == [1] * 4
+    assert {owner.capacity.auxiliary_slots for owner in plan.owners} == {4}
+    memory = plan.owners[0].memory
+    assert memory is not None
+    assert memory.auxiliary_nbytes == 4_000_000
+
+
+def test_memory_is_shared_and_the_pool_fits_into_it() -> None:
+    plan = planned(flags(owners=OwnerFlags(dp_size=2), model=ModelFlags()), real(DENSE))
+    assert plan.share_nbytes == 2 * GB
+    memory = plan.owners[0].memory
+    assert memory is not None
+    assert memory.total_nbytes <= 2 * GB
+    assert plan.owners[0].capacity.pool_tokens == memory.tokens == 800_000
+    assert slots(plan) == [4096, 4096]
+
+
+def test_workers_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ConfigError, match="use --dp-size 3"):
+        planned(flags(owners=OwnerFlags(dp_size=4), model=ModelFlags()), real(DENSE))
+
+
+def test_asking_for_more_tokens_than_fit_is_said_once() -> None:
+    owners = OwnerFlags(dp_size=2, max_total_tokens=10**9)
+    plan = planned(flags(owners=owners, model=ModelFlags()), real(DENSE))
+    assert plan.warnings == (
+        "--max-total-tokens 1000000000 is more than one worker can hold: 800000 are used",
+    )
+
+
+def test_the_table_shows_only_columns_with_a_meaning() -> None:
+    headings = [str(column.header) for column in plan_table(planned(flags())).columns]
+    assert headings == ["owner", "process", "request slots", "KV tokens"]
+    owners = OwnerFlags(max_running_requests=2)
+    hybrid = planned(flags(owners=owners, model=ModelFlags()), real(HYBRID))
+    headings = [str(column.header) for column in plan_table(hybrid).columns]
+    assert headings[3:] == ["auxiliary slots", "KV tokens", "weights", "KV", "states", "reserve"]
+
+
+def test_json_has_every_figure() -> None:
+    shown = plan_json(planned(flags(model=ModelFlags()), real(HYBRID)))
+    assert shown["memory_share_nbytes"] == 4 * GB
+    (owner,) = shown["owners"]
+    assert set(owner) >= {"owner", "process", "request_slots", "auxiliary_slots", "kv_tokens"}
+    parts = ("weights_nbytes", "kv_nbytes", "states_nbytes", "reserve_nbytes")
+    assert sum(owner[part] for part in parts) <= 4 * GB
