@@ -1,0 +1,151 @@
+"""Fields that both generation routes take, each with both its bounds. Null means the default."""
+
+import re
+from typing import Annotated, Any, Final
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from mlx_dp.proto.fields import MAX_REQUEST_TOKENS
+from mlx_dp.proto.sampling_params import MAX_LOGIT_BIAS, MAX_SEED
+
+MAX_CHOICES: Final = 128
+MAX_STOPS: Final = 4
+MAX_STOP_CHARS: Final = 256
+MAX_STOP_TOKEN_IDS: Final = 128
+MAX_TOKEN_ID: Final = 2**31 - 1
+MAX_RANK: Final = 2**20
+
+STRICT: Final = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+_TOKEN_ID_KEY: Final = re.compile(r"[0-9]{1,10}")
+
+
+def refuse(message: str) -> PydanticCustomError:
+    """A validator's error; literal braces are no place-holders."""
+    return PydanticCustomError("refused", "{message}", {"message": message})
+
+
+def _stops(value: object) -> tuple[str, ...]:
+    stops = [value] if isinstance(value, str) else value
+    if stops is None:
+        return ()
+    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
+        raise refuse("input should be a string or an array of strings")
+    if len(stops) > MAX_STOPS:
+        raise refuse(f"input should have at most {MAX_STOPS} strings")
+    for stop in stops:
+        if not 1 <= len(stop) <= MAX_STOP_CHARS:
+            raise refuse(f"each stop string should have 1 to {MAX_STOP_CHARS} characters")
+    return tuple(stops)
+
+
+def _logit_bias(value: object) -> tuple[tuple[int, float], ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, dict):
+        raise refuse("input should be an object from token ids to numbers")
+    if len(value) > MAX_LOGIT_BIAS:
+        raise refuse(f"input should have at most {MAX_LOGIT_BIAS} members")
+    found: dict[int, float] = {}
+    for key, bias in value.items():
+        if not isinstance(key, str) or not _TOKEN_ID_KEY.fullmatch(key):
+            raise refuse(f'keys should be token ids, such as "42", not {ascii(key)[:40]}')
+        if type(bias) not in (int, float) or not -100 <= bias <= 100:
+            raise refuse(f"the bias of token {key} should be a number from -100 to 100")
+        found[int(key)] = float(bias)
+    return tuple(found.items())
+
+
+Stops = Annotated[
+    tuple[str, ...],
+    BeforeValidator(_stops),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS},
+                {
+                    "type": "array",
+                    "maxItems": MAX_STOPS,
+                    "items": {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS},
+                },
+                {"type": "null"},
+            ]
+        }
+    ),
+]
+LogitBias = Annotated[
+    tuple[tuple[int, float], ...],
+    BeforeValidator(_logit_bias),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {
+                    "type": "object",
+                    "maxProperties": MAX_LOGIT_BIAS,
+                    "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+                },
+                {"type": "null"},
+            ]
+        }
+    ),
+]
+TokenCount = Annotated[int, Field(ge=1, le=MAX_REQUEST_TOKENS)]
+Rank = Annotated[int, Field(ge=0, lt=MAX_RANK)]
+
+
+class StreamOptions(BaseModel):
+    model_config = STRICT
+
+    include_usage: bool | None = None
+
+
+class GenerationFields(BaseModel):
+    """What a request for text may set. Unknown fields are kept aside, see openai_unsupported."""
+
+    model_config = STRICT
+
+    model: Annotated[str, Field(max_length=1024)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: TokenCount | None = None
+    max_completion_tokens: TokenCount | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    logit_bias: LogitBias = ()
+    seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None
+    stop: Stops = ()
+    stop_token_ids: (
+        Annotated[
+            list[Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]],
+            Field(max_length=MAX_STOP_TOKEN_IDS),
+        ]
+        | None
+    ) = None
+    ignore_eos: bool | None = None
+    routed_dp_rank: Rank | None = None
+    data_parallel_rank: Rank | None = None
+
+    @property
+    def choices(self) -> int:
+        return self.n or 1
+
+    @property
+    def answer_tokens(self) -> int | None:
+        """The bound on the answer; the newer name wins."""
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def extras(self) -> dict[str, Any]:
+        """Fields that are not declared here."""
+        return self.model_extra or {}
