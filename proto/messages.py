@@ -106,12 +106,6 @@ class Submit:
     stop_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_STOP_TOKEN_IDS)] = ()
     params: SamplingParams = SamplingParams()
 
-    def __post_init__(self) -> None:
-        if len(self.output_ids) >= self.max_tokens:
-            raise ValueError(
-                f"nothing to run: {len(self.output_ids)} of {self.max_tokens} tokens are out"
-            )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abort:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 from hypothesis import strategies as st
 from msgspec import Meta
 
-from mlx_dp.proto.messages import Submit, TokenChunk
+from mlx_dp.proto.messages import TokenChunk
 from mlx_dp.proto.parallel import ParallelState
 
 LONGEST = 8
@@ -34,8 +34,6 @@ def _fit(kind: type, drawn: dict[str, Any]) -> dict[str, Any]:
     elif kind is TokenChunk and drawn["logprobs"]:
         pairs = min(len(drawn["ids"]), len(drawn["logprobs"]))
         drawn |= {name: drawn[name][:pairs] for name in ("ids", "logprobs")}
-    elif kind is Submit:
-        drawn["output_ids"] = drawn["output_ids"][: drawn["max_tokens"] - 1]
     return drawn
 
 
