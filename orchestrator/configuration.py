@@ -35,7 +35,7 @@ def check_flags(flags: Flags) -> None:
         if value is not None:
             _within(flag, value, 1, most)
     _within("--chunked-prefill-size", flags.owners.chunked_prefill_size, 1)
-    _within("--max-restarts", flags.owners.max_restarts, 1)
+    _within("--max-restarts", flags.owners.max_restarts, 0)
     _within("--max-queued-requests", flags.queue.max_queued_requests, 1)
     _within("--port", flags.http.port, 0, 65535)
     _seconds("--queue-timeout", flags.queue.queue_timeout)

@@ -126,7 +126,7 @@ class OwnerFlags:
     max_restarts: Annotated[
         int,
         _owners(
-            help="Starts within 60 s, after which a worker counts as failed. Unit: "
+            help="Restarts within 60 s, after which a worker counts as failed. Unit: "
             "[bold]per worker[/bold]."
         ),
     ] = 5

@@ -51,7 +51,7 @@ class WorkerOptions:
     heartbeat_interval_s: float = 0.5
     start_timeout_s: float = 600.0
     max_restarts: int = 5
-    """Starts of one worker within 60 s, after which it counts as failed."""
+    """Restarts of one worker within 60 s, after which it counts as failed."""
     log_level: str = "info"
     fake: FakeEngineOptions = field(default_factory=FakeEngineOptions)
 

@@ -37,7 +37,7 @@ def test_defaults_are_accepted() -> None:
         ("owners", "max_running_requests", 0, "--max-running-requests 0"),
         ("owners", "max_running_requests", 2**20 + 1, "--max-running-requests 1048577"),
         ("owners", "max_total_tokens", -1, "--max-total-tokens -1"),
-        ("owners", "max_restarts", 0, "--max-restarts 0"),
+        ("owners", "max_restarts", -1, "--max-restarts -1"),
         ("model", "context_length", 1, "--context-length 1"),
         ("queue", "max_queued_requests", 0, "--max-queued-requests 0"),
         ("queue", "queue_timeout", 0.0, "--queue-timeout 0"),
