@@ -1,0 +1,83 @@
+"""One arithmetic for the edge that refuses and for the owner that admits."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlx_dp.proto.admission import AdmissionLimits, default_max_tokens, refusal, reserved_tokens
+from mlx_dp.proto.fields import MAX_REQUEST_TOKENS
+
+SMALL = AdmissionLimits(context_length=100, pool_tokens=50)
+
+bounds = st.builds(
+    AdmissionLimits,
+    context_length=st.integers(1, 3000),
+    pool_tokens=st.none() | st.integers(1, 3000),
+)
+
+
+def owner_can_run(limits, prompt, answer):
+    """What an owner with nothing else to do can hold, said without the module under test."""
+    held = prompt + answer - 1
+    fits_pool = limits.pool_tokens is None or held <= limits.pool_tokens
+    return prompt + answer <= limits.context_length and fits_pool
+
+
+@given(bounds, st.integers(1, 3000), st.integers(1, 3000))
+def test_the_edge_refuses_exactly_what_an_empty_owner_cannot_run(limits, prompt, answer):
+    assert (refusal(limits, prompt, answer) is None) == owner_can_run(limits, prompt, answer)
+
+
+@given(bounds, st.integers(1, 3000), st.integers(1, 3000))
+def test_the_most_tokens_are_admitted_and_one_more_is_not(limits, prompt, answer):
+    admitted = refusal(limits, prompt, answer) is None
+    assert admitted == (prompt + answer <= limits.max_request_tokens)
+
+
+@given(bounds, st.integers(1, 3000))
+def test_the_default_answer_takes_all_that_is_left(limits, prompt):
+    answer = default_max_tokens(limits, prompt)
+    assert answer >= 1
+    if prompt < limits.max_request_tokens:
+        assert refusal(limits, prompt, answer) is None
+        assert refusal(limits, prompt, answer + 1) is not None
+    else:
+        assert refusal(limits, prompt, answer) is not None
+
+
+def test_the_last_token_needs_no_room():
+    assert reserved_tokens(10, 41) == 50
+    assert refusal(SMALL, 10, 41) is None
+    assert refusal(SMALL, 10, 42) == (
+        "one worker holds 50 KV tokens, but the request needs 51 (10 in the prompt, 42 for the "
+        "answer, whose last token needs none)"
+    )
+
+
+def test_a_request_beyond_the_context_is_refused_with_the_numbers():
+    assert refusal(SMALL, 60, 41) == (
+        "this model's maximum context length is 100 tokens, but the request needs 101 (60 in the "
+        "prompt, 41 for the answer)"
+    )
+
+
+def test_no_request_is_longer_than_a_message_carries():
+    endless = AdmissionLimits(context_length=2**31 - 1, pool_tokens=None)
+    assert endless.max_request_tokens == MAX_REQUEST_TOKENS
+    assert refusal(endless, 1, MAX_REQUEST_TOKENS - 1) is None
+    assert refusal(endless, 1, MAX_REQUEST_TOKENS) == (
+        f"one request may have {MAX_REQUEST_TOKENS} tokens, but this one needs "
+        f"{MAX_REQUEST_TOKENS + 1} (1 in the prompt, {MAX_REQUEST_TOKENS} for the answer)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answer", "reason"),
+    [
+        (0, 5, "the prompt is empty: at least 1 token is needed"),
+        (5, 0, "max_tokens is 0: at least 1 is needed"),
+        (5, -1, "max_tokens is -1: at least 1 is needed"),
+    ],
+)
+def test_empty_requests_are_refused(prompt, answer, reason):
+    assert refusal(SMALL, prompt, answer) == reason
