@@ -54,8 +54,8 @@ class RequestEntry:
     """Grants that were accepted."""
     silent_losses: int = 0
     """Grants that were lost before they were accepted."""
-    barren_deaths: int = 0
-    """Worker deaths in a row that it was present at with no token emitted since its grant."""
+    deaths: int = 0
+    """Workers that died by their own fault while they ran it."""
     last_owner: int | None = None
     cached_tokens: int = 0
     granted_at: float | None = None

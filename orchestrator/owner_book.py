@@ -44,10 +44,12 @@ class Lease:
     """Tokens that it has there: prompt and answer so far."""
     since: float
     beats: int
+    reason: str
+    """Why the router chose this owner."""
     accepted: bool = False
     yielded: bool = False
     """A token has come out of this grant."""
-    aborted: bool = False
+    abort_sent: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -100,7 +102,7 @@ class Owner:
         free_tokens = self.free_tokens
         return self.free_slots > 0 and (free_tokens is None or needed.reserved <= free_tokens)
 
-    def grant(self, entry: RequestEntry, granted: Terms, now: float) -> None:
+    def grant(self, entry: RequestEntry, granted: Terms, reason: str, now: float) -> Lease:
         """Set a slot and tokens aside for the entry's present epoch."""
         assert self.has_room(granted), f"owner {self.index} has no room for {entry.request_id}"
         assert entry.request_id not in self.leases, f"{entry.request_id} is leased already"
@@ -111,12 +113,14 @@ class Owner:
             held=entry.num_tokens,
             since=now,
             beats=self.pulse.beats,
+            reason=reason,
         )
         self.leases[entry.request_id] = lease
         self.unaccepted[entry.request_id] = lease
         self.reserved_tokens += lease.reserved
         self.held_tokens += lease.held
         self.prefilling += 1
+        return lease
 
     def lease(self, request_id: int, epoch: int) -> Lease | None:
         """The lease of exactly this grant, or None."""
@@ -127,12 +131,15 @@ class Owner:
         lease.accepted = True
         self.unaccepted.pop(lease.request_id, None)
 
-    def aborted(self, lease: Lease, now: float) -> None:
-        """The owner was told to forget the request, and has to answer."""
-        lease.aborted = True
+    def leave(self, lease: Lease) -> None:
+        """Nobody wants the request any more: the owner has to be told, and then to answer."""
+        self.leaving[lease.request_id] = lease
+
+    def abort_sent(self, lease: Lease, now: float) -> None:
+        """The owner was told; from now on its answer is due."""
+        lease.abort_sent = True
         lease.since = now
         lease.beats = self.pulse.beats
-        self.leaving[lease.request_id] = lease
 
     def yielded(self, lease: Lease, num_tokens: int) -> None:
         """Tokens came out of this grant."""
@@ -161,7 +168,6 @@ class Owner:
         assert self.free_slots >= 0, (self.index, self.free_slots)
         assert self.free_tokens is None or self.free_tokens >= 0, (self.index, self.free_tokens)
         assert all(not lease.accepted for lease in self.unaccepted.values()), self.index
-        assert all(lease.aborted for lease in self.leaving.values()), self.index
         assert self.unaccepted.keys() | self.leaving.keys() <= self.leases.keys(), self.index
 
 

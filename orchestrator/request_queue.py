@@ -44,7 +44,7 @@ class RequestQueue:
         return len(self._places) >= self._limit
 
     def put(self, entry: RequestEntry) -> None:
-        """Join at the back. The caller has asked ``full``, unless an owner has room right now."""
+        """Join at the back. The caller has asked ``full``."""
         self._last_turn += 1
         self._enter(entry, self._last_turn)
 
