@@ -33,17 +33,17 @@ class FakeTextModel:
     def facts(self) -> ModelFacts:
         return self._facts
 
-    def encode(self, text: str) -> tuple[int, ...]:
+    def render_chat(self, chat: Chat) -> str:
+        lines = [f"{message['role']}: {message['content']}\n" for message in chat.messages]
+        if chat.add_generation_prompt:
+            lines.append("assistant: ")
+        return "".join(lines)
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         data = text.encode()
         if self._vocab_size >= 256:
             return tuple(data)
         return tuple(byte % self._vocab_size for byte in data)
-
-    def encode_chat(self, chat: Chat) -> tuple[int, ...]:
-        lines = [f"{message['role']}: {message['content']}\n" for message in chat.messages]
-        if chat.add_generation_prompt:
-            lines.append("assistant: ")
-        return self.encode("".join(lines))
 
     def fewest_tokens(self, num_chars: int) -> int:
         return num_chars

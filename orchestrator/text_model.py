@@ -46,14 +46,14 @@ class TextModel(Protocol):
     @property
     def facts(self) -> ModelFacts: ...
 
-    def encode(self, text: str) -> tuple[int, ...]:
-        """Tokenize a bare prompt, with what the tokenizer puts around one."""
-
-    def encode_chat(self, chat: Chat) -> tuple[int, ...]:
-        """Render and tokenize. Raises ChatTemplateError."""
+    def render_chat(self, chat: Chat) -> str:
+        """Return the prompt's text. Raises ChatTemplateError."""
 
     def fewest_tokens(self, num_chars: int) -> int:
         """No text of this length has fewer tokens. Cheap: it spares tokenizing what cannot fit."""
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+        """Tokenize; a bare prompt gets what the tokenizer puts around one, a chat has its own."""
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of complete ids, special tokens left out."""

@@ -66,19 +66,17 @@ class TokenizerTextModel:
     def facts(self) -> ModelFacts:
         return self._facts
 
-    def encode(self, text: str) -> tuple[int, ...]:
-        return tuple(self._tokenizer.encode(text).ids)
-
-    def encode_chat(self, chat: Chat) -> tuple[int, ...]:
+    def render_chat(self, chat: Chat) -> str:
         if self._template is None:
             raise ChatTemplateError("this model has no chat template: use /v1/completions")
-        text = self._template.render(
+        return self._template.render(
             chat.messages,
             add_generation_prompt=chat.add_generation_prompt,
             arguments=chat.arguments,
         )
-        # The template writes the special tokens itself.
-        return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def fewest_tokens(self, num_chars: int) -> int:
         return -(-num_chars // self._longest_token) if self._longest_token else min(num_chars, 1)
