@@ -163,6 +163,11 @@ def test_imports_follow_the_arrows(sources: dict[str, str]) -> None:
     assert not found, "\n".join(found)
 
 
+def test_every_file_named_in_the_rules_exists() -> None:
+    # A renamed file would otherwise leave the rule without a sound.
+    assert package_sources().keys() >= DEVICE_FREE_FILES
+
+
 def test_control_modules_load_no_device_library() -> None:
     sources = package_sources()
     free = [
