@@ -3,6 +3,7 @@
 import importlib.metadata
 import json
 import os
+import signal
 import sys
 from collections.abc import Mapping
 from typing import Annotated
@@ -53,6 +54,23 @@ def _root(
     ] = False,
 ) -> None:
     pass
+
+
+@app.command()
+@takes_flags
+def serve(flags: Flags) -> None:
+    """Serve a model from --dp-size worker processes, behind one OpenAI endpoint.
+
+    Without --model a small demo model is served. Stop with Ctrl-C or SIGTERM: running requests
+    get --drain-timeout seconds to finish.
+    """
+    # Until the service runs, a signal ends the preparation: finally clauses end its children.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit(0))
+    # The HTTP side takes a second to import, which --help and plan need not wait for.
+    from mlx_dp.orchestrator.serve import serve as run
+
+    sys.exit(run(flags, os.environ))
 
 
 @app.command()

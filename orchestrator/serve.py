@@ -1,0 +1,115 @@
+"""``mlx-dp serve``: everything that can refuse comes first, then the processes."""
+
+import asyncio
+import socket
+from collections.abc import Mapping
+from contextlib import closing
+
+from rich.console import Console
+
+from mlx_dp.orchestrator import configuration
+from mlx_dp.orchestrator.controller import Controller
+from mlx_dp.orchestrator.embedded_server import EmbeddedServer
+from mlx_dp.orchestrator.fake_tokenizer import FakeTextModel
+from mlx_dp.orchestrator.flags import Flags
+from mlx_dp.orchestrator.http_app import create_app
+from mlx_dp.orchestrator.launcher import ProcessLauncher
+from mlx_dp.orchestrator.listen_socket import bound_port, endpoint_url, is_loopback, open_socket
+from mlx_dp.orchestrator.log_output import configure_logging, stderr_console, write_plain
+from mlx_dp.orchestrator.options import ServeOptions, WorkerOptions
+from mlx_dp.orchestrator.plan import ServicePlan, make_plan
+from mlx_dp.orchestrator.plan_table import plan_table
+from mlx_dp.orchestrator.preparation import PreparedModel, prepare_model
+from mlx_dp.orchestrator.service_run import ServiceRun
+from mlx_dp.orchestrator.text_model import TextModel
+from mlx_dp.orchestrator.tokenizer import load_text_model
+from mlx_dp.orchestrator.worker_environment import WorkerEnvironment, worker_environment
+
+
+def serve(flags: Flags, environment: Mapping[str, str]) -> int:
+    """Serve until a signal, and return the exit status. Raises ConfigError before any worker."""
+    configuration.check_flags(flags)
+    ownership = configuration.ownership(flags.owners)
+    console = stderr_console()
+    configure_logging(console, flags.http.log_level)
+    with closing(open_socket(flags.http.host, flags.http.port)) as listener:
+        model = prepare_model(flags, environment)
+        plan = make_plan(flags, ownership, model)
+        text = _text_model(flags, model)
+        workers = worker_environment(environment, model, workers=len(plan.owners))
+        options = _options(flags, plan, port=bound_port(listener))
+        _announce(console, options, plan, workers)
+        return asyncio.run(_run(options, text, workers, console, listener))
+
+
+async def _run(
+    options: ServeOptions,
+    text: TextModel,
+    workers: WorkerEnvironment,
+    console: Console,
+    listener: socket.socket,
+) -> int:
+    launcher = ProcessLauncher(
+        workers.of,
+        lambda index, line: write_plain(console, f"worker {index}: {line}"),
+        log_level=options.worker.log_level,
+    )
+    controller = Controller(options, launcher)
+    app = create_app(controller, options.http, text)
+    server = EmbeddedServer(app, listener, access_log=options.worker.log_level == "debug")
+    run = ServiceRun(
+        controller,
+        server,
+        console,
+        url=endpoint_url(options.http.host, options.http.port),
+        drain_timeout_s=options.http.drain_timeout_s,
+    )
+    return await run.run()
+
+
+def _text_model(flags: Flags, model: PreparedModel) -> TextModel:
+    if model.path is None:
+        return FakeTextModel(flags.fake.fake_vocab_size, flags.fake.fake_context_length)
+    return load_text_model(model.path)
+
+
+def _options(flags: Flags, plan: ServicePlan, *, port: int) -> ServeOptions:
+    return ServeOptions(
+        http=configuration.http_options(
+            flags.http, served_model_name=plan.model.served_name, port=port
+        ),
+        queue=configuration.queue_options(flags),
+        worker=WorkerOptions(
+            engine=flags.model.engine,
+            model_path=plan.model.path,
+            mem_fraction_static=flags.owners.mem_fraction_static,
+            memory_nbytes=plan.share_nbytes,
+            context_length=flags.model.context_length,
+            chunked_prefill_size=flags.owners.chunked_prefill_size,
+            prefix_cache=not flags.owners.disable_radix_cache,
+            max_restarts=flags.owners.max_restarts,
+            log_level=flags.http.log_level,
+            fake=configuration.fake_options(flags.fake),
+        ),
+        limits=configuration.limits(flags.owners),
+        ownership=plan.ownership,
+    )
+
+
+def _announce(
+    console: Console, options: ServeOptions, plan: ServicePlan, workers: WorkerEnvironment
+) -> None:
+    """Say what will be, before it takes time."""
+    console.print(plan_table(plan))
+    warnings = [*plan.warnings]
+    if workers.warning is not None:
+        warnings.append(workers.warning)
+    if options.http.api_key is None and not is_loopback(options.http.host):
+        warnings.append(
+            f"--host {options.http.host} is open to whoever reaches it: set --api-key or "
+            "MLX_DP_API_KEY"
+        )
+    for warning in warnings:
+        write_plain(console, f"mlx-dp: warning: {warning}")
+    url = endpoint_url(options.http.host, options.http.port)
+    write_plain(console, f"mlx-dp: listening on {url} (503 until a worker is ready)")

@@ -1,0 +1,123 @@
+"""The service from its start to its end: what is awaited, in which order, with what status."""
+
+import asyncio
+import logging
+import os
+import signal
+import time
+from typing import Final, Protocol
+
+from rich.console import Console
+
+from mlx_dp.orchestrator.embedded_server import EmbeddedServer
+from mlx_dp.orchestrator.log_output import write_plain
+from mlx_dp.orchestrator.service import ServiceState, ServiceStatus, WorkerStatus
+from mlx_dp.orchestrator.start_display import StartDisplay, start_display
+from mlx_dp.orchestrator.stop_signals import StopSignals
+
+EXIT_FAILED: Final = 1
+EXIT_SIGNAL_BASE: Final = 128
+
+_REFRESH_S: Final = 0.1
+_SETTLED: Final = (WorkerStatus.READY, WorkerStatus.FAILED)
+
+_logger = logging.getLogger(__name__)
+
+
+class ControlPlane(Protocol):
+    """What the run needs of the controller."""
+
+    async def run(self) -> None:
+        """Keep workers alive until all have failed for good, or ``stop``."""
+
+    def state(self) -> ServiceState: ...
+
+    async def drain(self, timeout_s: float) -> None:
+        """Refuse what is new, and wait for what runs; what outlasts the time is ended."""
+
+    async def stop(self) -> None:
+        """End the workers; none is left when this returns. Idempotent."""
+
+    def kill(self) -> None:
+        """SIGKILL to every worker, without waiting."""
+
+
+class ServiceRun:
+    """Runs controller and HTTP server in one loop until a signal or the last worker's end."""
+
+    def __init__(
+        self,
+        control: ControlPlane,
+        server: EmbeddedServer,
+        console: Console,
+        *,
+        url: str,
+        drain_timeout_s: float,
+    ) -> None:
+        self._control = control
+        self._server = server
+        self._console = console
+        self._url = url
+        self._drain_timeout_s = drain_timeout_s
+
+    async def run(self) -> int:
+        """Return the exit status: 0 after a drain, else that of a failure."""
+        signals = StopSignals(self._end_at_once)
+        signals.install(asyncio.get_running_loop())
+        control = asyncio.create_task(self._control.run())
+        http = asyncio.create_task(self._server.run())
+        stop = asyncio.create_task(signals.requested.wait())
+        tasks = {control, http, stop}
+        try:
+            await self._start(tasks)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if stop.done():
+                await self._drain()
+                return 0
+            return EXIT_FAILED
+        finally:
+            stop.cancel()
+            self._server.stop()
+            await asyncio.gather(http, self._control.stop())
+            await control
+
+    async def _start(self, tasks: set[asyncio.Task[None] | asyncio.Task[bool]]) -> None:
+        """Show the workers' start until each is ready or has failed."""
+        began_at = time.monotonic()
+        partly = False
+        with start_display(self._console) as display:
+            while not self._show(display, time.monotonic() - began_at):
+                state = self._control.state()
+                if state.status is ServiceStatus.READY and not partly:
+                    partly = True
+                    self._say(f"mlx-dp: serving at {self._url}, further workers still start")
+                done, _ = await asyncio.wait(
+                    tasks, timeout=_REFRESH_S, return_when=asyncio.FIRST_COMPLETED
+                )
+                if done:
+                    return
+        if self._control.state().status is ServiceStatus.READY:
+            self._say(f"mlx-dp: ready at {self._url}")
+
+    def _show(self, display: StartDisplay, elapsed_s: float) -> bool:
+        owners = self._control.state().owners
+        display.show(owners, elapsed_s)
+        return all(owner.status in _SETTLED for owner in owners)
+
+    async def _drain(self) -> None:
+        state = self._control.state()
+        running = sum(owner.running for owner in state.owners) + state.queued_requests
+        self._say(
+            f"mlx-dp: draining {running} requests for up to {self._drain_timeout_s:g} s; "
+            "a second signal stops at once"
+        )
+        await self._control.drain(self._drain_timeout_s)
+
+    def _end_at_once(self, number: signal.Signals) -> None:
+        self._control.kill()
+        self._console.show_cursor(True)
+        # No cleanup can be waited for any more, and none is needed: all state is in memory.
+        os._exit(EXIT_SIGNAL_BASE + number)
+
+    def _say(self, line: str) -> None:
+        write_plain(self._console, line)

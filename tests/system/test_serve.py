@@ -1,0 +1,226 @@
+"""The whole service, as processes, with the fake engine: start, refusals, signals, deaths."""
+
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+from served import Served, alive, wait_until
+
+pytestmark = pytest.mark.system
+
+FAKE = ("--engine", "fake")
+SLOW = (*FAKE, "--fake-decode-rate", "50")
+LONG = {"prompt": "hello", "max_tokens": 100, "ignore_eos": True}
+
+
+@pytest.fixture
+def two_slow_owners() -> Iterator[Served]:
+    with Served(*SLOW, "--dp-size", "2") as served:
+        served.wait_until_ready()
+        yield served
+
+
+def running(served: Served) -> int:
+    _, loads = served.get("/v1/loads")
+    return int(loads["aggregate"]["total_running_reqs"])
+
+
+class Client:
+    """One streaming client in a thread. ``done`` says how it ended."""
+
+    def __init__(self, served: Served, **body: object) -> None:
+        self.events: list[str] = []
+        self.first = threading.Event()
+        self._served = served
+        self._body = {**LONG, **body}
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def wait(self) -> list[str]:
+        self._thread.join(60.0)
+        assert not self._thread.is_alive(), "the stream never ended"
+        return self.events
+
+    def _run(self) -> None:
+        try:
+            for event in self._served.stream(self._body):
+                self.events.append(event)
+                self.first.set()
+        except OSError as error:
+            self.events.append(f"broken: {error}")
+        self.first.set()
+
+
+def test_it_starts_serves_and_drains(two_slow_owners: Served) -> None:
+    served = two_slow_owners
+    assert served.get("/health")[0] == 200
+    status, answer = served.post(
+        "/v1/completions", {"model": "fake", "prompt": "hi"} | {"max_tokens": 4}
+    )
+    assert status == 200
+    assert answer["usage"]["completion_tokens"] <= 4
+    workers = served.workers()
+    assert len(workers) == 2
+    served.signal(signal.SIGTERM)
+    assert served.exit_status() == 0
+    assert not [worker for worker in workers if alive(worker)]
+
+
+def test_running_requests_finish_and_new_ones_are_refused_in_a_drain(
+    two_slow_owners: Served,
+) -> None:
+    served = two_slow_owners
+    client = Client(served)
+    assert client.first.wait(30.0)
+    served.signal(signal.SIGTERM)
+    wait_until(lambda: served.get("/health")[0] == 503, "health says so")
+    refused, body = served.post("/v1/completions", {"model": "fake", **LONG})
+    assert refused == 503
+    assert "error" in body
+    assert client.wait()[-1] == "[DONE]"
+    assert served.exit_status() == 0
+
+
+def test_what_outlasts_the_drain_ends_and_the_exit_is_still_clean() -> None:
+    with Served(*FAKE, "--fake-decode-rate", "5", "--drain-timeout", "0.5") as served:
+        served.wait_until_ready()
+        client = Client(served, max_tokens=1000)
+        assert client.first.wait(30.0)
+        began = time.monotonic()
+        served.signal(signal.SIGTERM)
+        assert served.exit_status() == 0
+        assert time.monotonic() - began < 10.0
+        client.wait()
+
+
+def test_a_second_signal_ends_it_within_a_second() -> None:
+    with Served(*FAKE, "--fake-decode-rate", "5") as served:
+        served.wait_until_ready()
+        client = Client(served, max_tokens=1000)
+        assert client.first.wait(30.0)
+        workers = served.workers()
+        served.signal(signal.SIGINT)
+        wait_until(lambda: served.get("/health")[0] == 503, "the drain has begun")
+        began = time.monotonic()
+        served.signal(signal.SIGINT)
+        assert served.exit_status(1.0) == 128 + signal.SIGINT
+        assert time.monotonic() - began < 1.0
+        wait_until(lambda: not any(map(alive, workers)), "its workers are gone", 2.0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_during_the_load_ends_it_cleanly(number: signal.Signals) -> None:
+    with Served(*FAKE, "--fake-load-time", "300") as served:
+        served.wait_for_line("owner 0: loading")
+        workers = served.workers()
+        assert len(workers) == 1
+        served.signal(number)
+        assert served.exit_status(10.0) == 0
+        assert not any(map(alive, workers))
+
+
+def test_health_is_503_until_a_worker_is_ready() -> None:
+    with Served(*FAKE, "--fake-load-time", "300") as served:
+        line = served.wait_for_line("listening on http://")
+        served.url = "http://" + line.rpartition("http://")[2].split()[0]
+        served.wait_for_line("owner 0: loading")
+        assert served.get("/health")[0] == 503
+        assert served.get("/live")[0] == 200
+
+
+def test_no_process_outlives_a_killed_controller(two_slow_owners: Served) -> None:
+    served = two_slow_owners
+    workers = served.workers()
+    assert len(workers) == 2
+    served.signal(signal.SIGKILL)
+    wait_until(lambda: not any(map(alive, workers)), "its workers are gone", 2.0)
+    port = served.url.rpartition(":")[2]
+    with Served(*FAKE, "--port", port) as again:
+        again.wait_until_ready()
+
+
+def test_no_process_outlives_a_controller_killed_during_the_load() -> None:
+    with Served(*FAKE, "--fake-load-time", "300") as served:
+        served.wait_for_line("owner 0: loading")
+        workers = served.workers()
+        assert workers
+        served.signal(signal.SIGKILL)
+        wait_until(lambda: not any(map(alive, workers)), "its workers are gone", 2.0)
+
+
+def test_a_killed_worker_is_replaced_and_the_other_streams_on(two_slow_owners: Served) -> None:
+    served = two_slow_owners
+    untouched = Client(served, routed_dp_rank=1)
+    assert untouched.first.wait(30.0)
+    _, info = served.get("/server_info")
+    pids = {state["dp_rank"]: state["pid"] for state in info["internal_states"]}
+    psutil.Process(pids[0]).kill()
+
+    def replaced() -> bool:
+        _, now = served.get("/server_info")
+        states = {state["dp_rank"]: state for state in now["internal_states"]}
+        return states[0]["pid"] not in (None, pids[0]) and states[0]["status"] == "ready"
+
+    wait_until(replaced, "another worker in its place")
+    events = untouched.wait()
+    assert events[-1] == "[DONE]"
+    assert not [event for event in events if "error" in event]
+    status, _ = served.post(
+        "/v1/completions", {"model": "fake", "prompt": "hi", "max_tokens": 4, "routed_dp_rank": 0}
+    )
+    assert status == 200
+    served.signal(signal.SIGTERM)
+    assert served.exit_status() == 0
+
+
+def test_a_port_in_use_is_one_sentence_at_once() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        with Served(*FAKE, "--port", port) as served:
+            assert served.exit_status(10.0) == 2
+            (line,) = served.lines
+            assert line.startswith(f"mlx-dp: error: port {port} on 127.0.0.1 is in use")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--dp", "2", "--tp", "2"), "--tp-size 2 needs --enable-dp-attention"),
+        (("--load-balance-method", "x"), "--load-balance-method 'x' is unknown"),
+        (
+            ("--dp", "4", "--enable-dp-attention", "--max-mamba-cache-size", "15", "--fake-hybrid"),
+            "--max-mamba-cache-size 15 leaves 3",
+        ),
+        (("--fake-pool-tokens", "1"), "a pool of 1 KV tokens backs no request"),
+    ],
+)
+def test_a_refusal_is_one_sentence_and_starts_nothing(
+    arguments: tuple[str, ...], sentence: str
+) -> None:
+    with Served(*FAKE, *arguments) as served:
+        assert served.exit_status(20.0) == 2
+        (line,) = served.lines
+        assert line.startswith(f"mlx-dp: error: {sentence}")
+
+
+def test_a_model_that_is_not_there_is_one_sentence() -> None:
+    with Served("--model", "/nonexistent/model") as served:
+        assert served.exit_status(20.0) == 2
+        (line,) = served.lines
+        assert line == "mlx-dp: error: --model /nonexistent/model does not exist"
+
+
+def test_an_open_endpoint_without_a_key_is_warned_of() -> None:
+    with Served(*FAKE, "--host", "0.0.0.0") as served:
+        served.wait_until_ready()
+        assert [line for line in served.lines if "--api-key" in line]
+    with Served(*FAKE, "--host", "0.0.0.0", environment={"MLX_DP_API_KEY": "k"}) as served:
+        served.wait_until_ready()
+        assert not [line for line in served.lines if "--api-key" in line]
+        assert served.get("/v1/models")[0] == 401
