@@ -3,43 +3,11 @@
 import io
 from dataclasses import replace
 
+from owner_states import LOADING, QUEUED, READY, WARMING
 from rich.console import Console
 
-from mlx_dp.orchestrator.service import OwnerState, WorkerStatus
+from mlx_dp.orchestrator.service import WorkerStatus
 from mlx_dp.orchestrator.start_display import LineDisplay, stage_of, start_display
-from mlx_dp.proto.ownership import OwnerCapacity
-
-QUEUED = OwnerState(
-    owner=0,
-    status=WorkerStatus.STARTING,
-    pid=None,
-    incarnation="",
-    restarts=0,
-    capacity=None,
-    shape=None,
-    context_length=None,
-    device="",
-    running=0,
-    prefilling=0,
-    used_tokens=0,
-    reserved_tokens=0,
-    auxiliary_used=0,
-    rss_nbytes=0,
-    device_nbytes=0,
-    step=0,
-    generated_tokens_total=0,
-    generation_tokens_per_s=0.0,
-    phase="",
-)
-LOADING = replace(QUEUED, pid=1, phase="loading")
-WARMING = replace(QUEUED, pid=1, phase="warming")
-READY = replace(
-    QUEUED,
-    pid=1,
-    status=WorkerStatus.READY,
-    phase="serving",
-    capacity=OwnerCapacity(request_slots=8, auxiliary_slots=0, pool_tokens=1000),
-)
 
 
 def test_each_stage_has_its_word() -> None:
