@@ -15,7 +15,7 @@ from mlx_dp.orchestrator import configuration
 from mlx_dp.orchestrator.flag_command import takes_flags
 from mlx_dp.orchestrator.flags import Flags
 from mlx_dp.orchestrator.plan import ServicePlan, make_plan
-from mlx_dp.orchestrator.plan_table import plan_json, plan_table
+from mlx_dp.orchestrator.plan_table import plan_json, plan_view
 from mlx_dp.orchestrator.preparation import prepare_model
 from mlx_dp.proto.errors import ConfigError
 
@@ -88,7 +88,7 @@ def plan(
     if as_json:
         print(json.dumps(plan_json(made), indent=2))
         return
-    Console().print(plan_table(made))
+    Console().print(plan_view(made))
     for warning in made.warnings:
         print(f"mlx-dp: warning: {warning}", file=sys.stderr)
 

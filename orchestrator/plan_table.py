@@ -2,17 +2,24 @@
 
 from typing import Any
 
+from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 
 from mlx_dp.orchestrator.plan import PlannedOwner, ServicePlan
 from mlx_dp.proto.parallel import ReplicaMode
+
+
+def plan_view(plan: ServicePlan) -> Group:
+    """What will run, in one line, above the table of owners."""
+    return Group(Text(_title(plan), style="bold"), plan_table(plan))
 
 
 def plan_table(plan: ServicePlan) -> Table:
     """One line per owner. Columns that say nothing about this model are left out."""
     with_memory = any(owner.memory for owner in plan.owners)
     with_states = any(owner.capacity.auxiliary_slots for owner in plan.owners)
-    table = Table(title=_title(plan), title_justify="left", title_style="bold")
+    table = Table()
     for heading in _headings(with_memory=with_memory, with_states=with_states):
         table.add_column(heading, justify="right")
     for owner in plan.owners:

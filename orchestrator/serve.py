@@ -18,7 +18,7 @@ from mlx_dp.orchestrator.listen_socket import bound_port, endpoint_url, is_loopb
 from mlx_dp.orchestrator.log_output import configure_logging, stderr_console, write_plain
 from mlx_dp.orchestrator.options import ServeOptions, WorkerOptions
 from mlx_dp.orchestrator.plan import ServicePlan, make_plan
-from mlx_dp.orchestrator.plan_table import plan_table
+from mlx_dp.orchestrator.plan_table import plan_view
 from mlx_dp.orchestrator.preparation import PreparedModel, prepare_model
 from mlx_dp.orchestrator.service_run import ServiceRun
 from mlx_dp.orchestrator.text_model import TextModel
@@ -100,7 +100,7 @@ def _announce(
     console: Console, options: ServeOptions, plan: ServicePlan, workers: WorkerEnvironment
 ) -> None:
     """Say what will be, before it takes time."""
-    console.print(plan_table(plan))
+    console.print(plan_view(plan))
     warnings = [*plan.warnings]
     if workers.warning is not None:
         warnings.append(workers.warning)
