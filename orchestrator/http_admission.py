@@ -28,7 +28,7 @@ def refuse_overload(state: ServiceState, *, preparing: int, choices: int = 1) ->
     if choices > room:
         raise invalid("n", f"the request gives {choices} answers, but the queue holds only {room}")
     taken = state.queued_requests + max(0, preparing - _free_slots(state))
-    if taken + choices > room and taken > 0:
+    if taken + choices > room:
         raise overloaded(
             429,
             f"the queue is full: {state.queued_requests} of {state.max_queued_requests} requests",
@@ -80,7 +80,7 @@ def refuse_model(model: str | None, served: str) -> None:
     if model and model != served:
         raise ApiError(
             404,
-            f"the model {ascii(model)[:200]} does not exist, this server has {ascii(served)}",
+            f"the model {ascii(model)[:200]} does not exist, this server has {served!a}",
             param="model",
             code="model_not_found",
         )

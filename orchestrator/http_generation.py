@@ -3,7 +3,7 @@
 import random
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
@@ -192,11 +192,13 @@ class GenerationRoutes:
     def _choices(self, work: _Work) -> Iterator[Choice]:
         text, fields = self._endpoint.text, work.fields
         stops = stop_token_ids(fields, text.facts.eos_token_ids)
-        seeds = _seeds(fields.seed)
         for ids in work.prompts:
-            for _ in range(fields.choices):
+            for choice in range(fields.choices):
                 params = sampling_params(
-                    fields, text.facts.sampling, seed=seeds(), logprobs=work.logprobs
+                    fields,
+                    text.facts.sampling,
+                    seed=_seed(fields.seed, choice),
+                    logprobs=work.logprobs,
                 )
                 yield Choice(
                     Generation(
@@ -212,9 +214,6 @@ class GenerationRoutes:
                 )
 
 
-def _seeds(seed: int | None) -> Callable[[], int]:
-    """Seeds of the choices in turn: the client's and those after it, or random ones."""
-    if seed is None:
-        return lambda: random.getrandbits(63)
-    values = iter(range(seed, seed + 2**20))
-    return lambda: next(values) & MAX_SEED
+def _seed(seed: int | None, choice: int) -> int:
+    """The seed of one choice: alternatives to one prompt differ, equal requests do not."""
+    return random.getrandbits(63) if seed is None else (seed + choice) & MAX_SEED
