@@ -142,7 +142,8 @@ def test_frames_above_the_limit_are_refused_on_both_sides():
     assert decode_down(encode(request)) == request
     with pytest.raises(ProtocolError, match="exceeds the limit"):
         encode(replace(request, output_ids=ids, max_tokens=2**20))
-    refuse(bytes(MAX_FRAME_BYTES + 1))
+    padded = frame("hello", {"pid": 1, "padding": bytes(MAX_FRAME_BYTES)})
+    assert all("exceeds the limit" in complaint for complaint in refuse(padded))
 
 
 def test_texts_and_lists_above_their_bound_are_refused():
