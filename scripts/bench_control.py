@@ -102,21 +102,18 @@ async def measure_all(options: argparse.Namespace, rate: float, log: Path) -> li
     arguments = ["--engine", "fake", "--served-model-name", "bench"]
     arguments += ["--dp-size", str(options.dp_size), "--fake-decode-rate", str(rate)]
     name = f"rate {rate:g}" if rate else "full speed"
-    with log.open("wb") as output:
-        server = Server(our_spec(name, arguments), output)
-        try:
-            await server.wait_ready()
-            await run_clients(
-                server.client, [Request(prompt=PROMPT, prompt_tokens=1, max_tokens=8)], 1
-            )
-            found = []
-            for streams in options.streams:
-                found.append(await measure(server, streams, options))
-                speed = found[-1]["tokens_per_s"]
-                print(f"{name}, {streams} streams: {speed:.0f} tokens/s", file=sys.stderr)
-            return found
-        finally:
-            server.stop()
+    server = Server(our_spec(name, arguments), log)
+    try:
+        await server.wait_ready()
+        await run_clients(server.client, [Request(prompt=PROMPT, prompt_tokens=1, max_tokens=8)], 1)
+        found = []
+        for streams in options.streams:
+            found.append(await measure(server, streams, options))
+            speed = found[-1]["tokens_per_s"]
+            print(f"{name}, {streams} streams: {speed:.0f} tokens/s", file=sys.stderr)
+        return found
+    finally:
+        server.stop()
 
 
 def speed_table(runs: Sequence[dict[str, Any]]) -> str:

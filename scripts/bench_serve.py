@@ -80,8 +80,7 @@ async def running(
     servers: list[Server] = []
     with contextlib.ExitStack() as stack:
         for index, spec in enumerate(specs):
-            log = stack.enter_context((logs / f"server-{index}.log").open("wb"))
-            servers.append(Server(spec, log))
+            servers.append(Server(spec, logs / f"server-{index}.log"))
             stack.callback(servers[-1].stop)
             await servers[-1].wait_ready()
             await throughput(servers[-1], workload.mixed("warm-up", 4), 4)

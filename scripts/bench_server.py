@@ -10,7 +10,6 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 import psutil
 from bench_client import Client, ServerError
@@ -58,19 +57,21 @@ def our_spec(name: str, arguments: Sequence[str]) -> ServerSpec:
 
 
 class Server:
-    """One running server, with a client for it."""
+    """One running server, with a client for it. What it prints goes to the log."""
 
-    def __init__(self, spec: ServerSpec, log: IO[bytes]) -> None:
+    def __init__(self, spec: ServerSpec, log: Path) -> None:
         self.spec = spec
+        self._log = log
         port = _free_port()
         self.client = Client(port, spec.model)
-        self._process = subprocess.Popen(
-            [part.replace("{port}", str(port)) for part in spec.command],
-            env={**os.environ, **spec.environment},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-        )
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                [part.replace("{port}", str(port)) for part in spec.command],
+                env={**os.environ, **spec.environment},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
 
     async def wait_ready(self) -> None:
         """Return once ``/health`` says 200. Raises ServerError when the process ends before."""
@@ -78,13 +79,21 @@ class Server:
         deadline = loop.time() + START_TIMEOUT_S
         while loop.time() < deadline:
             if self._process.poll() is not None:
-                raise ServerError(f"{self.spec.name} ended with {self._process.returncode}")
+                raise ServerError(
+                    f"{self.spec.name} ended with {self._process.returncode}:\n{self.last_words()}"
+                )
             try:
                 await self.client.get_json("/health")
                 return
             except (OSError, ServerError, ValueError, asyncio.IncompleteReadError):
                 await asyncio.sleep(0.2)
-        raise ServerError(f"{self.spec.name} was not ready within {START_TIMEOUT_S:.0f} s")
+        raise ServerError(
+            f"{self.spec.name} was not ready within {START_TIMEOUT_S:.0f} s:\n{self.last_words()}"
+        )
+
+    def last_words(self) -> str:
+        """The end of what the server printed."""
+        return self._log.read_text(errors="replace")[-2000:]
 
     def processes(self) -> list[psutil.Process]:
         """The server and all its descendants that are alive."""
