@@ -1,0 +1,115 @@
+"""The budget against a pretended device, whose seconds are added up and never slept."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from mlx_dp.worker.chunk_budget import MIN_CHUNK_TOKENS, ChunkBudget
+
+
+@dataclass
+class Device:
+    """A step takes the seconds of its decode and of its prompt tokens."""
+
+    decode_s: float
+    token_s: float
+
+    def run(self, budget: ChunkBudget, *, decoding: int, prompt: int, waiting: int = 1) -> float:
+        """Run one step with up to ``prompt`` tokens to prefill, and return its seconds."""
+        chunk = min(prompt, budget.tokens(decoding=decoding, waiting=waiting)) if prompt else 0
+        duration_s = (self.decode_s if decoding else 0.0) + chunk * self.token_s
+        budget.observe(duration_s, prefilled=chunk, decoded=decoding)
+        return duration_s
+
+
+CPU = Device(decode_s=0.110, token_s=0.004)
+GPU = Device(decode_s=0.020, token_s=0.0001)
+
+
+def test_with_nothing_decoding_a_step_takes_all() -> None:
+    budget = ChunkBudget(512)
+    assert budget.tokens(decoding=0, waiting=1) == 512
+    CPU.run(budget, decoding=0, prompt=512)
+    CPU.run(budget, decoding=8, prompt=0)
+    assert budget.tokens(decoding=0, waiting=1) == 512
+
+
+def test_before_anything_is_known_a_mixed_step_takes_the_least() -> None:
+    assert ChunkBudget(512).tokens(decoding=1, waiting=1) == MIN_CHUNK_TOKENS
+
+
+def test_a_fast_device_converges_to_the_slowdown() -> None:
+    budget = ChunkBudget(512)
+    for _ in range(5):
+        GPU.run(budget, decoding=8, prompt=0)
+    steps = [GPU.run(budget, decoding=8, prompt=10_000) for _ in range(10)]
+    assert steps[-1] == pytest.approx(1.5 * GPU.decode_s, rel=0.02)
+    assert max(steps) <= 1.55 * GPU.decode_s
+
+
+def test_a_slow_device_gets_the_least_chunk_and_never_less() -> None:
+    budget = ChunkBudget(512)
+    CPU.run(budget, decoding=0, prompt=512)
+    for _ in range(20):
+        CPU.run(budget, decoding=8, prompt=0)
+        CPU.run(budget, decoding=8, prompt=1_500)
+    assert budget.tokens(decoding=8, waiting=1) == MIN_CHUNK_TOKENS
+
+
+def test_the_speed_of_a_decode_is_found_although_every_step_is_mixed() -> None:
+    budget = ChunkBudget(512)
+    GPU.run(budget, decoding=0, prompt=512)
+    for _ in range(5):
+        GPU.run(budget, decoding=8, prompt=10_000)
+    assert budget.tokens(decoding=8, waiting=1) == pytest.approx(100, abs=2)
+
+
+def test_a_device_that_slows_down_is_followed() -> None:
+    budget = ChunkBudget(512)
+    for _ in range(10):
+        GPU.run(budget, decoding=8, prompt=0)
+        GPU.run(budget, decoding=8, prompt=10_000)
+    assert budget.tokens(decoding=8, waiting=1) == pytest.approx(100, abs=2)
+    hot = Device(decode_s=0.020, token_s=0.0002)
+    for _ in range(15):
+        hot.run(budget, decoding=8, prompt=0)
+        hot.run(budget, decoding=8, prompt=10_000)
+    assert budget.tokens(decoding=8, waiting=1) == pytest.approx(50, abs=2)
+
+
+def test_one_stalled_step_closes_the_budget_for_a_while_only() -> None:
+    budget = ChunkBudget(512)
+    for _ in range(10):
+        GPU.run(budget, decoding=8, prompt=0)
+        GPU.run(budget, decoding=8, prompt=10_000)
+    budget.observe(2.0, prefilled=100, decoded=8)
+    assert budget.tokens(decoding=8, waiting=1) == MIN_CHUNK_TOKENS
+    for _ in range(30):
+        GPU.run(budget, decoding=8, prompt=10_000)
+    assert budget.tokens(decoding=8, waiting=1) > 90
+
+
+def test_the_budget_opens_by_steps_that_were_seen_to_work() -> None:
+    budget = ChunkBudget(4_096)
+    budget.observe(0.020, prefilled=0, decoded=8)
+    budget.observe(0.0, prefilled=512, decoded=0)
+    assert budget.tokens(decoding=8, waiting=1) == 2 * MIN_CHUNK_TOKENS
+    budget.observe(0.020, prefilled=64, decoded=8)
+    assert budget.tokens(decoding=8, waiting=1) == 4 * MIN_CHUNK_TOKENS
+
+
+def test_many_who_wait_outweigh_a_few_who_decode() -> None:
+    budget = ChunkBudget(512)
+    for _ in range(5):
+        GPU.run(budget, decoding=2, prompt=0)
+        GPU.run(budget, decoding=2, prompt=10_000)
+    assert budget.tokens(decoding=2, waiting=2) == pytest.approx(100, abs=2)
+    assert budget.tokens(decoding=2, waiting=4) > 150
+    assert budget.tokens(decoding=2, waiting=400) <= 512
+
+
+@pytest.mark.parametrize("most", [1, 8, 31])
+def test_a_limit_below_the_least_chunk_holds(most: int) -> None:
+    budget = ChunkBudget(most)
+    assert budget.tokens(decoding=0, waiting=1) == most
+    assert budget.tokens(decoding=4, waiting=1) == most

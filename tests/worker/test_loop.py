@@ -1,0 +1,282 @@
+"""The loop with scripted verbs and a virtual clock; only waiting moves time."""
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import TypeVar
+
+import pytest
+
+from mlx_dp.proto.exit_codes import ExitCode
+from mlx_dp.proto.messages import (
+    Abort,
+    Accepted,
+    Down,
+    Drain,
+    Failed,
+    FailureKind,
+    FakeEngineOptions,
+    Finished,
+    FinishReason,
+    Heartbeat,
+    Rejected,
+    RejectReason,
+    Shutdown,
+    Submit,
+    Tokens,
+    Up,
+    WorkerPhase,
+)
+from mlx_dp.proto.ownership import OwnerCapacity
+from mlx_dp.worker.chunk_budget import ChunkBudget
+from mlx_dp.worker.engine import Drawn, EngineRequest, StepPlan
+from mlx_dp.worker.fake_engine import FakeEngine
+from mlx_dp.worker.loop import WorkerLoop
+from mlx_dp.worker.pulse import Pulse
+from mlx_dp.worker.scheduler import Scheduler
+
+
+_Kind = TypeVar("_Kind", bound=Up)
+
+
+class VirtualTime:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def clock(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class FakeChannel:
+    """Hands over what a test queues, and keeps what is sent. A wait lasts its full time."""
+
+    def __init__(self, time: VirtualTime) -> None:
+        self._time = time
+        self.verbs: list[Down] = []
+        self.sent: list[Up] = []
+        self.congested = False
+        self.waits: list[float] = []
+
+    def send(self, message: Up) -> None:
+        self.sent.append(message)
+
+    def drain(self) -> list[Down]:
+        verbs, self.verbs = self.verbs, []
+        return verbs
+
+    def wait(self, timeout_s: float) -> bool:
+        self.waits.append(timeout_s)
+        self._time.sleep(timeout_s)
+        return False
+
+    def sent_of(self, kind: type[_Kind]) -> list[_Kind]:
+        return [message for message in self.sent if isinstance(message, kind)]
+
+    def take(self) -> list[Up]:
+        """What was sent since the last call."""
+        sent, self.sent = self.sent, []
+        return sent
+
+
+class Bench:
+    """A loop with two slots, and all that it is made of."""
+
+    def __init__(
+        self,
+        *,
+        options: FakeEngineOptions = FakeEngineOptions(),  # noqa: B008  # frozen
+        engine: type[FakeEngine] = FakeEngine,
+    ) -> None:
+        self.time = VirtualTime()
+        self.channel = FakeChannel(self.time)
+        self.engine = engine(options, clock=self.time.clock, sleep=self.time.sleep)
+        capacity = OwnerCapacity(request_slots=2, auxiliary_slots=0, pool_tokens=1_000)
+        self.engine.open(capacity)
+        self.scheduler = Scheduler(capacity, self.engine.facts.shape, options.context_length)
+        self.loop = WorkerLoop(
+            self.channel,
+            self.engine,
+            self.scheduler,
+            ChunkBudget(64),
+            Pulse(1.0, lambda: 4_096),
+            self.time.clock,
+        )
+
+    def turn(self, *verbs: Down) -> list[Up]:
+        """Go round once with these verbs; return what was sent but for heartbeats."""
+        self.channel.verbs.extend(verbs)
+        assert self.loop.turn() is None
+        return [message for message in self.channel.take() if not isinstance(message, Heartbeat)]
+
+
+def submit(request_id: int, *, max_tokens: int = 3, prompt: int = 2) -> Submit:
+    return Submit(request_id=request_id, epoch=1, prompt_ids=(65,) * prompt, max_tokens=max_tokens)
+
+
+def test_a_request_is_accepted_generated_and_finished_in_this_order() -> None:
+    bench = Bench()
+    assert [message.tag for message in bench.turn(submit(1))] == ["accepted"]
+    sent = [message for _ in range(3) for message in bench.turn()]
+    assert [message.tag for message in sent] == ["tokens", "tokens", "tokens", "finished"]
+    assert [m.chunks[0].index for m in sent if isinstance(m, Tokens)] == [0, 1, 2]
+    assert sent[-1] == Finished(request_id=1, epoch=1, reason=FinishReason.LENGTH, num_tokens=3)
+
+
+def test_one_frame_a_step_carries_all_requests() -> None:
+    bench = Bench()
+    bench.turn(submit(1), submit(2))
+    (tokens,) = bench.turn()
+    assert isinstance(tokens, Tokens)
+    assert [chunk.request_id for chunk in tokens.chunks] == [1, 2]
+
+
+def test_a_request_beyond_the_slots_is_rejected_and_fits_once_one_is_free() -> None:
+    bench = Bench()
+    *_, rejected = bench.turn(submit(1), submit(2, max_tokens=9), submit(3))
+    assert isinstance(rejected, Rejected)
+    assert rejected.reason is RejectReason.NO_SLOT
+    for _ in range(3):
+        bench.turn()
+    assert bench.turn(submit(3))[0] == Accepted(request_id=3, epoch=1, slot=0)
+
+
+def test_an_abort_frees_its_slot_before_the_next_step() -> None:
+    bench = Bench()
+    bench.turn(submit(1, max_tokens=50), submit(2, max_tokens=50))
+    bench.turn()
+    aborted, accepted, tokens = bench.turn(Abort(request_id=1, epoch=1), submit(3))
+    assert aborted == Finished(request_id=1, epoch=1, reason=FinishReason.ABORT, num_tokens=1)
+    assert accepted == Accepted(request_id=3, epoch=1, slot=0)
+    assert isinstance(tokens, Tokens)
+    assert [chunk.request_id for chunk in tokens.chunks] == [2]
+
+
+def test_the_engine_has_let_go_before_the_end_is_reported() -> None:
+    sent_before_removal: list[list[str]] = []
+
+    class Watched(FakeEngine):
+        def remove(self, slot: int) -> None:
+            super().remove(slot)
+            sent_before_removal.append([message.tag for message in bench.channel.sent])
+
+    bench = Bench(engine=Watched)
+    bench.turn(submit(1, max_tokens=1))
+    assert [message.tag for message in bench.turn()] == ["tokens", "finished"]
+    assert sent_before_removal == [["tokens"]]
+
+
+def test_an_idle_loop_sleeps_until_the_next_heartbeat_is_due() -> None:
+    bench = Bench()
+    for _ in range(3):
+        bench.loop.turn()
+    assert bench.channel.waits == [1.0, 1.0, 1.0]
+    assert [message.tag for message in bench.channel.take()] == ["heartbeat"] * 3
+
+
+def test_a_busy_loop_never_waits_for_the_controller() -> None:
+    bench = Bench()
+    bench.turn(submit(1, max_tokens=50))
+    for _ in range(20):
+        bench.turn()
+    assert bench.channel.waits == []
+
+
+def test_heartbeats_count_steps_and_what_is_held() -> None:
+    bench = Bench(options=FakeEngineOptions(decode_tokens_per_s=2.0))
+    bench.channel.verbs = [submit(1, max_tokens=50, prompt=10)]
+    for _ in range(9):
+        bench.loop.turn()
+    first, *_, last = bench.channel.sent_of(Heartbeat)
+    assert (first.step, first.running, first.prefilling) == (1, 1, 1)
+    assert (last.running, last.prefilling, last.reserved_tokens) == (1, 0, 59)
+    assert 1 < last.step <= 9
+    assert (last.used_tokens, last.rss_nbytes) == (10 + last.step - 1, 4_096)
+    assert last.phase is WorkerPhase.SERVING
+
+
+def test_a_drain_is_told_at_once_and_finishes_what_runs() -> None:
+    bench = Bench()
+    bench.turn(submit(1))
+    bench.channel.verbs = [Drain(), submit(2)]
+    bench.loop.turn()
+    rejected, tokens, beat = bench.channel.take()
+    assert isinstance(rejected, Rejected)
+    assert rejected.reason is RejectReason.DRAINING
+    assert isinstance(tokens, Tokens)
+    assert isinstance(beat, Heartbeat)
+    assert beat.phase is WorkerPhase.DRAINING
+    sent = [message for _ in range(3) for message in bench.turn()]
+    assert sent[-1].tag == "finished"
+    # It stays, and says that it is empty, until the controller sends it away.
+    assert bench.turn() == []
+
+
+def test_shutdown_ends_the_loop_in_the_middle_of_everything() -> None:
+    bench = Bench()
+    bench.turn(submit(1, max_tokens=50))
+    bench.channel.verbs = [Shutdown(), submit(2)]
+    assert bench.loop.run() is ExitCode.OK
+    assert bench.channel.take() == []
+
+
+def test_a_failing_step_is_told_and_ends_the_worker() -> None:
+    class Broken(FakeEngine):
+        def step(self, plan: StepPlan) -> tuple[Drawn, ...]:
+            raise RuntimeError("the device is gone")
+
+    bench = Bench(engine=Broken)
+    bench.channel.verbs = [submit(1)]
+    assert bench.loop.run() is ExitCode.INTERNAL
+    assert bench.channel.sent_of(Failed) == [
+        Failed(kind=FailureKind.INTERNAL, message="RuntimeError: the device is gone")
+    ]
+
+
+def test_an_engine_that_forgets_a_request_is_found_out() -> None:
+    class Forgetful(FakeEngine):
+        def add(self, slot: int, request: EngineRequest) -> None:
+            super().add(slot, replace(request, max_tokens=1))
+
+    bench = Bench(engine=Forgetful)
+    bench.channel.verbs = [submit(1)]
+    assert bench.loop.run() is ExitCode.INTERNAL
+    (failed,) = bench.channel.sent_of(Failed)
+    assert "1 requests do not move" in failed.message
+
+
+def test_nothing_is_generated_while_the_controller_does_not_read() -> None:
+    bench = Bench()
+    bench.turn(submit(1, max_tokens=50))
+    bench.channel.congested = True
+    for _ in range(5):
+        assert bench.turn() == []
+    assert all(wait > 0.0 for wait in bench.channel.waits)
+    bench.channel.congested = False
+    (tokens,) = bench.turn()
+    assert isinstance(tokens, Tokens)
+    assert tokens.chunks[0].index == 0
+
+
+def test_verbs_are_obeyed_while_the_controller_does_not_read() -> None:
+    bench = Bench()
+    bench.turn(submit(1, max_tokens=50))
+    bench.channel.congested = True
+    assert [message.tag for message in bench.turn(Abort(request_id=1, epoch=1))] == ["finished"]
+    bench.channel.verbs = [Shutdown()]
+    assert bench.loop.turn() is ExitCode.OK
+
+
+def test_a_long_prompt_does_not_stall_a_running_stream() -> None:
+    bench = Bench(options=FakeEngineOptions(decode_tokens_per_s=10.0, prefill_tokens_per_s=1_000.0))
+    bench.turn(submit(1, max_tokens=400))
+    for _ in range(5):
+        bench.turn()
+    bench.channel.verbs = [submit(2, prompt=500, max_tokens=2)]
+    arrivals = [bench.time.now]
+    while not any(message.request_id == 2 for message in bench.channel.sent_of(Finished)):
+        bench.loop.turn()
+        arrivals.append(bench.time.now)
+    gaps = [later - earlier for earlier, later in pairwise(arrivals)]
+    assert max(gaps) == pytest.approx(0.15, abs=0.02)
