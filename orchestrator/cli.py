@@ -61,8 +61,8 @@ def _root(
 def serve(flags: Flags) -> None:
     """Serve a model from --dp-size worker processes, behind one OpenAI endpoint.
 
-    Without --model a small demo model is served. Stop with Ctrl-C or SIGTERM: running requests
-    get --drain-timeout seconds to finish.
+    Without --model a small demo model is served. Stop it with Ctrl-C or
+    SIGTERM: running requests get --drain-timeout seconds to finish.
     """
     # Until the service runs, a signal ends the preparation: finally clauses end its children.
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -81,8 +81,8 @@ def plan(
 ) -> None:
     """Show who would own what, with serve's flags, and start nothing.
 
-    Says how many request slots, KV tokens and auxiliary states each owner gets and the memory that
-    they take; refuses what serve would refuse, with the same arithmetic.
+    Each owner's request slots, KV tokens and auxiliary states, and the bytes
+    that they take. Refuses what serve would refuse, by the same arithmetic.
     """
     made = _plan(flags, os.environ)
     if as_json:

@@ -12,6 +12,7 @@ from mlx_dp.orchestrator.controller import Controller
 from mlx_dp.orchestrator.embedded_server import EmbeddedServer
 from mlx_dp.orchestrator.fake_tokenizer import FakeTextModel
 from mlx_dp.orchestrator.flags import Flags
+from mlx_dp.orchestrator.fleet import Outside
 from mlx_dp.orchestrator.http_app import create_app
 from mlx_dp.orchestrator.launcher import ProcessLauncher
 from mlx_dp.orchestrator.listen_socket import bound_port, endpoint_url, is_loopback, open_socket
@@ -24,6 +25,7 @@ from mlx_dp.orchestrator.service_run import ServiceRun
 from mlx_dp.orchestrator.text_model import TextModel
 from mlx_dp.orchestrator.tokenizer import load_text_model
 from mlx_dp.orchestrator.worker_environment import WorkerEnvironment, worker_environment
+from mlx_dp.proto.controller_channel import ControllerChannel
 
 
 def serve(flags: Flags, environment: Mapping[str, str]) -> int:
@@ -54,7 +56,7 @@ async def _run(
         lambda index, line: write_plain(console, f"worker {index}: {line}"),
         log_level=options.worker.log_level,
     )
-    controller = Controller(options, launcher)
+    controller = Controller(options, Outside(ControllerChannel(), launcher))
     app = create_app(controller, options.http, text)
     server = EmbeddedServer(app, listener, access_log=options.worker.log_level == "debug")
     run = ServiceRun(

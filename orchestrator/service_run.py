@@ -1,44 +1,47 @@
 """The service from its start to its end: what is awaited, in which order, with what status."""
 
 import asyncio
-import logging
 import os
 import signal
 import time
-from typing import Final, Protocol
+from typing import Any, Final, NoReturn, Protocol
 
 from rich.console import Console
 
+from mlx_dp.orchestrator.controller import ServiceDeadError
 from mlx_dp.orchestrator.embedded_server import EmbeddedServer
 from mlx_dp.orchestrator.log_output import write_plain
 from mlx_dp.orchestrator.service import ServiceState, ServiceStatus, WorkerStatus
 from mlx_dp.orchestrator.start_display import StartDisplay, start_display
 from mlx_dp.orchestrator.stop_signals import StopSignals
+from mlx_dp.proto.messages import FailureKind
 
 EXIT_FAILED: Final = 1
+EXIT_CONFIG: Final = 2
 EXIT_SIGNAL_BASE: Final = 128
 
 _REFRESH_S: Final = 0.1
+_CONFIGURATION: Final = (FailureKind.CONFIG, FailureKind.UNSUPPORTED_MODEL)
 _SETTLED: Final = (WorkerStatus.READY, WorkerStatus.FAILED)
-
-_logger = logging.getLogger(__name__)
 
 
 class ControlPlane(Protocol):
     """What the run needs of the controller."""
 
-    async def run(self) -> None:
-        """Keep workers alive until all have failed for good, or ``stop``."""
+    async def start(self) -> None: ...
 
     def state(self) -> ServiceState: ...
 
+    async def watch(self) -> NoReturn:
+        """Raises ServiceDeadError once no worker is left that could serve."""
+
     async def drain(self, timeout_s: float) -> None:
-        """Refuse what is new, and wait for what runs; what outlasts the time is ended."""
+        """Refuse what is new, let what runs finish within the time, then stop."""
 
     async def stop(self) -> None:
-        """End the workers; none is left when this returns. Idempotent."""
+        """End the workers; none is left when this returns."""
 
-    def kill(self) -> None:
+    def kill_all(self) -> None:
         """SIGKILL to every worker, without waiting."""
 
 
@@ -64,24 +67,26 @@ class ServiceRun:
         """Return the exit status: 0 after a drain, else that of a failure."""
         signals = StopSignals(self._end_at_once)
         signals.install(asyncio.get_running_loop())
-        control = asyncio.create_task(self._control.run())
-        http = asyncio.create_task(self._server.run())
+        await self._control.start()
+        watch = asyncio.create_task(self._control.watch())
+        serving = asyncio.create_task(self._server.run())
         stop = asyncio.create_task(signals.requested.wait())
-        tasks = {control, http, stop}
+        tasks: set[asyncio.Task[Any]] = {watch, serving, stop}
         try:
             await self._start(tasks)
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if stop.done():
                 await self._drain()
                 return 0
-            return EXIT_FAILED
+            await self._control.stop()
+            return self._failure(watch)
         finally:
-            stop.cancel()
             self._server.stop()
-            await asyncio.gather(http, self._control.stop())
-            await control
+            await serving
+            watch.cancel()
+            stop.cancel()
 
-    async def _start(self, tasks: set[asyncio.Task[None] | asyncio.Task[bool]]) -> None:
+    async def _start(self, tasks: set[asyncio.Task[Any]]) -> None:
         """Show the workers' start until each is ready or has failed."""
         began_at = time.monotonic()
         partly = False
@@ -113,8 +118,20 @@ class ServiceRun:
         )
         await self._control.drain(self._drain_timeout_s)
 
+    def _failure(self, watch: asyncio.Task[NoReturn]) -> int:
+        """Say why it is over; a bug of ours is raised instead."""
+        if not watch.done():
+            self._say("mlx-dp: error: the HTTP server ended by itself")
+            return EXIT_FAILED
+        error = watch.exception()
+        assert error is not None, "the watch ended without a reason"
+        if not isinstance(error, ServiceDeadError):
+            raise error
+        self._say(f"mlx-dp: error: {error}")
+        return EXIT_CONFIG if error.kind in _CONFIGURATION else EXIT_FAILED
+
     def _end_at_once(self, number: signal.Signals) -> None:
-        self._control.kill()
+        self._control.kill_all()
         self._console.show_cursor(True)
         # No cleanup can be waited for any more, and none is needed: all state is in memory.
         os._exit(EXIT_SIGNAL_BASE + number)

@@ -4,24 +4,28 @@ import asyncio
 import io
 import os
 import signal
+from typing import NoReturn
 
 import pytest
 from owner_states import LOADING, READY
 from rich.console import Console
 
 from mlx_dp.orchestrator import service_run
+from mlx_dp.orchestrator.controller import ServiceDeadError
 from mlx_dp.orchestrator.service import OwnerState, ServiceState, ServiceStatus
-from mlx_dp.orchestrator.service_run import EXIT_FAILED, ServiceRun
+from mlx_dp.orchestrator.service_run import ServiceRun
+from mlx_dp.proto.messages import FailureKind
 from mlx_dp.proto.parallel import ReplicaMode
 
 
-class Notes:
-    """A control plane and an HTTP server in one; ``events`` is what happened to them."""
+class Control:
+    """Keeps notes; ``events`` is what happened to it and to the HTTP server."""
 
     def __init__(self, *owners: OwnerState) -> None:
         self.events: list[str] = []
         self.owners = owners
         self.dead = asyncio.Event()
+        self.kind: FailureKind | None = None
         self.drained = asyncio.Event()
         self.closed = asyncio.Event()
 
@@ -41,18 +45,20 @@ class Notes:
     async def drain(self, timeout_s: float) -> None:
         self.events.append(f"drain {timeout_s:g}")
         await self.drained.wait()
+        self.events.append("stop workers")
 
-    def kill(self) -> None:
+    def kill_all(self) -> None:
         self.events.append("kill")
 
+    async def start(self) -> None:
+        self.events.append("start")
 
-class Control(Notes):
-    async def run(self) -> None:
+    async def watch(self) -> NoReturn:
         await self.dead.wait()
+        raise ServiceDeadError("no weights", self.kind)
 
     async def stop(self) -> None:
         self.events.append("stop workers")
-        self.dead.set()
 
 
 class Server:
@@ -98,10 +104,10 @@ def test_a_signal_drains_and_then_ends_everything_with_status_zero() -> None:
         await asyncio.sleep(0)
         os.kill(os.getpid(), signal.SIGTERM)
         await run.until("drain 3")
-        assert run.control.events == ["drain 3"], "the endpoint answers while it drains"
+        assert run.control.events == ["start", "drain 3"], "the endpoint answers meanwhile"
         run.control.drained.set()
         assert await run.ended() == 0
-        assert run.control.events[1:] == ["close endpoint", "stop workers"]
+        assert run.control.events[2:] == ["stop workers", "close endpoint"]
         assert "mlx-dp: ready at http://here" in run.output.getvalue()
 
     asyncio.run(scenario())
@@ -137,13 +143,20 @@ def test_a_signal_while_loading_does_not_wait_for_the_load() -> None:
     asyncio.run(scenario())
 
 
-def test_the_end_of_all_workers_is_a_failure() -> None:
+@pytest.mark.parametrize(
+    ("kind", "status"), [(None, 1), (FailureKind.INTERNAL, 1), (FailureKind.CONFIG, 2)]
+)
+def test_the_end_of_all_workers_is_told_in_one_sentence(
+    kind: FailureKind | None, status: int
+) -> None:
     async def scenario() -> None:
         run = Scenario(LOADING)
+        run.control.kind = kind
         await asyncio.sleep(0)
         run.control.dead.set()
-        assert await run.ended() == EXIT_FAILED
-        assert run.control.events == ["close endpoint", "stop workers"]
+        assert await run.ended() == status
+        assert run.control.events == ["start", "stop workers", "close endpoint"]
+        assert run.output.getvalue().endswith("mlx-dp: error: no weights\n")
 
     asyncio.run(scenario())
 
