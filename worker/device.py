@@ -18,12 +18,34 @@ class DeviceMemory:
     cached_nbytes: int
 
 
+def facts() -> dict[str, Any]:
+    """What the controller plans with: the device's kind and name, and the memory to share out.
+
+    ``working_set_nbytes`` is what the system recommends to use at most, where it says so.
+    """
+    info = _info()
+    total = int(
+        info.get("memory_size") or info.get("total_memory") or psutil.virtual_memory().total
+    )
+    return {
+        "kind": kind(),
+        "name": str(info.get("device_name") or info.get("architecture") or "unknown"),
+        "memory_nbytes": total,
+        "working_set_nbytes": int(info.get("max_recommended_working_set_size") or total),
+    }
+
+
+def kind() -> str:
+    """``metal``, ``cuda`` or ``cpu``: what MLX computes on by default."""
+    if mx.default_device() != mx.Device(mx.gpu):
+        return "cpu"
+    return "metal" if mx.metal.is_available() else "cuda"
+
+
 def describe() -> str:
     """Name the device for people."""
-    info = _info()
-    kind = "Metal" if mx.metal.is_available() else _kind()
-    name = info.get("device_name") or info.get("architecture")
-    return f"{kind} ({name})" if name else kind
+    known = facts()
+    return f"{known['kind']} ({known['name']})"
 
 
 def limit_memory(share_nbytes: int | None) -> None:
@@ -44,28 +66,13 @@ def wire_weights(weights_nbytes: int) -> None:
     Several processes that each wire the recommended maximum hang or panic the machine (mlx #3186,
     mlx-lm PR #1252).
     """
-    if not mx.metal.is_available():
+    if kind() != "metal":
         return
-    recommended = int(_info().get("max_recommended_working_set_size", 0))
-    mx.set_wired_limit(min(weights_nbytes, recommended))
+    mx.set_wired_limit(min(weights_nbytes, int(facts()["working_set_nbytes"])))
 
 
 def memory() -> DeviceMemory:
     return DeviceMemory(active_nbytes=mx.get_active_memory(), cached_nbytes=mx.get_cache_memory())
-
-
-def total_nbytes() -> int:
-    """Memory that models may be planned into: the recommended working set, or all RAM."""
-    info = _info()
-    for key in ("max_recommended_working_set_size", "memory_size", "total_memory"):
-        if info.get(key):
-            return int(info[key])
-    return int(psutil.virtual_memory().total)
-
-
-def _kind() -> str:
-    cuda = getattr(mx, "cuda", None)
-    return "CUDA" if cuda is not None and cuda.is_available() else "CPU"
 
 
 def _info() -> dict[str, Any]:

@@ -7,10 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
-import psutil
 from mlx_lm.utils import load_model
 
+from mlx_dp.worker import device
 from mlx_dp.worker.model_measure import measure_shape
 
 
@@ -37,22 +36,7 @@ def probe(path: Path) -> dict[str, Any]:
         "model_type": str(config["model_type"]),
         "shape": asdict(measure_shape(model, config)),
         "quantization_bits": quantization.get("bits"),
-        "device": device_facts(),
-    }
-
-
-def device_facts() -> dict[str, Any]:
-    """The kind of device that MLX computes on, its name, and the memory there is to share."""
-    facts = mx.device_info()
-    kind = "cpu"
-    if mx.default_device() == mx.Device(mx.gpu):
-        kind = "metal" if mx.metal.is_available() else "cuda"
-    memory = facts.get("memory_size") or facts.get("total_memory") or psutil.virtual_memory().total
-    return {
-        "kind": kind,
-        "name": str(facts.get("device_name", "unknown")),
-        "memory_nbytes": int(memory),
-        "working_set_nbytes": int(facts.get("max_recommended_working_set_size") or memory),
+        "device": device.facts(),
     }
 
 

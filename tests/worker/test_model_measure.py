@@ -8,8 +8,9 @@ mx = pytest.importorskip("mlx.core")
 from mlx_lm.models.cache import KVCache  # noqa: E402
 
 from mlx_dp.proto.errors import ConfigError  # noqa: E402
+from mlx_dp.worker import device  # noqa: E402
 from mlx_dp.worker.model_measure import measure_shape  # noqa: E402
-from mlx_dp.worker.probe import device_facts, main  # noqa: E402
+from mlx_dp.worker.probe import main  # noqa: E402
 
 pytestmark = pytest.mark.mlx
 
@@ -147,7 +148,7 @@ def test_a_cache_of_an_unknown_kind_is_refused(make_gguf):
 
 
 def test_the_device_has_a_kind_and_memory():
-    facts = device_facts()
+    facts = device.facts()
     assert facts["kind"] in ("cpu", "metal", "cuda")
     assert facts["memory_nbytes"] >= facts["working_set_nbytes"] > 1 << 28
 
