@@ -93,7 +93,12 @@ class Ledger:
     def open(self, generation: Generation, now: float) -> RequestEntry:
         """Enter a new request, under an id of ours."""
         self._last_id += 1
-        entry = RequestEntry(request_id=self._last_id, generation=generation, queued_at=now)
+        entry = RequestEntry(
+            request_id=self._last_id,
+            generation=generation,
+            queued_at=now,
+            max_tokens=generation.max_tokens,
+        )
         self._entries[entry.request_id] = entry
         return entry
 
