@@ -1,0 +1,57 @@
+"""What the edge accepts, a worker accepts: or a dropped frame leaves a client waiting.
+
+The bounds stand once in the request's fields, where they make a readable 400, and once in the
+messages, where they protect the worker.
+"""
+
+import math
+from dataclasses import fields
+from typing import get_args, get_type_hints
+
+import annotated_types
+import msgspec
+import pytest
+
+from mlx_dp.orchestrator.openai_fields import GenerationFields
+from mlx_dp.proto.sampling_params import SamplingParams
+
+SHARED = sorted(
+    {field.name for field in fields(SamplingParams)} & GenerationFields.model_fields.keys()
+    - {"logit_bias", "logprobs"}
+)  # fmt: skip
+
+
+def extremes(name: str) -> list[float]:
+    """The least and the largest value that the edge lets through for a field."""
+    whole = isinstance(getattr(SamplingParams(), name), int)
+    least, most = -math.inf, math.inf
+    for bound in bounds(name):
+        match bound:
+            case annotated_types.Ge(ge):
+                least = ge
+            case annotated_types.Gt(gt):
+                least = gt + 1 if whole else math.nextafter(gt, math.inf)
+            case annotated_types.Le(le):
+                most = le
+            case annotated_types.Lt(lt):
+                most = lt - 1 if whole else math.nextafter(lt, -math.inf)
+    return [least, most]
+
+
+def bounds(name: str) -> list[object]:
+    hint = get_type_hints(GenerationFields, include_extras=True)[name]
+    annotated = next(part for part in get_args(hint) if hasattr(part, "__metadata__"))
+    return [bound for part in annotated.__metadata__ for bound in getattr(part, "metadata", [part])]
+
+
+def test_the_fields_that_matter_are_compared():
+    assert {"temperature", "top_p", "top_k", "min_p", "seed"} <= set(SHARED)
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_what_the_edge_accepts_a_worker_accepts(name):
+    for value in extremes(name):
+        assert math.isfinite(value)
+        # -1 and 0 both mean that top_k keeps every token; the edge turns one into the other.
+        sent = max(0, value) if name == "top_k" else value
+        assert getattr(msgspec.convert({name: sent}, SamplingParams), name) == sent
