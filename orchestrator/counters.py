@@ -89,6 +89,7 @@ class Tally:
     worker_restarts: int = 0
     protocol_errors: int = 0
     stale_facts: int = 0
+    generated_by_owner: Counter[int] = field(default_factory=Counter)
     requests_refused: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
     grants: Counter[str] = field(default_factory=Counter)

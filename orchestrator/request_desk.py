@@ -168,6 +168,7 @@ class RequestDesk:
             )
         if self._ledger.append(entry, chunk.index, chunk.ids, now):
             owner.yielded(lease, len(chunk.ids))
+            self._tally.generated_by_owner[owner.index] += len(chunk.ids)
             self._answers.tokens(entry, chunk.ids, chunk.logprobs)
         else:
             self._tally.stale_facts += 1

@@ -90,7 +90,7 @@ class Supervisor:
         worker.pid = pid
         _logger.info("worker %s: started, pid %s, incarnation %s", index, pid, worker.incarnation)
 
-    def greeted(self, index: int, now: float) -> list[Instruction]:
+    def greeted(self, index: int) -> list[Instruction]:
         """It said hello. Raises ProtocolError when it had done so before."""
         worker = self.workers[index]
         if worker.status is not WorkerStatus.STARTING or worker.greeted:
@@ -127,10 +127,14 @@ class Supervisor:
         _logger.info("worker %s: pid %s %s", index, worker.pid, ending)
         if self._stopping:
             return self._stopped(worker, ending)
+        loss = Loss(kind=LossKind.EXIT, detail=ending, failure=failure_of(status))
         if worker.status in ALIVE:
-            loss = Loss(kind=LossKind.EXIT, detail=ending, failure=failure_of(status))
             return self.lost(index, loss, now)
-        return self._settle(self._domain_of[index], now)
+        domain = self._domain_of[index]
+        if domain.loss is not None and domain.loss.kind is LossKind.DISCONNECTED:
+            # The exit is what had cut the connection, and says more.
+            domain.loss = loss
+        return self._settle(domain, now)
 
     def spawn_failed(self, index: int, detail: str, now: float) -> list[Instruction]:
         """There was no process to be had."""

@@ -1,0 +1,57 @@
+"""What is refused before it is queued, so that nothing harmful comes near a worker."""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from mlx_dp.orchestrator.service import Generation, RefusedError
+from mlx_dp.proto.admission import AdmissionLimits, default_max_tokens, refusal
+from mlx_dp.proto.fields import MAX_STOP_TOKEN_IDS
+from mlx_dp.proto.sampling_params import SamplingParams
+
+
+def check_rank(rank: int | None, num_owners: int) -> None:
+    """Raises RefusedError for a rank that does not exist."""
+    if rank is not None and not 0 <= rank < num_owners:
+        raise RefusedError(
+            f"routed_dp_rank is {rank}, but there are {num_owners} owners: use 0 to "
+            f"{num_owners - 1}, or leave it out",
+            param="routed_dp_rank",
+        )
+
+
+def check_generation(generation: Generation, limits: AdmissionLimits, vocab_size: int) -> None:
+    """Raises RefusedError for what no owner, or not the one asked for, could ever run.
+
+    A worker drops a message that breaks a bound of the protocol, and would be taken for dead
+    because of it: so all of those bounds are checked here, whatever the edge has checked.
+    """
+    prompt_tokens = len(generation.prompt_ids)
+    asked = generation.max_tokens
+    max_tokens = default_max_tokens(limits, prompt_tokens) if asked is None else asked
+    reason = refusal(limits, prompt_tokens, max_tokens)
+    if reason is not None:
+        fits_without = refusal(limits, prompt_tokens, 1) is None
+        raise RefusedError(reason, param="max_tokens" if fits_without else "prompt")
+    if len(generation.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+        raise RefusedError(
+            f"{len(generation.stop_token_ids)} stop token ids are too many: use at most "
+            f"{MAX_STOP_TOKEN_IDS}",
+            param="stop_token_ids",
+        )
+    for param, ids in _token_ids(generation):
+        for worst in (max(ids, default=0), min(ids, default=0)):
+            if not 0 <= worst < vocab_size:
+                raise RefusedError(
+                    f"token id {worst} does not exist: use 0 to {vocab_size - 1}", param=param
+                )
+    try:
+        msgspec.convert(msgspec.to_builtins(generation.params), SamplingParams)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise RefusedError(str(error), param=None) from None
+
+
+def _token_ids(generation: Generation) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield "prompt", generation.prompt_ids
+    yield "stop_token_ids", generation.stop_token_ids
+    yield "logit_bias", tuple(token for token, _ in generation.params.logit_bias)
