@@ -5,7 +5,7 @@ import logging
 import random
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NoReturn
 
 from mlx_dp.orchestrator.control_core import ControlCore
 from mlx_dp.orchestrator.control_limits import ControlLimits, control_limits
@@ -13,10 +13,7 @@ from mlx_dp.orchestrator.counters import ControllerCounters, RequestObserver
 from mlx_dp.orchestrator.fleet import Outside
 from mlx_dp.orchestrator.options import ServeOptions
 from mlx_dp.orchestrator.service import Answer, Generation, ServiceState
-from mlx_dp.orchestrator.transport import Transport
-from mlx_dp.orchestrator.worker_process import Launcher
 from mlx_dp.proto.admission import AdmissionLimits
-from mlx_dp.proto.controller_channel import ControllerChannel
 from mlx_dp.proto.messages import FailureKind
 
 _logger = logging.getLogger(__name__)
@@ -39,20 +36,18 @@ class Controller:
     def __init__(
         self,
         options: ServeOptions,
-        launcher: Launcher,
+        outside: Outside,
         *,
-        transport: Transport | None = None,
         limits: ControlLimits | None = None,
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
     ) -> None:
-        """Bind the workers' endpoint. Raises ConfigError when that is not possible."""
         self._options: Final = options
         self._limits: Final = limits or control_limits(options.worker)
-        self._transport: Final = transport or ControllerChannel()
+        self._transport: Final = outside.transport
         self._core: Final = ControlCore(
             options,
-            Outside(self._transport, launcher),
+            outside,
             self._limits,
             clock,
             rng or random.SystemRandom(),
@@ -87,31 +82,20 @@ class Controller:
     def submit(self, generation: Generation) -> Answer:
         return self._core.submit(generation)
 
-    @property
-    def failure(self) -> ServiceDeadError | None:
-        """Why nothing can be served any more, once every worker has failed for good."""
-        cause = self._core.supervisor.cause
-        if cause is None or not self._core.supervisor.dead:
-            return None
-        return ServiceDeadError(cause.detail, cause.failure)
+    async def start(self) -> None:
+        """Begin to start workers; returns at once. ``state`` shows how far it is."""
+        self._transport.attach(asyncio.get_running_loop(), self._guarded(self._core.on_arrival))
+        self._core.begin()
+        self._schedule_tick()
 
-    async def run(self) -> None:
-        """Keep workers alive until all have failed for good, or ``stop``.
-
-        Afterwards ``failure`` says whether they failed. Raises only for a bug of ours.
-        """
-        if not self._stopped:
-            self._transport.attach(asyncio.get_running_loop(), self._guarded(self._core.on_arrival))
-            self._core.begin()
-            self._schedule_tick()
-        await self._core.conditions.wait(self._over)
+    async def watch(self) -> NoReturn:
+        """Wait for as long as the service can go on. Raises ServiceDeadError, or our own bug."""
+        supervisor = self._core.supervisor
+        await self._core.conditions.wait(lambda: self._bug is not None or supervisor.dead)
         if self._bug is not None:
             raise self._bug
-        if self.failure is not None:
-            _logger.error("all workers have failed: %s", self.failure)
-
-    def _over(self) -> bool:
-        return self._bug is not None or self._stopped or self._core.supervisor.dead
+        assert supervisor.cause is not None, "dead without a cause"
+        raise ServiceDeadError(supervisor.cause.detail, supervisor.cause.failure)
 
     def _schedule_tick(self) -> None:
         loop = asyncio.get_running_loop()
@@ -140,15 +124,15 @@ class Controller:
         return run
 
     async def drain(self, timeout_s: float) -> None:
-        """Refuse what is new, and wait for what runs; what outlasts the time is ended."""
+        """Refuse what is new, let what is in hand finish within the time, then stop."""
         core = self._core
         core.draining = True
         _logger.info("draining: %s requests in hand", len(core.answers))
-        await core.conditions.wait(lambda: core.desk.idle or self._over(), timeout_s)
-        core.abandon()
+        await core.conditions.wait(lambda: core.desk.idle or core.supervisor.dead, timeout_s)
+        await self.stop()
 
     async def stop(self) -> None:
-        """End the workers; none is left when this returns. Idempotent."""
+        """End what is in hand, and the workers; none is left when this returns. Idempotent."""
         if self._stopped:
             return
         core = self._core
@@ -158,7 +142,7 @@ class Controller:
         core.fleet.shut_down()
         if not await core.conditions.wait(self._gone, self._limits.stop_grace_s):
             _logger.warning("some workers do not stop by themselves: they are killed")
-            self.kill()
+            self.kill_all()
             await core.conditions.wait(self._gone, self._limits.stop_grace_s)
         self._stopped = True
         if self._timer is not None:
@@ -169,7 +153,7 @@ class Controller:
     def _gone(self) -> bool:
         return self._core.supervisor.gone
 
-    def kill(self) -> None:
+    def kill_all(self) -> None:
         """SIGKILL to every worker, without waiting; for a second signal."""
         self._core.fleet.kill_all()
 
