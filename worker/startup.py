@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final, assert_never
 
+from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.exit_codes import ExitCode
 from mlx_dp.proto.messages import (
     Abort,
@@ -118,23 +119,23 @@ def _load(start: Start, clock: Callable[[], float]) -> Engine:
 
 def _resolve(start: Start, facts: EngineFacts) -> tuple[OwnerCapacity, int]:
     """Return what this owner may hold, and the context length for requests."""
-    warnings: list[str] = []
+    warnings: tuple[str, ...] = ()
     pool_tokens, asked = facts.pool_tokens, start.share.max_total_tokens
     if pool_tokens is not None and asked is not None:
         if asked > pool_tokens:
-            warnings.append(
-                f"--max-total-tokens {asked} does not fit: there is room for {pool_tokens} KV "
-                "tokens"
+            warnings = (
+                f"--max-total-tokens {asked} is more than fits: one worker has room for "
+                f"{pool_tokens} KV tokens",
             )
         pool_tokens = min(pool_tokens, asked)
     context_length = facts.context_length
     if start.context_length is not None:
         if start.context_length > context_length:
-            warnings.append(
-                f"--context-length {start.context_length} is more than the model's "
-                f"{context_length}: the model's holds"
+            raise ConfigError(
+                f"--context-length {start.context_length} exceeds the model's {context_length}: "
+                "use at most that, or omit the flag"
             )
-        context_length = min(context_length, start.context_length)
+        context_length = start.context_length
     capacity = resolve_capacity(
         start.share,
         pool_tokens=pool_tokens,

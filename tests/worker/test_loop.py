@@ -34,7 +34,6 @@ from mlx_dp.worker.loop import WorkerLoop
 from mlx_dp.worker.pulse import Pulse
 from mlx_dp.worker.scheduler import Scheduler
 
-
 _Kind = TypeVar("_Kind", bound=Up)
 
 

@@ -167,14 +167,22 @@ def test_total_tokens_beyond_the_pool_are_cut_with_a_warning(
     assert "--max-total-tokens 5000" in ready.capacity.warnings[0]
 
 
-@pytest.mark.parametrize(("asked", "holds"), [(None, 8192), (512, 512), (10_000, 8192)])
-def test_the_shorter_context_holds(
+@pytest.mark.parametrize(("asked", "holds"), [(None, 8192), (512, 512), (8192, 8192)])
+def test_a_shorter_context_than_the_models_can_be_asked_for(
     asked: int | None, holds: int, controller, worker_thread, shares, start_message
 ) -> None:
     (share,) = shares()
     ready = become_ready(controller, worker_thread, start_message(share, context_length=asked))
     assert ready.context_length == holds
-    assert bool(ready.capacity.warnings) == (asked == 10_000)
+
+
+def test_a_longer_context_than_the_models_is_refused(
+    controller, worker_thread, shares, start_message
+) -> None:
+    (share,) = shares()
+    failed = fail(controller, worker_thread, start_message(share, context_length=8_193))
+    assert failed.kind is FailureKind.CONFIG
+    assert "--context-length 8193 exceeds the model's 8192" in failed.message
 
 
 def test_phases_are_told_in_order_before_ready(
