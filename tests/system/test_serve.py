@@ -157,12 +157,12 @@ def test_a_killed_worker_is_replaced_and_the_other_streams_on(two_slow_owners: S
     untouched = Client(served, routed_dp_rank=1)
     assert untouched.first.wait(30.0)
     _, info = served.get("/server_info")
-    pids = {state["dp_rank"]: state["pid"] for state in info["internal_states"]}
+    pids = {state["dp_rank"]: state["pid"] for state in info["owners"]}
     psutil.Process(pids[0]).kill()
 
     def replaced() -> bool:
         _, now = served.get("/server_info")
-        states = {state["dp_rank"]: state for state in now["internal_states"]}
+        states = {state["dp_rank"]: state for state in now["owners"]}
         return states[0]["pid"] not in (None, pids[0]) and states[0]["status"] == "ready"
 
     wait_until(replaced, "another worker in its place")
