@@ -1,3 +1,3 @@
-"""Fixtures for every folder of tests."""
+"""Fixtures that more than one folder uses."""
 
-pytest_plugins = ["model_fixtures"]
+pytest_plugins = ["tests.model_fixtures"]

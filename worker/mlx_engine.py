@@ -8,7 +8,6 @@ from typing import Final
 
 import mlx.core as mx
 
-from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.messages import Start
 from mlx_dp.proto.ownership import OwnerCapacity
 from mlx_dp.proto.sampling_params import SamplingParams
@@ -53,20 +52,13 @@ class MlxEngine:
         self._capacity: OwnerCapacity | None = None
         self._batch = self._new_batch(split=False)
         self._launched: LaunchedStep | None = None
+        self._fence: mx.array | None = None
 
     @classmethod
     def load(cls, start: Start) -> "MlxEngine":
         """Load the model that ``Start`` names, within the memory that it grants."""
         device.limit_memory(start.memory_nbytes)
         loaded = load(Path(start.model_path))
-        context_length = loaded.shape.context_length
-        if start.context_length is not None:
-            if start.context_length > context_length:
-                raise ConfigError(
-                    f"--context-length {start.context_length} exceeds the model's "
-                    f"{context_length}: use at most that, or omit the flag"
-                )
-            context_length = start.context_length
         shape = replace(loaded.shape, weights_nbytes=weights_nbytes(loaded.model))
         device.wire_weights(shape.weights_nbytes)
         tokens = pool_tokens(
@@ -75,7 +67,7 @@ class MlxEngine:
         facts = EngineFacts(
             shape=shape,
             pool_tokens=tokens,
-            context_length=context_length,
+            context_length=shape.context_length,
             device=device.describe(),
         )
         return cls(loaded, facts)
@@ -132,11 +124,15 @@ class MlxEngine:
         return self._launched is not None or len(self._batch) > 0
 
     def step(self, plan: StepPlan) -> tuple[Drawn, ...]:
-        before = self._launched
+        before, fence = self._launched, self._fence
+        self._fence = None
         for chunk in plan.prefill:
             self._prefill(chunk)
         self._launched = self._batch.launch() if len(self._batch) else None
         if before is None:
+            if fence is not None:
+                # Nothing to read, but the device must not fall behind by more than one step.
+                mx.eval(fence)
             return ()
         # Only now wait for the step before: the device has the next one to go on with.
         drawn = sorted(before.read(), key=lambda row: row[0])
@@ -161,7 +157,7 @@ class MlxEngine:
         occupant = self._slots[chunk.slot]
         prefill = occupant.prefill
         assert prefill is not None, f"slot {chunk.slot} has its prompt already"
-        prefill.run(chunk.num_tokens)
+        self._fence = prefill.run(chunk.num_tokens)
         if prefill.complete:
             content = prefill.content()
             self._batch.join(occupant.key, occupant.request, content, room=occupant.room)

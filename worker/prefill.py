@@ -39,14 +39,20 @@ class Prefill:
     def complete(self) -> bool:
         return self._launched == self._ids.size
 
-    def run(self, num_tokens: int) -> None:
-        """Launch the next ``num_tokens`` tokens. The prompt's last is counted, but not run."""
+    def run(self, num_tokens: int) -> mx.array | None:
+        """Launch the next ``num_tokens`` tokens. The prompt's last is counted, but not run.
+
+        Returns a scalar that is there once the chunk is, or None when nothing was launched. It
+        holds none of the KV, so that the next chunk is written in place.
+        """
         start = self.done
         self._launched += num_tokens
         assert self._launched <= self._ids.size, (self._launched, self._ids.size)
         chunk = self._ids[start : self.done]
         if chunk.size == 0:
-            return
+            return None
         # Nothing needs the logits, so the LM head is never computed.
         self._model(chunk[None], cache=self.caches)
-        mx.async_eval([cache.state for cache in self.caches])
+        fence: mx.array = self.caches[-1].keys[0, 0, 0, 0] + 0
+        mx.async_eval([cache.state for cache in self.caches], fence)
+        return fence
