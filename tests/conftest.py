@@ -1,3 +1,3 @@
-"""Fixtures that more than one folder uses."""
+"""Fixtures for every folder of tests."""
 
-pytest_plugins = ["tests.model_fixtures"]
+pytest_plugins = ["model_fixtures"]

@@ -8,6 +8,8 @@ import pytest
 pytest.importorskip("mlx.core")
 
 from mlx_lm.utils import load_model
+from oracle import Ties, assert_greedy
+from scripted_channel import ScriptedChannel
 
 from mlx_dp.proto.exit_codes import ExitCode
 from mlx_dp.proto.messages import (
@@ -22,8 +24,6 @@ from mlx_dp.proto.ownership import Limits, divide
 from mlx_dp.proto.parallel import resolve_topology
 from mlx_dp.proto.sampling_params import SamplingParams
 from mlx_dp.worker.startup import run_worker
-from tests.oracle import Ties, assert_greedy
-from tests.worker.scripted_channel import ScriptedChannel
 
 pytestmark = [pytest.mark.mlx, pytest.mark.model]
 
