@@ -6,8 +6,11 @@ from mlx_dp.proto.exit_codes import ExitCode
 from mlx_dp.proto.messages import FailureKind
 
 
-def describe_exit(status: int) -> str:
-    """Say how a process ended; a negative status is the signal that killed it."""
+def describe_exit(status: int, *, expected: bool = False) -> str:
+    """Say how a process ended; a negative status is the signal that killed it.
+
+    ``expected``: we had given it up before, so that a signal may be ours.
+    """
     if status >= 0:
         try:
             return f"exited with status {status} ({ExitCode(status).name.lower()})"
@@ -17,7 +20,7 @@ def describe_exit(status: int) -> str:
         name = signal.Signals(-status).name
     except ValueError:
         name = f"signal {-status}"
-    hint = ", possibly out of memory" if status == -signal.SIGKILL else ""
+    hint = ", possibly out of memory" if status == -signal.SIGKILL and not expected else ""
     return f"killed by {name}{hint}"
 
 

@@ -104,7 +104,7 @@ class Supervisor:
         if worker.status is not WorkerStatus.STARTING or not worker.greeted:
             raise ProtocolError(f"worker {index}: ready while {worker.status.value}")
         worker.move(WorkerStatus.READY)
-        worker.ready_once = True
+        worker.served = worker.ready_once = True
         worker.message = ""
         domain = self._domain_of[index]
         if domain.ready:
@@ -123,7 +123,7 @@ class Supervisor:
         worker = self.workers[index]
         worker.process = False
         worker.kill_at = None
-        ending = describe_exit(status)
+        ending = describe_exit(status, expected=worker.status not in ALIVE)
         _logger.info("worker %s: pid %s %s", index, worker.pid, ending)
         if self._stopping:
             return self._stopped(worker, ending)
@@ -239,15 +239,18 @@ class Supervisor:
             member.identity = ""
 
     def _spawn_next(self, now: float) -> list[Instruction]:
-        starting = [each for each in self.workers if each.status is WorkerStatus.STARTING]
-        if self._stopping or any(worker.process for worker in starting):
+        # A start that has failed is over only once its process is gone, and with it its memory.
+        if self._stopping or any(each.process and not each.served for each in self.workers):
             return []
-        for worker in starting:
+        for worker in self.workers:
+            if worker.status is not WorkerStatus.STARTING:
+                continue
             worker.spawns += 1
             worker.identity = f"w{worker.index}-{self._rng.getrandbits(64):016x}"
             worker.pid = None
             worker.process = True
             worker.greeted = False
+            worker.served = False
             worker.start_deadline = now + self._limits.start_timeout_s
             return [Spawn(worker.index, worker.identity)]
         return []

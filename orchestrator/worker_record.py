@@ -44,6 +44,8 @@ class WorkerRecord:
     process: bool = False
     greeted: bool = False
     """It said hello and was told what to load."""
+    served: bool = False
+    """This incarnation became ready."""
     start_deadline: float = 0.0
     kill_at: float | None = None
     spawns: int = 0
