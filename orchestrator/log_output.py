@@ -2,18 +2,27 @@
 
 import logging
 import sys
-import time
 
 from rich.console import Console
 
 
-def stderr_console() -> Console:
-    return Console(file=sys.stderr)
+class StderrConsole(Console):
+    """Standard error, which the service outlives: rich would exit when its reader is gone."""
+
+    def __init__(self) -> None:
+        super().__init__(file=sys.stderr)
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
 
 
 def write_plain(console: Console, line: str) -> None:
     """Print a line as it is: whatever stands in it, and however long it is."""
-    console.print(line, markup=False, highlight=False, soft_wrap=True, emoji=False)
+    try:
+        console.print(line, markup=False, highlight=False, soft_wrap=True, emoji=False)
+    except OSError:
+        # The terminal or the disk behind it is gone. Serving goes on; there is nobody to tell.
+        console.quiet = True
 
 
 class ConsoleHandler(logging.Handler):
@@ -22,9 +31,7 @@ class ConsoleHandler(logging.Handler):
     def __init__(self, console: Console) -> None:
         super().__init__()
         self._console = console
-        formatter = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
-        formatter.converter = time.gmtime
-        self.setFormatter(formatter)
+        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
 
     def emit(self, record: logging.LogRecord) -> None:
         write_plain(self._console, self.format(record))

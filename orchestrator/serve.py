@@ -16,7 +16,7 @@ from mlx_dp.orchestrator.fleet import Outside
 from mlx_dp.orchestrator.http_app import create_app
 from mlx_dp.orchestrator.launcher import ProcessLauncher
 from mlx_dp.orchestrator.listen_socket import bound_port, endpoint_url, is_loopback, open_socket
-from mlx_dp.orchestrator.log_output import configure_logging, stderr_console, write_plain
+from mlx_dp.orchestrator.log_output import StderrConsole, configure_logging, write_plain
 from mlx_dp.orchestrator.options import ServeOptions, WorkerOptions
 from mlx_dp.orchestrator.plan import ServicePlan, make_plan
 from mlx_dp.orchestrator.plan_table import plan_view
@@ -32,7 +32,7 @@ def serve(flags: Flags, environment: Mapping[str, str]) -> int:
     """Serve until a signal, and return the exit status. Raises ConfigError before any worker."""
     configuration.check_flags(flags)
     ownership = configuration.ownership(flags.owners)
-    console = stderr_console()
+    console = StderrConsole()
     configure_logging(console, flags.http.log_level)
     with closing(open_socket(flags.http.host, flags.http.port)) as listener:
         model = prepare_model(flags, environment)

@@ -76,11 +76,12 @@ class LineDisplay:
 
 
 class LiveDisplay:
-    """A table that redraws itself, with the seconds that each owner took."""
+    """A table that redraws itself, with the seconds that each owner takes or took."""
 
     def __init__(self, live: Live) -> None:
         self._live = live
-        self._settled_s: dict[int, float] = {}
+        self._began_s: dict[int, float] = {}
+        self._took_s: dict[int, float] = {}
 
     def show(self, owners: tuple[OwnerState, ...], elapsed_s: float) -> None:
         table = Table(box=None, pad_edge=False)
@@ -88,14 +89,19 @@ class LiveDisplay:
             table.add_column(heading)
         for state in owners:
             now = stage_of(state)
-            if now.stage == "ready":
-                seconds = self._settled_s.setdefault(now.owner, elapsed_s)
-            else:
-                self._settled_s.pop(now.owner, None)
-                seconds = elapsed_s
-            shown = "" if now.stage == "queued" else f"{seconds:.1f}"
-            table.add_row(str(now.owner), now.stage, shown, now.detail)
+            table.add_row(str(now.owner), now.stage, self._seconds(now, elapsed_s), now.detail)
         self._live.update(table)
+
+    def _seconds(self, now: OwnerStage, elapsed_s: float) -> str:
+        if now.stage == "queued":
+            self._began_s.pop(now.owner, None)
+            return ""
+        took_s = elapsed_s - self._began_s.setdefault(now.owner, elapsed_s)
+        if now.stage == "ready":
+            took_s = self._took_s.setdefault(now.owner, took_s)
+        else:
+            self._took_s.pop(now.owner, None)
+        return f"{took_s:.1f}"
 
 
 def _starting(state: OwnerState) -> str:

@@ -44,3 +44,17 @@ def test_a_pipe_gets_lines_and_a_terminal_a_table() -> None:
         display.show((READY,), 2.0)
     assert "\x1b[" in terminal.getvalue(), "nothing was redrawn"
     assert "8 slots" in terminal.getvalue()
+
+
+def test_the_table_counts_each_owners_own_seconds() -> None:
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=True, width=100)
+    with start_display(console) as display:
+        second = replace(QUEUED, owner=1)
+        display.show((LOADING, second), 0.0)
+        display.show((READY, second), 2.0)
+        display.show((READY, replace(LOADING, owner=1)), 3.0)
+        display.show((READY, replace(LOADING, owner=1)), 4.5)
+    last = output.getvalue().rpartition("seconds")[2]
+    assert "ready    2.0" in last
+    assert "loading  1.5" in last

@@ -1,5 +1,6 @@
 """The whole service, as processes, with the fake engine: start, refusals, signals, deaths."""
 
+import os
 import signal
 import socket
 import threading
@@ -224,3 +225,39 @@ def test_an_open_endpoint_without_a_key_is_warned_of() -> None:
         served.wait_until_ready()
         assert not [line for line in served.lines if "--api-key" in line]
         assert served.get("/v1/models")[0] == 401
+
+
+@pytest.mark.parametrize(("mode", "slots"), [((), 8), (("--enable-dp-attention",), 2)])
+def test_owners_serve_with_their_share_of_the_limit(mode: tuple[str, ...], slots: int) -> None:
+    if mode:
+        mode = (*mode, "--tp-size", "4")
+    with Served(*FAKE, "--dp-size", "4", "--max-running-requests", "8", *mode) as served:
+        served.wait_until_ready()
+        _, loads = served.get("/v1/loads")
+        assert [load["max_running_requests"] for load in loads["loads"]] == [slots] * 4
+        warned = [line for line in served.lines if "each process still holds the whole" in line]
+        assert len(warned) == len(mode[:1])
+
+
+def test_the_last_workers_end_is_told_in_one_sentence() -> None:
+    with Served(*FAKE, "--max-restarts", "0") as served:
+        served.wait_until_ready()
+        (worker,) = served.workers()
+        worker.kill()
+        assert served.exit_status(10.0) == 1
+        (sentence,) = [line for line in served.lines if line.startswith("mlx-dp: error: ")]
+        assert "SIGKILL" in sentence
+        assert "Traceback" not in served.output
+
+
+def test_the_service_outlives_whoever_read_its_logs() -> None:
+    with Served(*FAKE, "--log-level", "debug") as served:
+        served.wait_until_ready()
+        assert served.process.stdout is not None
+        os.dup2(os.open(os.devnull, os.O_RDONLY), served.process.stdout.fileno())
+        (worker,) = served.workers()
+        worker.kill()
+        wait_until(lambda: served.get("/health")[0] == 503, "the loss is seen")
+        wait_until(lambda: served.get("/health")[0] == 200, "a worker is back")
+        served.signal(signal.SIGTERM)
+        assert served.exit_status(20.0) == 0
