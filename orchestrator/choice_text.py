@@ -74,7 +74,7 @@ class ChoiceText:
         rest = self._detokenizer.finish()
         self._decoded_chars += len(rest)
         text = self._stops.push(rest)
-        return self._piece(text if self.stopped else text + self._stops.finish())
+        return self._piece(text if self.stopped else text + self._stops.finish(), last=True)
 
     def _decode(self, ids: tuple[int, ...]) -> str:
         if ids and ids[-1] in self._stop_token_ids:
@@ -83,12 +83,13 @@ class ChoiceText:
         self._decoded_chars += len(text)
         return text
 
-    def _piece(self, text: str) -> Piece:
+    def _piece(self, text: str, *, last: bool = False) -> Piece:
         self._shown_chars += len(text)
         if not self._waiting:
             return Piece(text)
         ready = self._waiting
-        if self.stopped or self._shown_chars < self._decoded_chars:
+        if self.stopped or not last:
+            # Tokens without text of their own wait for the text behind them.
             ready = [token for token in ready if token.text_offset < self._shown_chars]
         self._waiting = [] if self.stopped else self._waiting[len(ready) :]
         return Piece(text, tuple(ready))

@@ -1,0 +1,88 @@
+"""POST /v1/completions: prompts in every shape, echo, and log-probabilities in the older shape."""
+
+import pytest
+from http_calls import complete, error, events
+from scripted_service import ScriptedService, granted, says
+
+from mlx_dp.orchestrator.service import Ended, NewTokens
+from mlx_dp.proto.messages import FinishReason
+from mlx_dp.proto.token_chunk import TokenLogprob
+
+
+@pytest.mark.parametrize(
+    ("prompt", "ids"),
+    [
+        ("hi", [b"hi"]),
+        ([104, 105], [b"hi"]),
+        (["hi", "yo"], [b"hi", b"yo"]),
+        ([[104, 105], [121]], [b"hi", b"y"]),
+        (["hi", [121]], [b"hi", b"y"]),
+    ],
+)
+def test_prompts_may_be_text_or_ids_one_or_many(prompt: object, ids: list[bytes]) -> None:
+    service = ScriptedService()
+    response = complete(service, prompt=prompt)
+    assert [bytes(a.generation.prompt_ids) for a in service.answers] == ids
+    assert [c["index"] for c in response.json()["choices"]] == list(range(len(ids)))
+    assert response.json()["usage"]["prompt_tokens"] == sum(map(len, ids))
+    assert response.json()["object"] == "text_completion"
+
+
+def test_choices_of_a_batch_stand_behind_their_prompt() -> None:
+    service = ScriptedService()
+    service.reply = lambda g: says(bytes(g.prompt_ids).decode() + str(g.params.seed))
+    response = complete(service, prompt=["a", "b"], n=2, seed=5, echo=True)
+    texts = [choice["text"] for choice in response.json()["choices"]]
+    assert texts == ["aa5", "aa6", "bb5", "bb6"]
+    assert response.json()["usage"]["prompt_tokens"] == 2
+
+
+def test_echo_comes_first_in_a_stream() -> None:
+    chunks = events(complete(ScriptedService(lambda _: says("!")), echo=True, stream=True))
+    assert [c["choices"][0]["text"] for c in chunks] == ["hi", "!", ""]
+    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+def test_logprobs_have_the_older_shape() -> None:
+    tokens = [
+        NewTokens(ids=(97,), logprobs=(TokenLogprob(logprob=-2.0, top=((98, -0.1),)),)),
+        NewTokens(ids=(256,), logprobs=(TokenLogprob(logprob=-0.2, top=((256, -0.2),)),)),
+    ]
+    script = [granted(), *tokens, Ended(reason=FinishReason.STOP)]
+    body = complete(ScriptedService(lambda _: script), logprobs=1).json()
+    assert body["choices"][0]["text"] == "a"
+    assert body["choices"][0]["logprobs"] == {
+        "tokens": ["a", "<|end|>"],
+        "token_logprobs": [-2.0, -0.2],
+        "top_logprobs": [{"b": -0.1, "a": -2.0}, {"<|end|>": -0.2}],
+        "text_offset": [0, 1],
+    }
+
+
+def test_cached_tokens_are_reported_and_never_exceed_the_prompt() -> None:
+    script = [granted(cached_tokens=1), granted(1, cached_tokens=9), *says("x")[1:]]
+    body = complete(ScriptedService(lambda _: script)).json()
+    assert body["usage"]["prompt_tokens_details"] == {"cached_tokens": 1}
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "", [], [[]], [""], None, 1, {}, [True, False], [1.5], ["a", 1], [[1, [2]]], [-1],
+        [2**31], [2**63], [10**30], [[1], None], [512],
+    ],
+)  # fmt: skip
+def test_bad_prompts_are_refused_by_name(prompt: object) -> None:
+    service = ScriptedService()
+    assert error(complete(service, prompt=prompt), 400)["param"] == "prompt"
+    assert not service.answers
+
+
+def test_too_many_answers_at_once_are_refused_with_the_bound() -> None:
+    found = error(complete(ScriptedService(), prompt=["a"] * 65, n=2), 400)
+    assert "130" in found["message"]
+    assert "128" in found["message"]
+
+
+def test_echo_with_logprobs_is_refused() -> None:
+    assert error(complete(ScriptedService(), echo=True, logprobs=0), 400)["param"] == "echo"

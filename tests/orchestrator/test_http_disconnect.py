@@ -1,0 +1,116 @@
+"""A client that leaves frees its slot in every state. Real sockets: only they tell how."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+from http_calls import CHAT, HI
+from scripted_service import ScriptedAnswer, ScriptedService, granted
+from served_app import served
+
+from mlx_dp.orchestrator.options import HttpOptions
+from mlx_dp.orchestrator.service import AnswerEvent, NewTokens
+
+pytestmark = pytest.mark.system
+
+
+async def send(port: int, **body: object) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    content = json.dumps({"messages": HI, **body}).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    writer.write(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+    await writer.drain()
+    return reader, writer
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "events",
+    [[], [granted()], [granted(), NewTokens(ids=(65,)), NewTokens(ids=(66,))]],
+    ids=["queued", "prefilling", "decoding"],
+)
+@pytest.mark.parametrize("reset", [False, True])
+def test_leaving_cancels_in_every_state(
+    events: list[AnswerEvent], stream: bool, reset: bool
+) -> None:
+    async def run() -> None:
+        service = ScriptedService(lambda _: events)
+        async with asyncio.timeout(20), served(service) as port:
+            reader, writer = await send(port, stream=stream, n=2)
+            await service.submitted.wait()
+            if stream:
+                # The headers leave while the request is still queued.
+                assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
+            if reset:
+                writer.transport.abort()
+            else:
+                writer.close()
+            for answer in service.answers:
+                await answer.cancelled.wait()
+            assert len(service.answers) == 2
+
+    asyncio.run(run())
+
+
+def test_answer_that_ended_is_not_cancelled_and_the_connection_lives_on() -> None:
+    async def run() -> None:
+        service = ScriptedService()
+        async with asyncio.timeout(20), served(service) as port:
+            reader, writer = await send(port, stream=True)
+            assert b"[DONE]" in await reader.readuntil(b"0\r\n\r\n")
+            content = json.dumps({"messages": HI}).encode()
+            head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            writer.write(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+            assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
+            assert not any(answer.cancelled.is_set() for answer in service.answers)
+            writer.close()
+
+    asyncio.run(run())
+
+
+def test_body_that_does_not_arrive_is_refused() -> None:
+    async def run() -> None:
+        service = ScriptedService()
+        options = HttpOptions(served_model_name="m", body_timeout_s=0.05)
+        async with asyncio.timeout(20), served(service, options) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            writer.write(f"{head}Content-Length: 100\r\n\r\n{{".encode())
+            assert b"408" in await reader.readline()
+            await reader.read()
+            writer.close()
+        assert not service.answers
+
+    asyncio.run(run())
+
+
+def test_slow_reader_is_not_read_ahead_of() -> None:
+    async def run() -> None:
+        consumed = 0
+
+        class Endless(ScriptedAnswer):
+            async def __aiter__(self) -> AsyncIterator[AnswerEvent]:
+                nonlocal consumed
+                yield granted()
+                while True:
+                    consumed += 1
+                    yield NewTokens(ids=(65,) * 1000)
+                    await asyncio.sleep(0)
+
+        service = ScriptedService()
+        service.submit = lambda generation: Endless(0, generation)
+
+        async with asyncio.timeout(30), served(service) as port:
+            reader, writer = await send(port, stream=True)
+            await reader.readuntil(b"\r\n\r\n")
+            # Neither end reads on: the socket buffers fill up, and then the answer must wait.
+            before = -1
+            while before != consumed:
+                before = consumed
+                for _ in range(2000):
+                    await asyncio.sleep(0)
+            assert consumed * 1000 < 20 * 2**20
+            writer.transport.abort()
+
+    asyncio.run(run())

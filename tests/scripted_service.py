@@ -1,0 +1,120 @@
+"""An in-memory control plane whose answers a test writes down, for tests of the HTTP side."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import replace
+
+from owner_states import READY
+
+from mlx_dp.orchestrator.options import HttpOptions
+from mlx_dp.orchestrator.service import (
+    Answer,
+    AnswerEvent,
+    Ended,
+    Generation,
+    Granted,
+    NewTokens,
+    OverloadedError,
+    OwnerState,
+    RefusedError,
+    ServiceState,
+    ServiceStatus,
+)
+from mlx_dp.proto.admission import AdmissionLimits, refusal
+from mlx_dp.proto.messages import FinishReason
+from mlx_dp.proto.parallel import ReplicaMode
+
+API_KEY = "sk-tëst"
+OPTIONS = HttpOptions(served_model_name="demo/fake")
+STATE = ServiceState(
+    status=ServiceStatus.READY,
+    mode=ReplicaMode.DATA_PARALLEL,
+    load_balance_method="total_tokens",
+    tp_size=1,
+    queued_requests=0,
+    queued_tokens=0,
+    max_queued_requests=16,
+    owners=(READY, replace(READY, owner=1)),
+)
+
+
+def granted(owner: int = 0, cached_tokens: int = 0) -> Granted:
+    return Granted(owner=owner, reason="least", cached_tokens=cached_tokens)
+
+
+def says(text: str, reason: FinishReason = FinishReason.STOP, owner: int = 0) -> list[AnswerEvent]:
+    """Events of an answer, a byte at a time, in the fake tokenizer's ids."""
+    tokens = [NewTokens(ids=(byte,)) for byte in text.encode()]
+    if reason is FinishReason.STOP:
+        tokens.append(NewTokens(ids=(256,)))
+    return [granted(owner), *tokens, Ended(reason=reason)]
+
+
+class ScriptedAnswer:
+    """Gives what it was fed, and ends as aborted when it is cancelled before its end."""
+
+    def __init__(self, request_id: int, generation: Generation) -> None:
+        self.request_id = request_id
+        self.generation = generation
+        self.cancelled = asyncio.Event()
+        self._events: asyncio.Queue[AnswerEvent] = asyncio.Queue()
+        self._ended = False
+
+    def feed(self, events: Iterable[AnswerEvent]) -> None:
+        for event in events:
+            self._events.put_nowait(event)
+
+    def cancel(self) -> None:
+        if not self.cancelled.is_set() and not self._ended:
+            self.cancelled.set()
+            self.feed([Ended(reason=FinishReason.ABORT)])
+
+    async def __aiter__(self) -> AsyncIterator[AnswerEvent]:
+        while True:
+            event = await self._events.get()
+            if isinstance(event, Ended):
+                self._ended = True
+            yield event
+            if isinstance(event, Ended):
+                return
+
+
+class ScriptedService:
+    """Answers each generation with what ``reply`` says, and admits as the real one does."""
+
+    def __init__(
+        self,
+        reply: Callable[[Generation], Iterable[AnswerEvent]] = lambda _: says("Hello, wörld 😀!"),
+        owners: tuple[OwnerState, ...] = STATE.owners,
+    ) -> None:
+        self.reply = reply
+        self.answers: list[ScriptedAnswer] = []
+        self.current = replace(STATE, owners=owners)
+        self.bounds: AdmissionLimits | None = AdmissionLimits(context_length=512, pool_tokens=1000)
+        self.refuse_from: int | None = None
+        self.submitted = asyncio.Event()
+
+    def state(self) -> ServiceState:
+        return self.current
+
+    def limits(self) -> AdmissionLimits | None:
+        return self.bounds
+
+    def submit(self, generation: Generation) -> Answer:
+        if self.refuse_from is not None and len(self.answers) >= self.refuse_from:
+            raise OverloadedError("the queue is full", status=429, retry_after_s=3)
+        if self.bounds is not None:
+            message = refusal(self.bounds, len(generation.prompt_ids), generation.max_tokens or 1)
+            if message is not None:
+                raise RefusedError(message, param="max_tokens")
+        answer = ScriptedAnswer(len(self.answers), generation)
+        answer.feed(self.reply(generation))
+        self.answers.append(answer)
+        self.submitted.set()
+        return answer
+
+    @property
+    def generation(self) -> Generation:
+        """The only one there was."""
+        assert len(self.answers) == 1, len(self.answers)
+        return self.answers[0].generation
