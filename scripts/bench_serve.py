@@ -84,7 +84,12 @@ async def running(
             stack.callback(servers[-1].stop)
             await servers[-1].wait_ready()
             await throughput(servers[-1], workload.mixed("warm-up", 4), 4)
-        yield servers
+        try:
+            yield servers
+        finally:
+            for server in servers:
+                if server.ended:
+                    say(f"{server.spec.name} ended in between:\n{server.last_words()}")
 
 
 async def best_peer(model: Path, workload: Workload, level: int, logs: Path) -> ServerSpec:

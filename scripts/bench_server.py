@@ -78,7 +78,7 @@ class Server:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + START_TIMEOUT_S
         while loop.time() < deadline:
-            if self._process.poll() is not None:
+            if self.ended:
                 raise ServerError(
                     f"{self.spec.name} ended with {self._process.returncode}:\n{self.last_words()}"
                 )
@@ -90,6 +90,10 @@ class Server:
         raise ServerError(
             f"{self.spec.name} was not ready within {START_TIMEOUT_S:.0f} s:\n{self.last_words()}"
         )
+
+    @property
+    def ended(self) -> bool:
+        return self._process.poll() is not None
 
     def last_words(self) -> str:
         """The end of what the server printed."""
