@@ -64,7 +64,10 @@ def leave_table(runs: Runs) -> str:
 
 
 def same_answers(scenarios: dict[str, Runs], peer: str) -> str:
-    """How many greedy answers were the peer's to the letter: else the work was not the same."""
+    """How many greedy answers were the peer's to the letter: else the work was not the same.
+
+    Spaces before the first word do not count, since mlx-lm drops the first one.
+    """
     lines = []
     for name in {name for runs in scenarios.values() for name in runs} - {peer}:
         pairs = [
@@ -74,6 +77,6 @@ def same_answers(scenarios: dict[str, Runs], peer: str) -> str:
             for ours, others in zip(runs[name], runs[peer], strict=True)
             for mine, theirs in zip(ours["texts"], others["texts"], strict=True)
         ]
-        same = sum(mine == theirs for mine, theirs in pairs)
+        same = sum(mine.lstrip(" ") == theirs.lstrip(" ") for mine, theirs in pairs)
         lines.append(f"{name}: {same} of {len(pairs)} answers equal those of {peer}.")
     return "\n".join(sorted(lines))
