@@ -45,9 +45,6 @@ class FakeTextModel:
             return tuple(data)
         return tuple(byte % self._vocab_size for byte in data)
 
-    def fewest_tokens(self, num_chars: int) -> int:
-        return num_chars
-
     def decode(self, ids: Sequence[int]) -> str:
         return b"".join(map(self._shown_bytes, ids)).decode(errors="replace")
 

@@ -49,9 +49,6 @@ class TextModel(Protocol):
     def render_chat(self, chat: Chat) -> str:
         """Return the prompt's text. Raises ChatTemplateError."""
 
-    def fewest_tokens(self, num_chars: int) -> int:
-        """No text of this length has fewer tokens. Cheap: it spares tokenizing what cannot fit."""
-
     def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         """Tokenize; a bare prompt gets what the tokenizer puts around one, a chat has its own."""
 

@@ -55,12 +55,6 @@ class TokenizerTextModel:
             tokenizer.id_to_token, byte_level_bytes if self._byte_level else sentencepiece_bytes
         )
         self._shown = _TokenBytes(self._shown_token, byte_level_bytes)
-        # A normalizer may shorten the text, so that length says nothing.
-        self._longest_token = (
-            max(map(len, tokenizer.get_vocab()), default=1)
-            if self._byte_level and tokenizer.normalizer is None
-            else None
-        )
 
     @property
     def facts(self) -> ModelFacts:
@@ -77,9 +71,6 @@ class TokenizerTextModel:
 
     def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
-
-    def fewest_tokens(self, num_chars: int) -> int:
-        return -(-num_chars // self._longest_token) if self._longest_token else min(num_chars, 1)
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))

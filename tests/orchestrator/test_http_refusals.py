@@ -324,14 +324,28 @@ def test_prompt_over_the_context_is_refused_with_the_numbers() -> None:
     assert found["code"] == "context_length_exceeded"
 
 
-def test_prompt_that_cannot_fit_is_not_even_tokenized() -> None:
+class Measuring(FakeTextModel):
+    """Remembers how much was tokenized."""
+
+    longest = 0
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+        self.longest = max(self.longest, len(text))
+        return super().encode(text, add_special_tokens=add_special_tokens)
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_prompt_that_cannot_fit_is_not_tokenized_as_a_whole(path: str) -> None:
     service = ScriptedService()
     service.bounds = AdmissionLimits(context_length=100, pool_tokens=None)
-    body = {"prompt": "x" * 100}
-    response = call(service, "POST", COMPLETIONS, text=Untouchable(512), json=body)
-    found = error(response, 400)
+    prompt = "x" * 1_000_000
+    body = {"prompt": prompt, "messages": [{"role": "user", "content": prompt}]}
+    del body["messages" if path == COMPLETIONS else "prompt"]
+    text = Measuring(512)
+    found = error(call(service, "POST", path, text=text, json=body), 400)
     assert found["code"] == "context_length_exceeded"
-    assert "at least 100 tokens" in found["message"]
+    assert "more than 100 tokens" in found["message"]
+    assert text.longest < 2000
 
 
 def test_internal_errors_tell_nothing() -> None:
