@@ -1,0 +1,71 @@
+"""The whole service on a real model: answers from two processes, and no orphan of a load."""
+
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from served import Served, alive, wait_until
+
+pytestmark = [pytest.mark.system, pytest.mark.mlx, pytest.mark.model]
+
+QUESTION = {
+    "model": "demo",
+    "messages": [{"role": "user", "content": "What is the capital of France?"}],
+    "max_tokens": 20,
+    "temperature": 0,
+}
+
+
+def loads_library(process: psutil.Process, name: str) -> bool:
+    try:
+        return any(name in entry.path for entry in process.memory_maps())
+    except psutil.Error:
+        return False
+
+
+def test_two_processes_answer_in_english_at_once(demo_model_dir: Path) -> None:
+    arguments = ("--model", str(demo_model_dir), "--served-model-name", "demo", "--dp-size", "2")
+    with Served(*arguments) as served:
+        served.wait_until_ready()
+        answers: dict[int, Any] = {}
+
+        def ask(rank: int) -> None:
+            body = {**QUESTION, "routed_dp_rank": rank}
+            answers[rank] = served.post("/v1/chat/completions", body)
+
+        clients = [threading.Thread(target=ask, args=(rank,)) for rank in (0, 1)]
+        for client in clients:
+            client.start()
+        for client in clients:
+            client.join(60.0)
+        for rank in (0, 1):
+            status, answer = answers[rank]
+            assert status == 200, answer
+            assert "Paris" in answer["choices"][0]["message"]["content"]
+        _, loads = served.get("/v1/loads")
+        assert [load["status"] for load in loads["loads"]] == ["ready", "ready"]
+        if sys.platform == "linux":
+            # The controller itself must never open the device.
+            assert not loads_library(psutil.Process(served.process.pid), "libmlx")
+            assert all(loads_library(worker, "libmlx") for worker in served.workers())
+        served.signal(signal.SIGTERM)
+        assert served.exit_status() == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads what a process has mapped")
+def test_no_worker_outlives_a_controller_killed_while_mlx_is_imported(
+    demo_model_dir: Path,
+) -> None:
+    with Served("--model", str(demo_model_dir), "--dp-size", "2") as served:
+        served.wait_for_line("owner 0: loading")
+        (worker,) = served.workers()
+        wait_until(
+            lambda: loads_library(worker, "mlx/core") or loads_library(worker, "libmlx"),
+            "the import began",
+        )
+        served.signal(signal.SIGKILL)
+        wait_until(lambda: not alive(worker), "its worker is gone", 2.0)
