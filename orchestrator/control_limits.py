@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from mlx_dp.orchestrator.liveness import LivenessLimits
 from mlx_dp.orchestrator.options import WorkerOptions
 from mlx_dp.orchestrator.restart_budget import RestartLimits
+from mlx_dp.orchestrator.staging import StartLimits
 from mlx_dp.orchestrator.supervisor import SupervisorLimits
 
 
@@ -31,7 +32,7 @@ def control_limits(worker: WorkerOptions) -> ControlLimits:
     return ControlLimits(
         liveness=LivenessLimits(heartbeat_interval_s=worker.heartbeat_interval_s),
         supervisor=SupervisorLimits(
-            start_timeout_s=worker.start_timeout_s,
+            start=StartLimits(start_timeout_s=worker.start_timeout_s),
             restart=RestartLimits(max_restarts=worker.max_restarts),
         ),
     )

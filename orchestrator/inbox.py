@@ -69,7 +69,7 @@ class Inbox:
             case Heartbeat():
                 self._beat(index, fact, now)
             case Hello():
-                self._fleet.carry_out(self._supervisor.greeted(index), now)
+                self._fleet.carry_out(self._supervisor.greeted(index, now), now)
             case Ready():
                 self._fleet.ready(index, fact, now)
             case Failed():

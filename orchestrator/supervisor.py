@@ -6,20 +6,19 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from mlx_dp.orchestrator.exit_status import describe_exit, failure_of
+from mlx_dp.orchestrator.kill_ladder import KillLimits, due_kills, lose
 from mlx_dp.orchestrator.recovery import RestartAt, StayDown, recover
 from mlx_dp.orchestrator.restart_budget import RestartLimits
 from mlx_dp.orchestrator.service import WorkerStatus
+from mlx_dp.orchestrator.staging import Staging, StartLimits
 from mlx_dp.orchestrator.supervisor_steps import (
-    Abort,
     AddOwner,
     GiveUp,
     Instruction,
-    Kill,
     Loss,
     LossKind,
     RemoveOwner,
     SendStart,
-    Spawn,
 )
 from mlx_dp.orchestrator.worker_record import ALIVE, FailureDomain, WorkerRecord, domain_of
 from mlx_dp.proto.errors import ProtocolError
@@ -31,11 +30,10 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisorLimits:
-    """``abort_grace_s``: from the stack dump to SIGKILL; ``exit_grace_s``: from ``Failed``."""
+    """Of starts, of ends, and of what comes between them."""
 
-    start_timeout_s: float = 600.0
-    abort_grace_s: float = 1.0
-    exit_grace_s: float = 2.0
+    start: StartLimits = field(default_factory=StartLimits)
+    kill: KillLimits = field(default_factory=KillLimits)
     restart: RestartLimits = field(default_factory=RestartLimits)
 
 
@@ -58,6 +56,7 @@ class Supervisor:
         self._domain_of: Final = {
             worker.index: domain for domain in self._domains for worker in domain.members
         }
+        self._staging: Final = Staging(self.workers, limits.start, rng)
         self._stopping = False
         self._cause: Loss | None = None
 
@@ -90,12 +89,12 @@ class Supervisor:
         worker.pid = pid
         _logger.info("worker %s: started, pid %s, incarnation %s", index, pid, worker.incarnation)
 
-    def greeted(self, index: int) -> list[Instruction]:
+    def greeted(self, index: int, now: float) -> list[Instruction]:
         """It said hello. Raises ProtocolError when it had done so before."""
         worker = self.workers[index]
         if worker.status is not WorkerStatus.STARTING or worker.greeted:
             raise ProtocolError(f"worker {index}: hello while {worker.status.value}")
-        worker.greeted = True
+        self._staging.greeted(worker, now)
         return [SendStart(index, worker.identity)]
 
     def ready(self, index: int, now: float) -> list[Instruction]:
@@ -158,30 +157,8 @@ class Supervisor:
             own = loss
             if member is not worker:
                 own = Loss(kind=LossKind.SIBLING, detail=f"worker {index}: {loss.detail}")
-            steps += self._lose(member, own, culprit=member is worker, now=now)
+            steps += lose(member, own, self._limits.kill, culprit=member is worker, now=now)
         return steps + self._settle(domain, now)
-
-    def _lose(
-        self, worker: WorkerRecord, loss: Loss, *, culprit: bool, now: float
-    ) -> list[Instruction]:
-        if worker.status not in ALIVE:
-            return []
-        steps: list[Instruction] = []
-        if worker.identity:
-            steps.append(RemoveOwner(worker.index, worker.identity, loss, culprit))
-        worker.move(WorkerStatus.LOST)
-        worker.message = loss.detail
-        if not worker.process:
-            return steps
-        match loss.kind:
-            case LossKind.EXIT:
-                worker.kill_at = now + self._limits.exit_grace_s
-            case LossKind.HUNG | LossKind.SILENT:
-                steps.append(Abort(worker.index, worker.identity))
-                worker.kill_at = now + self._limits.abort_grace_s
-            case _:
-                steps.append(Kill(worker.index, worker.identity))
-        return steps
 
     def _settle(self, domain: FailureDomain, now: float) -> list[Instruction]:
         """Decide what follows a loss, once no process of the domain is left."""
@@ -214,17 +191,10 @@ class Supervisor:
 
     def tick(self, now: float) -> list[Instruction]:
         """Do what has become due."""
-        steps: list[Instruction] = []
-        for worker in self.workers:
-            if worker.kill_at is not None and worker.kill_at <= now:
-                worker.kill_at = None
-                steps.append(Kill(worker.index, worker.identity))
-            starts = worker.status is WorkerStatus.STARTING and worker.process
-            if starts and worker.start_deadline <= now and not self._stopping:
-                detail = f"not ready after {self._limits.start_timeout_s:g} s"
-                steps += self.lost(
-                    worker.index, Loss(kind=LossKind.START_TIMEOUT, detail=detail), now
-                )
+        steps = due_kills(self.workers, now)
+        late = None if self._stopping else self._staging.late(now)
+        if late is not None:
+            steps += self.lost(late.index, self._staging.too_late(late), now)
         for domain in self._domains:
             if domain.restart_at is not None and domain.restart_at <= now and not self._stopping:
                 self._restart(domain)
@@ -239,29 +209,16 @@ class Supervisor:
             member.identity = ""
 
     def _spawn_next(self, now: float) -> list[Instruction]:
-        # A start that has failed is over only once its process is gone, and with it its memory.
-        if self._stopping or any(each.process and not each.served for each in self.workers):
-            return []
-        for worker in self.workers:
-            if worker.status is not WorkerStatus.STARTING:
-                continue
-            worker.spawns += 1
-            worker.identity = f"w{worker.index}-{self._rng.getrandbits(64):016x}"
-            worker.pid = None
-            worker.process = True
-            worker.greeted = False
-            worker.served = False
-            worker.start_deadline = now + self._limits.start_timeout_s
-            return [Spawn(worker.index, worker.identity)]
-        return []
+        return [] if self._stopping else [*self._staging.next(now)]
 
     def forgive(self, missed_s: float) -> None:
         """The controller slept: no start is late because of that."""
-        for worker in self.workers:
-            worker.start_deadline += missed_s
+        self._staging.forgive(missed_s)
 
     def stop(self) -> None:
         """Restart nobody any more; whoever has a process is expected to exit."""
+        if self._stopping:
+            return
         self._stopping = True
         for worker in self.workers:
             if worker.status is WorkerStatus.READY:

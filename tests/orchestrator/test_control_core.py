@@ -572,6 +572,15 @@ def test_a_worker_that_never_becomes_ready_is_killed_and_counted_as_failed_start
     assert world.core.supervisor.workers[0].message == "not ready after 600 s"
 
 
+def test_a_worker_that_never_says_hello_holds_up_the_others_for_a_minute_only() -> None:
+    world = World()
+    world.core.begin()
+    world.pass_time(60.2)
+    assert world.workers[0].signals == ["kill"]
+    world.pass_time(0.1)
+    assert world.workers[1].index == 1
+
+
 def test_counters_reconcile() -> None:
     world = World().bring_up()
     readers = [submit(world, (n,), 5) for n in range(8)]
