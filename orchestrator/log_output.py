@@ -40,7 +40,9 @@ class ConsoleHandler(logging.Handler):
 def configure_logging(console: Console, level: str) -> None:
     """Send the logs of ours and of the HTTP server to the console, once per process."""
     handler = ConsoleHandler(console)
-    for name, least in (("mlx_dp", level), ("uvicorn", "warning"), ("asyncio", "warning")):
+    # Requests are logged at level info, which is too much unless asked for.
+    theirs = "info" if level == "debug" else "warning"
+    for name, least in (("mlx_dp", level), ("uvicorn", theirs), ("asyncio", "warning")):
         logger = logging.getLogger(name)
         logger.handlers = [handler]
         logger.propagate = False
