@@ -5,12 +5,12 @@ from typing import Final, assert_never
 from mlx_dp.orchestrator.answer_desk import AnswerDesk
 from mlx_dp.orchestrator.answers import RequestAnswer
 from mlx_dp.orchestrator.counters import Tally
-from mlx_dp.orchestrator.deadlines import Deadlines
 from mlx_dp.orchestrator.dispatch import Dispatcher, Post
 from mlx_dp.orchestrator.ledger import Ledger, RequestEntry, RequestStatus
 from mlx_dp.orchestrator.options import QueueOptions
 from mlx_dp.orchestrator.owner_book import Lease, Owner, OwnerBook
 from mlx_dp.orchestrator.replay import after_loss
+from mlx_dp.orchestrator.request_ends import RequestEnds, error
 from mlx_dp.orchestrator.request_queue import RequestQueue
 from mlx_dp.orchestrator.router import Router
 from mlx_dp.orchestrator.service import Ended, Generation
@@ -44,15 +44,15 @@ class RequestDesk:
         post: Post,
     ) -> None:
         self._max_attempts: Final = max_attempts
-        self._book: Final = book
         self._answers: Final = answers
         self._tally: Final = tally
         self._ledger: Final = Ledger()
         self._queue: Final = RequestQueue(options.max_queued_requests)
         router = Router(options.load_balance_method)
         self._dispatcher: Final = Dispatcher(self._ledger, self._queue, book, router, post)
-        self._queue_waits: Final[Deadlines[int]] = Deadlines(options.queue_timeout_s)
-        self._requests: Final[Deadlines[int]] = Deadlines(options.request_timeout_s)
+        self._ends: Final = RequestEnds(
+            options, self._ledger, self._queue, book, answers, self._dispatcher
+        )
 
     @property
     def queue(self) -> RequestQueue:
@@ -68,51 +68,36 @@ class RequestDesk:
         """Take a request in. The caller has asked whether the queue is full."""
         entry = self._ledger.open(generation, now)
         answer = self._answers.open(entry)
-        self._requests.start(entry.request_id, now)
-        self._queue_waits.start(entry.request_id, now)
+        self._ends.began(entry, now)
         self._queue.put(entry)
         return answer
 
     def dispatch(self, now: float) -> None:
         """Grant whatever can be granted."""
         while (entry := self._dispatcher.next_grant(now)) is not None:
-            self._queue_waits.stop(entry.request_id)
+            self._ends.granted(entry)
 
     def cancel(self, request_id: int, now: float) -> None:
         """Nobody wants the rest; requests that have ended are no error."""
         entry = self._ledger.get(request_id)
         if entry is not None:
-            self._end_early(entry, Ended(reason=FinishReason.ABORT), now)
+            self._ends.end_early(entry, Ended(reason=FinishReason.ABORT), now)
 
     def expire(self, now: float) -> None:
-        """End what has waited or run for too long, and repeat what could not be said."""
-        for request_id in self._queue_waits.expired(now):
-            self._expire(request_id, self._queue_waits.timeout_s, "queue", 503, now)
-        for request_id in self._requests.expired(now):
-            self._expire(request_id, self._requests.timeout_s, "request", 504, now)
+        """End what has waited or lived for too long, and repeat what could not be said."""
+        self._ends.expire(now)
         self._dispatcher.retry_aborts(now)
-
-    def _expire(
-        self, request_id: int, timeout_s: float, which: str, status: int, now: float
-    ) -> None:
-        entry = self._ledger.get(request_id)
-        if entry is None:
-            return
-        message = f"the {which} time-out of {timeout_s:g} s has passed"
-        if entry.status is RequestStatus.QUEUED:
-            message += f", with {len(self._queue)} requests in the queue"
-        self._end_early(entry, _error(message, f"{which}_timeout", status), now)
 
     def abandon(self, message: str, code: str, now: float) -> None:
         """End everything, since nobody will ever serve it."""
         for entry in tuple(self._ledger):
-            self._end_early(entry, _error(message, code, 503), now)
+            self._ends.end_early(entry, error(message, code, 503), now)
 
     def abandon_pinned(self, owner: int, message: str, now: float) -> None:
         """End what may only go to an owner that will never be back."""
         for entry in tuple(self._ledger):
             if entry.status is RequestStatus.QUEUED and entry.pinned == owner:
-                self._end_early(entry, _error(message, "worker_failed", 503), now)
+                self._ends.end_early(entry, error(message, "worker_failed", 503), now)
 
     def accepted(self, owner: Owner, fact: Accepted) -> None:
         lease = owner.lease(fact.request_id, fact.epoch)
@@ -140,10 +125,12 @@ class RequestDesk:
             case RejectReason.NO_SLOT | RejectReason.NO_TOKENS | RejectReason.DRAINING:
                 owner.closed |= fact.reason is RejectReason.DRAINING
                 self._dispatcher.take_back(owner, lease, entry)
-                self._queue_waits.start(entry.request_id, now)
+                self._ends.queued_again(entry, now)
             case RejectReason.TOO_LONG | RejectReason.INVALID:
                 owner.release(lease)
-                self._end(entry, _error(fact.message, f"rejected_{fact.reason.value}", 400), now)
+                self._ends.end(
+                    entry, error(fact.message, f"rejected_{fact.reason.value}", 400), now
+                )
             case _:
                 assert_never(fact.reason)
 
@@ -189,7 +176,7 @@ class RequestDesk:
             )
         owner.release(lease)
         if entry is not None:
-            self._end(entry, _ended(fact), now)
+            self._ends.end(entry, _ended(fact), now)
 
     def owner_lost(
         self, leases: tuple[Lease, ...], detail: str, *, culprit: bool, now: float
@@ -204,36 +191,17 @@ class RequestDesk:
                 entry, lease, detail, culprit=culprit, max_attempts=self._max_attempts
             )
             if ended is not None:
-                self._end(entry, ended, now)
+                self._ends.end(entry, ended, now)
                 continue
             self._ledger.requeue(entry)
             self._queue.put_back(entry)
-            self._queue_waits.start(entry.request_id, now)
+            self._ends.queued_again(entry, now)
             self._tally.requests_replayed += lease.accepted
 
     def _current(self, lease: Lease) -> RequestEntry | None:
         """The request that this lease is for, unless it has ended or moved on."""
         entry = self._ledger.get(lease.request_id)
         return entry if entry is not None and entry.epoch == lease.epoch else None
-
-    def _end_early(self, entry: RequestEntry, ended: Ended, now: float) -> None:
-        """End a request that an owner may still be at work on."""
-        if entry.status is RequestStatus.QUEUED:
-            self._queue.remove(entry)
-        else:
-            assert entry.owner is not None, f"request {entry.request_id} has no owner"
-            owner = self._book.get(entry.owner)
-            lease = None if owner is None else owner.lease(entry.request_id, entry.epoch)
-            assert owner is not None, f"request {entry.request_id}: no owner {entry.owner}"
-            assert lease is not None, f"request {entry.request_id} has no lease"
-            self._dispatcher.leave(owner, lease, now)
-        self._end(entry, ended, now)
-
-    def _end(self, entry: RequestEntry, ended: Ended, now: float) -> None:
-        self._queue_waits.stop(entry.request_id)
-        self._requests.stop(entry.request_id)
-        self._ledger.finish(entry)
-        self._answers.end(entry, ended, now)
 
     def check(self) -> None:
         """Assert the invariants; for idle loops and tests."""
@@ -242,8 +210,7 @@ class RequestDesk:
         self._answers.check({entry.request_id for entry in self._ledger})
         queued = sum(entry.status is RequestStatus.QUEUED for entry in self._ledger)
         assert queued == len(self._queue), (queued, len(self._queue))
-        assert len(self._requests) == len(self._ledger), (len(self._requests), len(self._ledger))
-        assert len(self._queue_waits) == queued, (len(self._queue_waits), queued)
+        self._ends.check()
 
 
 def _ended(fact: Finished) -> Ended:
@@ -252,12 +219,8 @@ def _ended(fact: Finished) -> Ended:
             return Ended(reason=fact.reason)
         case FinishReason.ABORT:
             # Had we asked for it, the request would have ended at once and not be here.
-            return _error("the worker dropped the request unasked", "worker_aborted", 500)
+            return error("the worker dropped the request unasked", "worker_aborted", 500)
         case FinishReason.ERROR:
-            return _error(fact.message, "engine_error", 500)
+            return error(fact.message, "engine_error", 500)
         case _:
             assert_never(fact.reason)
-
-
-def _error(message: str, code: str, status: int) -> Ended:
-    return Ended(reason=FinishReason.ERROR, message=message, code=code, status=status)
