@@ -58,9 +58,9 @@ class KVSlab:
             )
             for keys, values in zip(self._keys, self._values, strict=True)
         ]
-        # Issued now: a pending view would hold the buffer, and the next write to it would copy
-        # all rows instead of working in place.
-        mx.async_eval(content)
+        # Waited for: a view that is still to be read holds the buffer, and the next write to it
+        # would copy all rows instead of working in place.
+        mx.eval(content)
         return content
 
     def replace(self, index: int, row: KVRow, content: Sequence[LayerKV]) -> None:
@@ -140,10 +140,11 @@ class KVSlab:
     def _put(self, index: int, length: int, content: Sequence[LayerKV]) -> None:
         if length == 0:
             return
+        # Left lazy: whatever is evaluated by name is held until the device has done it, and the
+        # next write to it would be a copy. The next step evaluates it on its way.
         for layer, kv in enumerate(content):
             self._keys[layer][index : index + 1, :, :length] = kv.keys
             self._values[layer][index : index + 1, :, :length] = kv.values
-        mx.async_eval(self._keys, self._values)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,26 +29,33 @@ def choose_split(loaded: LoadedModel) -> bool:
     Raises UnsupportedModelError when it cannot be batched at all.
     """
     expected = [_solo(loaded, prompt) for prompt in _prompts(loaded)]
+    fault = _fault(loaded, expected, split=True)
+    if fault is None:
+        return True
+    logger.info("batch check: in several slabs this model %s; so its rows share one", fault)
+    fault = _fault(loaded, expected, split=False)
+    if fault is None:
+        return False
+    raise UnsupportedModelError(f"this model {fault}")
+
+
+def _fault(loaded: LoadedModel, expected: list[mx.array], *, split: bool) -> str | None:
+    """Say what is wrong with a batch of this model; None: nothing."""
     try:
-        if _difference(expected, _batched(loaded, split=True)) <= _tolerance(expected):
-            return True
-        logger.info("batch check: slab by slab attention differs; rows share one slab")
+        difference = _difference(expected, _batched(loaded, split=split))
     except NotSplittableError as error:
-        logger.info("batch check: %s; rows share one slab", error)
-    try:
-        difference = _difference(expected, _batched(loaded, split=False))
+        return f"cannot be served, since {error}"
     except Exception as error:
         # Whatever a model file raises on a batch of unequal rows is the reason to give.
-        raise UnsupportedModelError(
-            f"this model cannot run a batch of requests of different lengths "
-            f"({type(error).__name__}: {error})"
-        ) from error
+        return (
+            f"cannot run a batch of requests of different lengths ({type(error).__name__}: {error})"
+        )
     if difference > _tolerance(expected):
-        raise UnsupportedModelError(
-            "this model gives other results in a batch than alone (logits differ by "
+        return (
+            "gives other results in a batch than alone (logits differ by "
             f"{difference:.2g} of the largest one)"
         )
-    return False
+    return None
 
 
 def _prompts(loaded: LoadedModel) -> list[list[int]]:

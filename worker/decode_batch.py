@@ -65,7 +65,8 @@ class DecodeBatch:
         self._first_tokens: dict[int, int] = {}
 
     def __len__(self) -> int:
-        return len(self._rows)
+        """Rows that have tokens left to draw."""
+        return sum(not row.spent for row in self._rows.values())
 
     @property
     def used_tokens(self) -> int:
@@ -86,10 +87,19 @@ class DecodeBatch:
             self._kv.leave(key)
             self._first_tokens.pop(key, None)
 
+    def drop_spent(self) -> None:
+        """Let the rows go that spent their budget with the last step.
+
+        Not done at once by ``launch``, since a row that moves into the gap waits for the device.
+        """
+        for key in [row.key for row in self._rows.values() if row.spent]:
+            self.leave(key)
+
     def launch(self) -> LaunchedStep:
-        """Launch one token for every row. Rows that spend their budget with it leave."""
+        """Launch one token for every row. No row is spent."""
         order = self._kv.begin_step()
         rows = [self._rows[key] for key in order]
+        assert not any(row.spent for row in rows), "drop_spent() comes first"
         if order != self._order:
             self._sampler.set_rows(order, [row.request for row in rows])
         tokens = self._input(order)
@@ -101,8 +111,6 @@ class DecodeBatch:
         self._last = LaunchedStep(order, sampled)
         for row in rows:
             row.drawn += 1
-            if row.spent:
-                self.leave(row.key)
         return self._last
 
     def _input(self, order: tuple[int, ...]) -> mx.array:

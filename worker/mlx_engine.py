@@ -126,6 +126,7 @@ class MlxEngine:
     def step(self, plan: StepPlan) -> tuple[Drawn, ...]:
         before, fence = self._launched, self._fence
         self._fence = None
+        self._batch.drop_spent()
         for chunk in plan.prefill:
             self._prefill(chunk)
         self._launched = self._batch.launch() if len(self._batch) else None

@@ -1,0 +1,24 @@
+"""What the controller tells a worker to start, for a model directory of a test."""
+
+from pathlib import Path
+
+from mlx_dp.proto.messages import EngineKind, Start
+from mlx_dp.proto.ownership import Limits, divide
+from mlx_dp.proto.parallel import resolve_topology
+
+
+def mlx_start(
+    directory: Path, *, requests: int = 4, chunk: int = 512, memory_nbytes: int | None = None
+) -> Start:
+    """A ``Start`` for one replica, through the division that the controller makes."""
+    topology = resolve_topology(dp_size=1, tp_size=None, enable_dp_attention=False)
+    return Start(
+        engine=EngineKind.MLX,
+        model_path=str(directory),
+        share=divide(topology, Limits(max_running_requests=requests)).slices[0],
+        memory_nbytes=memory_nbytes,
+        context_length=None,
+        chunked_prefill_size=chunk,
+        prefix_cache=True,
+        heartbeat_interval_s=60.0,
+    )
