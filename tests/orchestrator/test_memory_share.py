@@ -61,7 +61,7 @@ def test_too_many_workers_are_refused_with_the_sum_and_the_number_that_fits() ->
 
 def test_a_model_that_fits_nowhere_gets_no_advice_on_workers() -> None:
     memory = shared_memory(device("cpu"), ram_nbytes=GB)
-    with pytest.raises(ConfigError, match="^1 worker x .*: one worker does not fit either"):
+    with pytest.raises(ConfigError, match=r"^1 worker x .*: one worker does not fit either"):
         share_memory(memory, SHAPE, workers=1, fraction=0.8)
 
 
