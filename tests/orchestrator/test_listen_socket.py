@@ -19,7 +19,7 @@ def test_a_port_in_use_is_refused_at_once() -> None:
 
 
 def test_a_foreign_address_is_refused() -> None:
-    with pytest.raises(ConfigError, match="192.0.2.1 is no address of this machine"):
+    with pytest.raises(ConfigError, match=r"192\.0\.2\.1 is no address of this machine"):
         open_socket("192.0.2.1", 0)
 
 
