@@ -149,18 +149,18 @@ class WorkerLoop:
             self._channel.send(self._scheduler.release(slot))
 
     def _rest(self) -> None:
-        """Nothing runs: verify the books, and sleep until there is something to hear or say."""
+        """Nothing runs: sleep until there is something to hear or say."""
         assert not self._scheduler.running, f"{self._scheduler.running} requests do not move"
-        self._scheduler.check()
         self._timer.idle()
-        self._beat_if_due()
+        if self._beat_if_due():
+            self._scheduler.check()
         self._channel.wait(self._pulse.due_in(self._clock()))
 
-    def _beat_if_due(self) -> None:
+    def _beat_if_due(self) -> bool:
         now = self._clock()
-        if self._pulse.due_in(now) == 0.0:
-            self._channel.send(
-                self._pulse.beat(
-                    now, step=self._step, scheduler=self._scheduler, engine=self._engine
-                )
-            )
+        if self._pulse.due_in(now) > 0.0:
+            return False
+        self._channel.send(
+            self._pulse.beat(now, step=self._step, scheduler=self._scheduler, engine=self._engine)
+        )
+        return True

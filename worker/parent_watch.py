@@ -62,16 +62,16 @@ def _watch_pid(parent_pid: int) -> None:
     """Compare the parent's pid: at its exit where kqueue tells, and now and then anywhere."""
     queue = _exit_queue(parent_pid)
     while True:
-        # Compared after registering as well, since the parent may have gone in between.
-        _exit_if_orphaned(parent_pid)
         if queue is None:
             time.sleep(POLL_INTERVAL_S)
         elif queue.control(None, 1, POLL_INTERVAL_S):
             _exit()
+        _exit_if_orphaned(parent_pid)
 
 
-def _exit_queue(parent_pid: int) -> Any | None:  # noqa: ANN401  # typed on BSD and macOS only
+def _exit_queue(parent_pid: int) -> Any | None:
     """A kqueue that reports the parent's exit, or None on systems without."""
+    # Linux' type stubs do not know it.
     system: Any = select
     if not hasattr(system, "kqueue"):
         return None
@@ -86,4 +86,6 @@ def _exit_queue(parent_pid: int) -> Any | None:  # noqa: ANN401  # typed on BSD 
         queue.control([event], 0)
     except ProcessLookupError:
         _exit()
+    # The parent may have gone before this was registered, and its number to another process.
+    _exit_if_orphaned(parent_pid)
     return queue
