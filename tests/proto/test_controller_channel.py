@@ -1,0 +1,264 @@
+"""The controller's socket against raw DEALER sockets, which may say anything."""
+
+import asyncio
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+from mlx_dp.proto.codec import MAX_FRAME_BYTES, encode
+from mlx_dp.proto.controller_channel import (
+    MAX_DRAINED_MESSAGES,
+    ControllerChannel,
+    PeerCongestedError,
+    PeerLostError,
+)
+from mlx_dp.proto.errors import ConfigError, ProtocolError
+from mlx_dp.proto.messages import Drain, Hello, Submit
+from mlx_dp.proto.worker_channel import WorkerChannel
+
+HELLO = Hello(pid=7)
+
+
+@pytest.fixture
+def channel() -> Iterator[ControllerChannel]:
+    made = ControllerChannel(high_water_mark=4)
+    yield made
+    made.close()
+
+
+class Dealers:
+    """Makes raw sockets, and closes them all."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._endpoint = endpoint
+        self._context = zmq.Context()
+        self._sockets: list[zmq.Socket] = []
+
+    def __call__(self, identity: str, **options: int) -> zmq.Socket:
+        socket = self._context.socket(zmq.DEALER)
+        socket.setsockopt_string(zmq.IDENTITY, identity)
+        for name, value in options.items():
+            socket.setsockopt(getattr(zmq, name), value)
+        socket.connect(self._endpoint)
+        self._sockets.append(socket)
+        return socket
+
+    def close(self) -> None:
+        for socket in self._sockets:
+            socket.close(linger=0)
+        self._context.term()
+
+
+@pytest.fixture
+def dealer(channel: ControllerChannel) -> Iterator[Dealers]:
+    made = Dealers(channel.endpoint)
+    yield made
+    made.close()
+
+
+async def _arrived(channel: ControllerChannel, num_messages: int) -> list:
+    loop = asyncio.get_running_loop()
+    arrived: list = []
+    done = loop.create_future()
+
+    def take() -> None:
+        arrived.extend(channel.drain())
+        if len(arrived) + channel.unknown_frames >= num_messages and not done.done():
+            done.set_result(None)
+
+    channel.attach(loop, take)
+    async with asyncio.timeout(10):
+        await done
+    return arrived
+
+
+def arrived(channel: ControllerChannel, num_messages: int) -> list:
+    """Wait until so many messages came in, by the event loop alone."""
+
+    async def run() -> list:
+        try:
+            return await _arrived(channel, num_messages)
+        finally:
+            asyncio.get_running_loop().remove_reader(channel._socket.fileno())
+            channel._loop = None
+
+    return asyncio.run(run())
+
+
+def send_until_congested(channel: ControllerChannel, message: Submit) -> int:
+    for sent in range(100):
+        try:
+            channel.send("w0-1", message)
+        except PeerCongestedError:
+            return sent
+    return 100
+
+
+def test_a_worker_channel_is_heard_and_answered(channel: ControllerChannel) -> None:
+    channel.expect("w0-1")
+    worker = WorkerChannel(channel.endpoint, "w0-1")
+    worker.send(HELLO)
+    assert arrived(channel, 1) == [("w0-1", HELLO)]
+    channel.send("w0-1", Drain())
+    assert worker.wait(5.0)
+    assert worker.drain() == [Drain()]
+    worker.close()
+
+
+def test_the_endpoint_is_private_and_removed_at_close() -> None:
+    channel = ControllerChannel()
+    path = Path(channel.endpoint.removeprefix("ipc://"))
+    assert path.is_socket()
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    channel.close()
+    channel.close()
+    assert not path.parent.exists()
+
+
+def test_a_path_that_is_too_long_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    base = tmp_path / ("x" * 120)
+    base.mkdir()
+    with pytest.raises(ConfigError, match=f"allows {zmq.IPC_PATH_MAX_LEN}"):
+        ControllerChannel(base=base)
+    assert os.listdir(base) == []
+
+
+def test_a_directory_that_does_not_exist_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no socket directory"):
+        ControllerChannel(base=tmp_path / "nowhere")
+
+
+def test_two_channels_do_not_meet() -> None:
+    first, second = ControllerChannel(), ControllerChannel()
+    assert first.endpoint != second.endpoint
+    first.close()
+    second.close()
+
+
+def test_loopback_tcp_is_the_alternative() -> None:
+    channel = ControllerChannel(base=None)
+    host, _, port = channel.endpoint.removeprefix("tcp://").partition(":")
+    assert host == "127.0.0.1"
+    assert int(port) > 0
+    channel.expect("w0-1")
+    worker = WorkerChannel(channel.endpoint, "w0-1")
+    worker.send(HELLO)
+    assert arrived(channel, 1) == [("w0-1", HELLO)]
+    worker.close()
+    channel.close()
+
+
+def test_who_is_not_expected_is_dropped_and_counted(
+    channel: ControllerChannel, dealer: Dealers
+) -> None:
+    stranger = dealer("stranger")
+    stranger.send(encode(HELLO))
+    assert arrived(channel, 1) == []
+    assert channel.unknown_frames == 1
+
+
+def test_a_forgotten_incarnation_is_heard_no_more(
+    channel: ControllerChannel, dealer: Dealers
+) -> None:
+    channel.expect("w0-1")
+    worker = dealer("w0-1")
+    worker.send(encode(HELLO))
+    assert len(arrived(channel, 1)) == 1
+    channel.forget("w0-1")
+    worker.send(encode(HELLO))
+    assert arrived(channel, 1) == []
+    assert channel.unknown_frames == 1
+
+
+@pytest.mark.parametrize("frames", [[b"junk"], [b""], [encode(HELLO), b"x"], [b"", encode(HELLO)]])
+def test_malformed_messages_are_protocol_errors_that_quote_nothing(
+    channel: ControllerChannel, dealer: Dealers, frames: list[bytes]
+) -> None:
+    channel.expect("w0-1")
+    worker = dealer("w0-1")
+    worker.send_multipart(frames)
+    worker.send(encode(HELLO))
+    (identity, error), after = arrived(channel, 2)
+    assert identity == "w0-1"
+    assert isinstance(error, ProtocolError)
+    assert "junk" not in str(error)
+    assert after == ("w0-1", HELLO)
+
+
+def test_a_message_that_is_too_big_is_never_read(
+    channel: ControllerChannel, dealer: Dealers
+) -> None:
+    channel.expect("w0-1")
+    channel.expect("w1-1")
+    worker = dealer("w0-1")
+    worker.send(bytes(MAX_FRAME_BYTES + 1))
+    other = dealer("w1-1")
+    other.send(encode(HELLO))
+    assert arrived(channel, 1) == [("w1-1", HELLO)]
+
+
+def test_nobody_there_is_a_lost_peer(channel: ControllerChannel) -> None:
+    channel.expect("w0-1")
+    with pytest.raises(PeerLostError):
+        channel.send("w0-1", Drain())
+
+
+def test_a_peer_that_does_not_read_is_congested_and_nothing_is_dropped(
+    channel: ControllerChannel, dealer: Dealers
+) -> None:
+    channel.expect("w0-1")
+    worker = dealer("w0-1", RCVHWM=1)
+    worker.send(encode(HELLO))
+    arrived(channel, 1)
+    submit = Submit(request_id=1, epoch=1, prompt_ids=(7,) * 200_000, max_tokens=1)
+    sent = send_until_congested(channel, submit)
+    assert sent < 100
+    for _ in range(sent):
+        assert worker.poll(5000)
+        assert worker.recv() == encode(submit)
+
+
+def test_more_messages_than_one_drain_takes_all_arrive_without_another_edge(
+    channel: ControllerChannel, dealer: Dealers
+) -> None:
+    channel.expect("w0-1")
+    worker = dealer("w0-1")
+    total = 3 * MAX_DRAINED_MESSAGES + 1
+    for _ in range(total):
+        worker.send(encode(HELLO))
+    assert len(arrived(channel, total)) == total
+
+
+def test_messages_that_came_in_during_a_send_are_seen(
+    channel: ControllerChannel, dealer: Dealers
+) -> None:
+    """A send takes the edge of the descriptor, so that only a look afterwards tells of them."""
+    channel.expect("w0-1")
+    worker = dealer("w0-1")
+    worker.send(encode(HELLO))
+    assert len(arrived(channel, 1)) == 1
+
+    async def run() -> list:
+        loop = asyncio.get_running_loop()
+        seen: list = []
+        done = loop.create_future()
+
+        def take() -> None:
+            seen.extend(channel.drain())
+            if seen and not done.done():
+                done.set_result(None)
+
+        channel.attach(loop, take)
+        worker.send(encode(HELLO))
+        # The frame is there before the loop turns; the send below swallows its edge.
+        assert channel._socket.poll(5000)
+        channel.send("w0-1", Drain())
+        async with asyncio.timeout(5):
+            await done
+        return seen
+
+    assert asyncio.run(run()) == [("w0-1", HELLO)]
