@@ -31,10 +31,10 @@ for body in sys.argv[1:]:
 time.sleep(600)
 """
 WATCH = """
-import sys
+import os, sys
 from mlx_dp.worker.parent_watch import watch_parent
 watch_parent(int(sys.argv[1]), int(sys.argv[2]))
-print("watching", flush=True)
+os.write(1, b"watching\n")  # in one piece, since siblings share the pipe
 """
 SLEEP = "import time; time.sleep(600)"
 
