@@ -56,7 +56,7 @@ class Exchange:
         self._cached = [0] * len(choices)
 
     def submit(self) -> None:
-        """Queue all choices or none. Raises ApiError."""
+        """Queue the choices. Raises ApiError, and then some may be queued: cancel them."""
         try:
             for choice in self._choices:
                 self._answers.append(self._service.submit(choice.generation))
@@ -68,7 +68,6 @@ class Exchange:
             raise from_refused(error) from error
 
     def _refused(self) -> None:
-        self.cancel()
         for choice in self._choices:
             choice.meter.refused()
 

@@ -63,6 +63,9 @@ def test_cached_tokens_are_reported_and_never_exceed_the_prompt() -> None:
     script = [granted(cached_tokens=1), granted(1, cached_tokens=9), *says("x")[1:]]
     body = complete(ScriptedService(lambda _: script)).json()
     assert body["usage"]["prompt_tokens_details"] == {"cached_tokens": 1}
+    script = [granted(cached_tokens=9), *says("x")[1:]]
+    body = complete(ScriptedService(lambda _: script)).json()
+    assert body["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,33 @@ def test_answer_that_ended_is_not_cancelled_and_the_connection_lives_on() -> Non
     asyncio.run(run())
 
 
+def test_stopped_choice_frees_its_slot_while_the_others_run() -> None:
+    async def run() -> None:
+        service = ScriptedService()
+        service.reply = lambda _: [] if service.answers else [granted(), NewTokens(ids=(88,))]
+        async with asyncio.timeout(20), served(service) as port:
+            _, writer = await send(port, n=2, stop="X")
+            await service.submitted.wait()
+            await service.answers[0].cancelled.wait()
+            assert not service.answers[1].cancelled.is_set()
+            writer.close()
+
+    asyncio.run(run())
+
+
+def test_body_that_is_announced_too_large_is_not_waited_for() -> None:
+    async def run() -> None:
+        async with asyncio.timeout(20), served(ScriptedService()) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            writer.write(f"{head}Content-Length: 1000000000\r\n\r\n".encode())
+            assert b"413" in await reader.readline()
+            await reader.read()
+            writer.close()
+
+    asyncio.run(run())
+
+
 def test_body_that_does_not_arrive_is_refused() -> None:
     async def run() -> None:
         service = ScriptedService()
