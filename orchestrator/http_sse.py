@@ -10,7 +10,7 @@ from starlette.types import Send
 from mlx_dp.orchestrator.openai_format import KEEP_ALIVE
 
 # An idle owner takes a request within this, and then the headers can name it.
-GRANT_GRACE_S: Final = 0.02
+GRANT_GRACE_S: Final = 0.1
 
 _HEADERS: Final = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
