@@ -26,8 +26,17 @@ class KVBatch:
     on what the cache returns. It then widens for the longest row, and copies all when it does.
     """
 
-    def __init__(self, num_caches: int, *, split: bool) -> None:
+    def __init__(
+        self,
+        num_caches: int,
+        *,
+        split: bool,
+        min_width: int = MIN_WIDTH,
+        slab_tokens: int = SLAB_TOKENS,
+    ) -> None:
         self._split = split
+        self._min_width = min_width
+        self._slab_tokens = slab_tokens
         self._slabs: list[KVSlab] = []
         self._steps: list[SlabStep] = []
         self._home: dict[int, KVSlab] = {}
@@ -53,6 +62,11 @@ class KVBatch:
         """Drop a row. The last row of the same width takes its place."""
         slab = self._home.pop(key)
         self._remove(slab, slab.index(key))
+
+    def content(self, key: int) -> list[LayerKV]:
+        """Copy a row's KV out, [1, KV heads, length, head dim] per cache."""
+        slab = self._home[key]
+        return slab.content(slab.index(key))
 
     def begin_step(self) -> tuple[int, ...]:
         """Prepare one token for every row; return their keys in batch order.
@@ -103,7 +117,7 @@ class KVBatch:
         """Assert that every slab is packed and used, and that every row has one home."""
         held = {row.key: slab for slab in self._slabs for row in slab.rows}
         assert held == self._home, (held, self._home)
-        assert sum(len(slab.rows) for slab in self._slabs) == len(held)
+        assert sum(len(slab.rows) for slab in self._slabs) == len(held), held.keys()
         for slab in self._slabs:
             assert 0 < len(slab.rows) <= slab.max_rows
             assert all(row.length <= slab.width for row in slab.rows)
@@ -116,10 +130,10 @@ class KVBatch:
             return
         full = [row for slab in self._slabs for row in slab.rows if row.length == slab.width]
         for row in full:
+            content = self.content(row.key)
             slab = self._home.pop(row.key)
-            index = slab.index(row.key)
-            self._append(KVRow(row.key, row.length), slab.content(index), room=row.length + 1)
-            self._remove(slab, index)
+            self._append(KVRow(row.key, row.length), content, room=row.length + 1)
+            self._remove(slab, slab.index(row.key))
 
     def _append(self, row: KVRow, content: Sequence[LayerKV], *, room: int) -> None:
         slab = self._slab_for(room)
@@ -139,7 +153,7 @@ class KVBatch:
 
     def _slab_for(self, tokens: int) -> KVSlab:
         """Return a slab with a free row that is wide enough, made if need be."""
-        width = MIN_WIDTH
+        width = self._min_width
         while width < tokens:
             width *= 2
         if not self._split:
@@ -147,7 +161,7 @@ class KVBatch:
         for slab in self._slabs:
             if slab.width == width and not slab.full:
                 return slab
-        slab = KVSlab(width, max(1, SLAB_TOKENS // width))
+        slab = KVSlab(width, max(1, self._slab_tokens // width))
         # Narrow slabs first, so that the batch order is stable under growth.
         at = next((i for i, s in enumerate(self._slabs) if s.width > width), len(self._slabs))
         self._slabs.insert(at, slab)

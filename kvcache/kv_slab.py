@@ -12,8 +12,8 @@ class KVSlab:
     """Up to ``max_rows`` rows of up to ``width`` tokens each, packed from row 0.
 
     Per layer the keys and the values are one buffer [rows, KV heads, width, head dim]. A row's
-    content starts at index 0. What lies behind it is zero or left over from another row: always
-    finite, since one NaN under a mask poisons the output. Buffers grow by doubling up to
+    content starts at index 0, and zeros lie behind it: never what another row left over, since one
+    NaN of that under a mask would poison the output. Buffers grow by doubling up to
     ``max_rows``, so a join copies at most the slab it joins and never another slab.
     """
 
@@ -23,6 +23,7 @@ class KVSlab:
         self.rows: list[KVRow] = []
         self._keys: list[mx.array] = []
         self._values: list[mx.array] = []
+        self._left_over: dict[int, int] = {}
 
     @property
     def full(self) -> bool:
@@ -46,7 +47,7 @@ class KVSlab:
         index = len(self.rows)
         self._reserve(index + 1, content)
         self.rows.append(row)
-        self._put(index, row.length, content)
+        self._put(index, row.length, content, left_over=self._left_over.pop(index, 0))
 
     def content(self, index: int) -> list[LayerKV]:
         """Copy one row's KV of every layer out of the slab."""
@@ -65,12 +66,15 @@ class KVSlab:
 
     def replace(self, index: int, row: KVRow, content: Sequence[LayerKV]) -> None:
         """Put a row in the place of one that left."""
+        left_over = self.rows[index].length
         self.rows[index] = row
-        self._put(index, row.length, content)
+        self._put(index, row.length, content, left_over=left_over)
 
     def pop(self) -> KVRow:
         """Forget the last row. Its content stays, unreachable, until another row comes."""
-        return self.rows.pop()
+        row = self.rows.pop()
+        self._left_over[len(self.rows)] = row.length
+        return row
 
     def widen(self, width: int) -> None:
         """Make room for longer rows. Copies the slab: for models that allow one slab only."""
@@ -137,14 +141,15 @@ class KVSlab:
     def _zeros(self, rows: int, like: mx.array) -> mx.array:
         return mx.zeros((rows, like.shape[1], self.width, like.shape[3]), dtype=like.dtype)
 
-    def _put(self, index: int, length: int, content: Sequence[LayerKV]) -> None:
-        if length == 0:
-            return
+    def _put(self, index: int, length: int, content: Sequence[LayerKV], *, left_over: int) -> None:
         # Left lazy: whatever is evaluated by name is held until the device has done it, and the
         # next write to it would be a copy. The next step evaluates it on its way.
         for layer, kv in enumerate(content):
-            self._keys[layer][index : index + 1, :, :length] = kv.keys
-            self._values[layer][index : index + 1, :, :length] = kv.values
+            for buffer, fresh in ((self._keys[layer], kv.keys), (self._values[layer], kv.values)):
+                if length:
+                    buffer[index : index + 1, :, :length] = fresh
+                if length < left_over:
+                    buffer[index : index + 1, :, length:left_over] = 0
 
 
 @dataclass(frozen=True, slots=True)

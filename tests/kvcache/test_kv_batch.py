@@ -1,0 +1,147 @@
+"""A batch holds, for every row, exactly what was written, whoever joins, leaves or grows."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("mlx.core")
+
+import mlx.core as mx
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from kv_reference import LAYERS, PlainRow, expect_content, random_row, run_step
+
+from mlx_dp.kvcache.kv_batch import KVBatch
+
+pytestmark = pytest.mark.mlx
+
+
+class BatchMachine(RuleBasedStateMachine):
+    """Joins, leaves and steps in any order, with slabs so small that rows move all the time."""
+
+    split = True
+
+    @initialize(seed=st.integers(0, 2**16))
+    def start(self, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.batch = KVBatch(LAYERS, split=self.split, min_width=2, slab_tokens=8)
+        self.rows: dict[int, PlainRow] = {}
+        self.next_key = 0
+
+    @rule(length=st.integers(0, 9), expected=st.integers(0, 6))
+    def join(self, length: int, expected: int) -> None:
+        row = random_row(self.rng, length)
+        self.batch.join(self.next_key, row.content(), length=length, room=length + expected)
+        self.rows[self.next_key] = row
+        self.next_key += 1
+
+    @precondition(lambda self: self.rows)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(sorted(self.rows)))
+        self.batch.leave(key)
+        del self.rows[key]
+
+    @precondition(lambda self: self.rows)
+    @rule()
+    def step(self) -> None:
+        run_step(self.batch, self.rows, self.rng)
+
+    @invariant()
+    def all_is_as_written(self) -> None:
+        if not hasattr(self, "batch"):
+            return
+        self.batch.check()
+        assert self.batch.used_tokens == sum(row.length for row in self.rows.values())
+        expect_content(self.batch, self.rows)
+
+
+class OneSlabMachine(BatchMachine):
+    split = False
+
+
+@pytest.mark.parametrize("machine", [BatchMachine, OneSlabMachine])
+def test_every_row_is_exactly_what_was_written_after_any_joins_leaves_and_steps(machine):
+    run_state_machine_as_test(
+        machine,
+        settings=settings(max_examples=30, stateful_step_count=30, deadline=None, derandomize=True),
+    )
+
+
+def test_an_empty_batch_holds_no_memory():
+    rng = np.random.default_rng(1)
+    batch = KVBatch(LAYERS, split=True, min_width=2, slab_tokens=8)
+    for key in range(5):
+        batch.join(key, random_row(rng, key).content(), length=key, room=key)
+    assert batch.nbytes > 0
+    for key in (2, 0, 4, 1, 3):
+        batch.leave(key)
+    batch.check()
+    assert (batch.nbytes, batch.used_tokens) == (0, 0)
+
+
+@pytest.mark.parametrize("split", [True, False])
+def test_what_is_not_a_number_does_not_outlive_its_request(split):
+    rng = np.random.default_rng(1)
+    batch = KVBatch(LAYERS, split=split, min_width=8, slab_tokens=64)
+    rows = {0: random_row(rng, 5), 1: random_row(rng, 3)}
+    sick = random_row(rng, 6)
+    for keys, values in sick.layers:
+        keys[:] = np.nan
+        values[:] = np.inf
+    for key, row in (*rows.items(), (2, sick)):
+        batch.join(key, row.content(), length=row.length, room=8)
+    batch.leave(2)
+    rows[3] = random_row(rng, 1)
+    batch.join(3, rows[3].content(), length=1, room=8)
+    run_step(batch, rows, rng)
+
+
+def test_a_sick_row_is_wiped_when_another_moves_into_its_place():
+    rng = np.random.default_rng(1)
+    batch = KVBatch(LAYERS, split=True, min_width=8, slab_tokens=64)
+    sick = random_row(rng, 6)
+    for keys, values in sick.layers:
+        keys[:] = np.nan
+        values[:] = np.nan
+    rows = {1: random_row(rng, 5), 2: random_row(rng, 1)}
+    for key, row in ((0, sick), *rows.items()):
+        batch.join(key, row.content(), length=row.length, room=8)
+    batch.leave(0)
+    run_step(batch, rows, rng)
+
+
+def test_the_same_row_cannot_join_twice():
+    batch = KVBatch(LAYERS, split=True)
+    row = random_row(np.random.default_rng(1), 3)
+    batch.join(1, row.content(), length=3, room=3)
+    with pytest.raises(AssertionError, match="row 1 is here already"):
+        batch.join(1, row.content(), length=3, room=3)
+
+
+def test_offsets_are_a_new_array_each_step():
+    # Model code keeps the old one past the update, so it must not change under its hands.
+    rng = np.random.default_rng(1)
+    batch = KVBatch(LAYERS, split=True)
+    rows = {1: random_row(rng, 1), 2: random_row(rng, 2)}
+    for key, row in rows.items():
+        batch.join(key, row.content(), length=row.length, room=8)
+    run_step(batch, rows, rng)
+    kept = batch.caches[0].offset
+    assert sorted(kept.tolist()) == [1, 2]
+    run_step(batch, rows, rng)
+    assert sorted(kept.tolist()) == [1, 2]
+    assert sorted(batch.caches[0].offset.tolist()) == [2, 3]
+
+
+def test_a_cache_is_true_whatever_it_holds():
+    # Models ask "if cache": one that says no would lose its mask in silence.
+    assert all(KVBatch(LAYERS, split=True).caches)
+    assert mx.array(KVBatch(LAYERS, split=True).caches[0].offset).size == 0

@@ -1,0 +1,160 @@
+"""What a step, a join and a leave copy, read from the peak of memory over about 100 MB of KV."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+pytest.importorskip("mlx.core")
+
+import mlx.core as mx
+
+from mlx_dp.kvcache.kv_batch import KVBatch
+from mlx_dp.kvcache.kv_row import LayerKV
+
+pytestmark = pytest.mark.mlx
+
+LAYERS, KV_HEADS, DIM = 12, 4, 64
+TOKEN_NBYTES = 2 * LAYERS * KV_HEADS * DIM * 4
+WIDTH = 512
+ROW_NBYTES = WIDTH * TOKEN_NBYTES
+SMALL = 2 * 2**20
+"""Activations and masks of a step: far less than one layer of any slab here."""
+
+EVEN = (300,) * 8
+MIXED = (300, 310, 290, 305, 295, 312, 301, 299)
+SPLIT = (100,) * 4 + (300, 310, 290, 305, 295, 312, 301, 299)
+
+
+def content(length: int) -> list[LayerKV]:
+    rows = [
+        LayerKV(*(mx.random.normal((1, KV_HEADS, length, DIM)) for _ in range(2)))
+        for _ in range(LAYERS)
+    ]
+    mx.eval(rows)
+    return rows
+
+
+def step(batch: KVBatch) -> mx.array:
+    """Launch one step as a decode does: each layer on the lazy output of the one before."""
+    hidden = mx.ones((len(batch.begin_step()), KV_HEADS, 1, DIM))
+    for cache in batch.caches:
+        fetched = LayerKV(*cache.update_and_fetch(hidden, hidden))
+        if cache.split:
+            hidden = cache.attend(hidden, fetched, scale=0.1, sinks=None)
+        else:
+            hidden = mx.fast.scaled_dot_product_attention(
+                hidden, *fetched, scale=0.1, mask=cache.make_mask(1)
+            )
+    del fetched
+    batch.end_step()
+    mx.async_eval(hidden)
+    return hidden
+
+
+def warm_batch(lengths: Sequence[int], *, split: bool = True) -> KVBatch:
+    batch = KVBatch(LAYERS, split=split)
+    for key, length in enumerate(lengths):
+        batch.join(key, content(length), length=length, room=length + 20)
+    for _ in range(2):
+        mx.eval(step(batch))
+    mx.synchronize()
+    return batch
+
+
+def peak_nbytes(work: Callable[[], None]) -> int:
+    """Bytes that ``work`` needed beyond what was held before, at the most."""
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    work()
+    mx.synchronize()
+    return mx.get_peak_memory() - before
+
+
+@pytest.mark.parametrize(
+    ("lengths", "split"),
+    [
+        pytest.param(EVEN, True, id="equal lengths"),
+        pytest.param(MIXED, True, id="mixed lengths"),
+        pytest.param(SPLIT, True, id="two slabs"),
+        pytest.param(MIXED, False, id="one slab by order"),
+    ],
+)
+def test_a_steady_step_copies_none_of_the_kv(lengths, split):
+    batch = warm_batch(lengths, split=split)
+    assert batch.nbytes > 90 * 10**6
+
+    def overlapped() -> None:
+        # As the engine does: the next step is built on a step that still runs.
+        running = step(batch)
+        for _ in range(5):
+            launched = step(batch)
+            mx.eval(running)
+            running = launched
+        mx.eval(running)
+
+    assert peak_nbytes(overlapped) < SMALL
+
+
+@pytest.mark.parametrize("lengths", [EVEN, MIXED, SPLIT])
+def test_a_leave_copies_one_row_at_most(lengths):
+    batch = warm_batch(lengths)
+    rows = []
+
+    def leave_under_way() -> None:
+        rows.append(step(batch))
+        batch.leave(len(lengths) - 7)
+        mx.eval(rows.pop(), step(batch))
+
+    assert peak_nbytes(leave_under_way) < max(lengths) * TOKEN_NBYTES + SMALL
+
+
+def test_the_last_row_leaves_without_any_copy():
+    batch = warm_batch(MIXED)
+
+    def leave_under_way() -> None:
+        running = step(batch)
+        batch.leave(len(MIXED) - 1)
+        mx.eval(running, step(batch))
+
+    assert peak_nbytes(leave_under_way) < SMALL
+
+
+def test_a_join_into_a_free_row_copies_no_other_row():
+    batch = warm_batch(MIXED)
+    batch.leave(len(MIXED) - 1)
+    mx.eval(step(batch))
+    newcomer = content(250)
+
+    def join_under_way() -> None:
+        running = step(batch)
+        batch.join(100, newcomer, length=250, room=300)
+        mx.eval(running, step(batch))
+
+    assert peak_nbytes(join_under_way) < SMALL
+
+
+def test_a_join_that_needs_a_slab_copies_no_other_slab():
+    batch = warm_batch(MIXED)
+    newcomer = content(100)
+
+    def join_under_way() -> None:
+        running = step(batch)
+        batch.join(100, newcomer, length=100, room=120)
+        mx.eval(running, step(batch))
+
+    assert peak_nbytes(join_under_way) < ROW_NBYTES // 2 + SMALL
+
+
+def test_a_join_copies_the_slab_it_joins_at_most_and_layer_by_layer():
+    batch = warm_batch(MIXED[:4])
+    held, newcomer = batch.nbytes, content(250)
+    assert held == 4 * ROW_NBYTES
+
+    def join_under_way() -> None:
+        running = step(batch)
+        batch.join(100, newcomer, length=250, room=300)
+        mx.eval(running, step(batch))
+
+    grown = peak_nbytes(join_under_way)
+    assert batch.nbytes == 2 * held
+    assert grown < 2 * held
