@@ -35,6 +35,6 @@ def _rank_threshold(logits: mx.array, top_k: list[int], top_p: list[float]) -> m
     probabilities = mx.softmax(mx.where(within, ranked, -mx.inf), axis=-1)
     before = mx.cumsum(probabilities, axis=-1) - probabilities
     mass = mx.array(top_p)[:, None]
-    # top_p 1 keeps all, whatever the rounding of the sum.
-    kept = within & ((before < mass) | (mass >= 1.0))
+    # top_p 1 keeps all, whatever the rounding of the sum; one that rounds to 0 keeps the best.
+    kept = within & ((before < mass) | (mass >= 1.0) | (ranks == 0))
     return mx.min(mx.where(kept, ranked, mx.inf), axis=-1, keepdims=True)
