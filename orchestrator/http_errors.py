@@ -34,7 +34,10 @@ async def _http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     match error.status_code:
         case 404:
-            code, message = "unknown_route", f"there is no route {ascii(request.url.path)[:200]}"
+            code, message = (
+                "unknown_route",
+                f"there is no route {ascii(request.scope['path'])[:200]}",
+            )
         case 405:
             code = "method_not_allowed"
             message = f"{request.method[:16]} is not allowed here, see the Allow header"

@@ -12,9 +12,9 @@ from mlx_dp.proto.token_chunk import TokenLogprob
 EOS = 256
 
 
-def choice(*stops: str) -> ChoiceText:
+def choice(*stops: str, stop_token: int = EOS) -> ChoiceText:
     detokenizer = fake_text_model(512).detokenizer()
-    return ChoiceText(detokenizer, StopStrings(stops), frozenset({EOS}))
+    return ChoiceText(detokenizer, StopStrings(stops), frozenset({stop_token}))
 
 
 def tokens(data: bytes, *, logprobs: bool = False) -> NewTokens:
@@ -58,6 +58,8 @@ def test_count_ends_with_the_token_that_completes_the_stop() -> None:
 
 def test_stop_token_is_counted_and_not_shown() -> None:
     assert run(choice(), [NewTokens(ids=(97, EOS))]) == ("a", [], 2, False)
+    # Also when it is an ordinary token that the client chose.
+    assert run(choice(stop_token=98), [NewTokens(ids=(97, 98))]) == ("a", [], 2, False)
     # Its log-probability is: there is one entry for every token of the usage.
     event = NewTokens(ids=(97, EOS), logprobs=(TokenLogprob(logprob=-1.0),) * 2)
     assert run(choice(), [event]) == ("a", [97, EOS], 2, False)

@@ -115,3 +115,16 @@ def test_bytes_that_never_become_a_character_are_not_hoarded() -> None:
     text = "".join(detokenizer.push([stray]) for _ in range(1000))
     assert len(text) > 900
     assert set(text) == {"\ufffd"}
+
+
+def test_window_stays_small_whatever_comes() -> None:
+    lengths: list[int] = []
+
+    def decode(ids: list[int]) -> str:
+        lengths.append(len(ids))
+        return "".join("" if token == 1 else chr(token) for token in ids)
+
+    detokenizer = WindowDetokenizer(decode, lambda token: token == 1)
+    text = "".join(detokenizer.push([token]) for token in [97, 98, *[1] * 1000, 99])
+    assert text == "abc"
+    assert max(lengths) < 10

@@ -71,8 +71,8 @@ def test_cached_tokens_are_reported_and_never_exceed_the_prompt() -> None:
 @pytest.mark.parametrize(
     "prompt",
     [
-        "", [], [[]], [""], None, 1, {}, [True, False], [1.5], ["a", 1], [[1, [2]]], [-1],
-        [2**31], [2**63], [10**30], [[1], None], [512],
+        "", [], [[]], [""], None, 1, {}, [True, False], [1.5], ["a", 1], [1, True], [[1, [2]]],
+        [-1], [2**31], [2**63], [10**30], [[1], None], [512],
     ],
 )  # fmt: skip
 def test_bad_prompts_are_refused_by_name(prompt: object) -> None:
