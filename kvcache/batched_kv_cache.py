@@ -30,9 +30,10 @@ class BatchedKVCache:
     keys and values, and ``attend``, called by the shared attention function, finds the rest.
     """
 
-    def __init__(self, store: StepStore, layer: int) -> None:
+    def __init__(self, store: StepStore, layer: int, *, grouped_mask: bool) -> None:
         self._store = store
         self._layer = layer
+        self._grouped_mask = grouped_mask
         self._split = False
         self._fetched: LayerKV | None = None
         self._parts: list[LayerKV] = []
@@ -69,7 +70,10 @@ class BatchedKVCache:
     def make_mask(
         self, N: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array | None:
-        """Return None, or booleans [rows, 1, 1, visible], true where a row may look."""
+        """Return None, or booleans, true where a row may look.
+
+        They are [rows, 1, 1, visible], with one axis more for models that group their heads.
+        """
         assert N == 1, N
         if self._split:
             if return_array or window_size is not None:
@@ -82,7 +86,9 @@ class BatchedKVCache:
             inside = index > self.offset[:, None] - window_size
             mask = inside[:, None, None] if mask is None else mask & inside[:, None, None]
         if mask is None and return_array:
-            return mx.ones((self.offset.shape[0], 1, 1, step.visible), dtype=mx.bool_)
+            mask = mx.ones((self.offset.shape[0], 1, 1, step.visible), dtype=mx.bool_)
+        if mask is not None and self._grouped_mask:
+            return mask[:, None]
         return mask
 
     def attend(

@@ -5,6 +5,7 @@ from typing import Final
 
 import mlx.core as mx
 
+from mlx_dp.kvcache.batch_form import BatchForm
 from mlx_dp.kvcache.batched_kv_cache import BatchedKVCache
 from mlx_dp.kvcache.kv_row import KVRow, LayerKV
 from mlx_dp.kvcache.kv_slab import KVSlab, SlabStep
@@ -22,25 +23,29 @@ class KVBatch:
     alone; a leave moves at most one row. The batch order is slab after slab, and changes with
     every join, leave and move: ``begin_step`` returns it.
 
-    ``split=False`` keeps all rows in one slab, for models that do their own attention arithmetic
-    on what the cache returns. It then widens for the longest row, and copies all when it does.
+    A form that is not split keeps all rows in one slab, for models that do their own attention
+    arithmetic on what the cache returns. It then widens for the longest row, and copies all when
+    it does.
     """
 
     def __init__(
         self,
         num_caches: int,
+        form: BatchForm,
         *,
-        split: bool,
         min_width: int = MIN_WIDTH,
         slab_tokens: int = SLAB_TOKENS,
     ) -> None:
-        self._split = split
+        self._split = form.split
         self._min_width = min_width
         self._slab_tokens = slab_tokens
         self._slabs: list[KVSlab] = []
         self._steps: list[SlabStep] = []
         self._home: dict[int, KVSlab] = {}
-        self.caches = [BatchedKVCache(self, index) for index in range(num_caches)]
+        self.caches = [
+            BatchedKVCache(self, index, grouped_mask=form.grouped_mask)
+            for index in range(num_caches)
+        ]
 
     @property
     def nbytes(self) -> int:

@@ -7,6 +7,7 @@ from typing import Any, Final
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
+from mlx_dp.kvcache.batch_form import BatchForm
 from mlx_dp.kvcache.batched_kv_cache import NotSplittableError
 from mlx_dp.kvcache.kv_batch import MIN_WIDTH, KVBatch
 from mlx_dp.kvcache.kv_row import LayerKV, filled
@@ -15,6 +16,14 @@ from mlx_dp.worker.loaded_model import LoadedModel
 
 logger = logging.getLogger(__name__)
 
+FORMS: Final = (
+    BatchForm(split=True),
+    BatchForm(split=False),
+    BatchForm(split=False, grouped_mask=True),
+)
+"""From the most efficient to the least likely to be understood."""
+_PLAINEST: Final = 1
+"""The form whose fault is the reason to give: the others ask more of a model."""
 LENGTHS: Final = (3, 7, 5)
 """Two rows of unequal length share a slab, the third has one of its own."""
 STEPS: Final = 2
@@ -23,26 +32,26 @@ HALF_TOLERANCE: Final = 6e-2
 """Largest difference of logits, relative to the largest logit, that rounding may cause."""
 
 
-def choose_split(loaded: LoadedModel) -> bool:
-    """Return whether this model's batch may lie in several slabs.
+def choose_form(loaded: LoadedModel) -> BatchForm:
+    """Return the first form in which this model's batch gives what single requests give.
 
-    Raises UnsupportedModelError when it cannot be batched at all.
+    Raises UnsupportedModelError when there is none.
     """
     expected = [_solo(loaded, prompt) for prompt in _prompts(loaded)]
-    fault = _fault(loaded, expected, split=True)
-    if fault is None:
-        return True
-    logger.info("batch check: in several slabs this model %s; so its rows share one", fault)
-    fault = _fault(loaded, expected, split=False)
-    if fault is None:
-        return False
-    raise UnsupportedModelError(f"this model {fault}")
+    faults: list[str] = []
+    for form in FORMS:
+        fault = _fault(loaded, expected, form)
+        if fault is None:
+            return form
+        logger.info("batch check: %s this model %s", form, fault)
+        faults.append(fault)
+    raise UnsupportedModelError(f"this model {faults[_PLAINEST]}")
 
 
-def _fault(loaded: LoadedModel, expected: list[mx.array], *, split: bool) -> str | None:
+def _fault(loaded: LoadedModel, expected: list[mx.array], form: BatchForm) -> str | None:
     """Say what is wrong with a batch of this model; None: nothing."""
     try:
-        difference = _difference(expected, _batched(loaded, split=split))
+        difference = _difference(expected, _batched(loaded, form))
     except NotSplittableError as error:
         return f"cannot be served, since {error}"
     except Exception as error:
@@ -84,9 +93,9 @@ def _solo(loaded: LoadedModel, prompt: list[int]) -> mx.array:
     return mx.stack(steps)
 
 
-def _batched(loaded: LoadedModel, *, split: bool) -> list[mx.array]:
+def _batched(loaded: LoadedModel, form: BatchForm) -> list[mx.array]:
     """The same of all requests, as one batch."""
-    batch = KVBatch(len(loaded.empty), split=split)
+    batch = KVBatch(len(loaded.empty), form)
     for key, prompt in enumerate(_prompts(loaded)):
         content: list[LayerKV] = filled(_prefilled(loaded, prompt), len(prompt))
         room = 2 * MIN_WIDTH if key == len(LENGTHS) - 1 else MIN_WIDTH

@@ -6,6 +6,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from mlx_dp.kvcache.batch_form import BatchForm
 from mlx_dp.kvcache.kv_batch import KVBatch
 from mlx_dp.kvcache.kv_row import LayerKV
 from mlx_dp.proto.messages import TokenLogprob
@@ -52,12 +53,12 @@ class DecodeBatch:
     """Launches steps, each on the lazy tokens of the one before."""
 
     def __init__(
-        self, model: Any, empty: Sequence[LayerKV], *, vocab_size: int, split: bool
+        self, model: Any, empty: Sequence[LayerKV], *, vocab_size: int, form: BatchForm
     ) -> None:
         """``empty`` are rows without content, which say every cache's heads, widths and dtype."""
         self._model = model
         self._empty = empty
-        self._kv = KVBatch(len(empty), split=split)
+        self._kv = KVBatch(len(empty), form)
         self._sampler = Sampler(vocab_size)
         self._rows: dict[int, DecodeRow] = {}
         self._order: tuple[int, ...] = ()

@@ -8,12 +8,13 @@ from typing import Final
 
 import mlx.core as mx
 
+from mlx_dp.kvcache.batch_form import BatchForm
 from mlx_dp.proto.messages import Start
 from mlx_dp.proto.ownership import OwnerCapacity
 from mlx_dp.proto.sampling_params import SamplingParams
 from mlx_dp.proto.token_pool import pool_tokens
 from mlx_dp.worker import device
-from mlx_dp.worker.batch_check import choose_split
+from mlx_dp.worker.batch_check import choose_form
 from mlx_dp.worker.decode_batch import DecodeBatch, LaunchedStep
 from mlx_dp.worker.engine import (
     Drawn,
@@ -50,7 +51,7 @@ class MlxEngine:
         self._slots: dict[int, _Occupant] = {}
         self._slot_of: dict[int, int] = {}
         self._capacity: OwnerCapacity | None = None
-        self._batch = self._new_batch(split=False)
+        self._batch = self._new_batch(BatchForm(split=False))
         self._launched: LaunchedStep | None = None
         self._fence: mx.array | None = None
 
@@ -78,7 +79,7 @@ class MlxEngine:
 
     def open(self, capacity: OwnerCapacity) -> None:
         self._capacity = capacity
-        self._batch = self._new_batch(split=choose_split(self._loaded))
+        self._batch = self._new_batch(choose_form(self._loaded))
 
     def warm_up(self) -> None:
         """Run two requests of unequal length, one of them sampled, through the real path."""
@@ -164,10 +165,10 @@ class MlxEngine:
             self._batch.join(occupant.key, occupant.request, content, room=occupant.room)
             occupant.prefill = None
 
-    def _new_batch(self, *, split: bool) -> DecodeBatch:
+    def _new_batch(self, form: BatchForm) -> DecodeBatch:
         return DecodeBatch(
             self._loaded.model,
             self._loaded.empty,
             vocab_size=self._facts.shape.vocab_size,
-            split=split,
+            form=form,
         )

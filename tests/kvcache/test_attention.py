@@ -11,6 +11,7 @@ from mlx_lm.models import base, llama
 from mlx_lm.models.cache import KVCache
 
 from mlx_dp.kvcache import attention
+from mlx_dp.kvcache.batch_form import BatchForm
 from mlx_dp.kvcache.batched_kv_cache import BatchedKVCache, NotSplittableError
 from mlx_dp.kvcache.kv_batch import KVBatch
 from mlx_dp.kvcache.kv_row import LayerKV
@@ -23,7 +24,7 @@ LENGTHS = (1, 7, 3, 12, 5)
 def batch_of(lengths=LENGTHS, *, split: bool = True) -> KVBatch:
     """The same rows at every call: in slabs of width 4, 8 and 16 where it may be split."""
     rng = np.random.default_rng(1)
-    batch = KVBatch(LAYERS, split=split, min_width=4, slab_tokens=16)
+    batch = KVBatch(LAYERS, BatchForm(split=split), min_width=4, slab_tokens=16)
     for key, length in enumerate(lengths):
         batch.join(key, random_row(rng, length).content(), length=length, room=length + 1)
     return batch
@@ -163,3 +164,16 @@ def test_a_mask_comes_as_an_array_where_a_model_insists():
     assert mask is not None
     assert mask.shape == (2, 1, 1, 4)
     assert mask.all().item()
+
+
+def test_a_mask_has_one_more_axis_for_models_that_group_their_heads():
+    form = BatchForm(split=False, grouped_mask=True)
+    rng = np.random.default_rng(1)
+    batch = KVBatch(LAYERS, form)
+    for key, length in enumerate((1, 3)):
+        batch.join(key, random_row(rng, length).content(), length=length, room=8)
+    batch.begin_step()
+    mask = batch.caches[0].make_mask(1, return_array=True)
+    assert mask is not None
+    assert mask.shape == (2, 1, 1, 1, 4)
+    assert mask[:, 0, 0, 0].tolist() == [[True, True, False, False], [True] * 4]

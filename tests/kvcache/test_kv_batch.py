@@ -18,6 +18,7 @@ from hypothesis.stateful import (
 )
 from kv_reference import LAYERS, PlainRow, expect_content, random_row, run_step
 
+from mlx_dp.kvcache.batch_form import BatchForm
 from mlx_dp.kvcache.kv_batch import KVBatch
 
 pytestmark = pytest.mark.mlx
@@ -31,7 +32,7 @@ class BatchMachine(RuleBasedStateMachine):
     @initialize(seed=st.integers(0, 2**16))
     def start(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
-        self.batch = KVBatch(LAYERS, split=self.split, min_width=2, slab_tokens=8)
+        self.batch = KVBatch(LAYERS, BatchForm(split=self.split), min_width=2, slab_tokens=8)
         self.rows: dict[int, PlainRow] = {}
         self.next_key = 0
 
@@ -77,7 +78,7 @@ def test_every_row_is_exactly_what_was_written_after_any_joins_leaves_and_steps(
 
 def test_an_empty_batch_holds_no_memory():
     rng = np.random.default_rng(1)
-    batch = KVBatch(LAYERS, split=True, min_width=2, slab_tokens=8)
+    batch = KVBatch(LAYERS, BatchForm(split=True), min_width=2, slab_tokens=8)
     for key in range(5):
         batch.join(key, random_row(rng, key).content(), length=key, room=key)
     assert batch.nbytes > 0
@@ -90,7 +91,7 @@ def test_an_empty_batch_holds_no_memory():
 @pytest.mark.parametrize("split", [True, False])
 def test_what_is_not_a_number_does_not_outlive_its_request(split):
     rng = np.random.default_rng(1)
-    batch = KVBatch(LAYERS, split=split, min_width=8, slab_tokens=64)
+    batch = KVBatch(LAYERS, BatchForm(split=split), min_width=8, slab_tokens=64)
     rows = {0: random_row(rng, 5), 1: random_row(rng, 3)}
     sick = random_row(rng, 6)
     for keys, values in sick.layers:
@@ -106,7 +107,7 @@ def test_what_is_not_a_number_does_not_outlive_its_request(split):
 
 def test_a_sick_row_is_wiped_when_another_moves_into_its_place():
     rng = np.random.default_rng(1)
-    batch = KVBatch(LAYERS, split=True, min_width=8, slab_tokens=64)
+    batch = KVBatch(LAYERS, BatchForm(split=True), min_width=8, slab_tokens=64)
     sick = random_row(rng, 6)
     for keys, values in sick.layers:
         keys[:] = np.nan
@@ -119,7 +120,7 @@ def test_a_sick_row_is_wiped_when_another_moves_into_its_place():
 
 
 def test_the_same_row_cannot_join_twice():
-    batch = KVBatch(LAYERS, split=True)
+    batch = KVBatch(LAYERS, BatchForm(split=True))
     row = random_row(np.random.default_rng(1), 3)
     batch.join(1, row.content(), length=3, room=3)
     with pytest.raises(AssertionError, match="row 1 is here already"):
@@ -129,7 +130,7 @@ def test_the_same_row_cannot_join_twice():
 def test_offsets_are_a_new_array_each_step():
     # Model code keeps the old one past the update, so it must not change under its hands.
     rng = np.random.default_rng(1)
-    batch = KVBatch(LAYERS, split=True)
+    batch = KVBatch(LAYERS, BatchForm(split=True))
     rows = {1: random_row(rng, 1), 2: random_row(rng, 2)}
     for key, row in rows.items():
         batch.join(key, row.content(), length=row.length, room=8)
@@ -143,5 +144,5 @@ def test_offsets_are_a_new_array_each_step():
 
 def test_a_cache_is_true_whatever_it_holds():
     # Models ask "if cache": one that says no would lose its mask in silence.
-    assert all(KVBatch(LAYERS, split=True).caches)
-    assert mx.array(KVBatch(LAYERS, split=True).caches[0].offset).size == 0
+    assert all(KVBatch(LAYERS, BatchForm(split=True)).caches)
+    assert mx.array(KVBatch(LAYERS, BatchForm(split=True)).caches[0].offset).size == 0

@@ -8,6 +8,7 @@ pytest.importorskip("mlx.core")
 
 import mlx.core as mx
 
+from mlx_dp.kvcache.batch_form import BatchForm
 from mlx_dp.kvcache.kv_batch import KVBatch
 from mlx_dp.kvcache.kv_row import LayerKV
 
@@ -52,7 +53,7 @@ def step(batch: KVBatch) -> mx.array:
 
 
 def warm_batch(lengths: Sequence[int], *, split: bool = True) -> KVBatch:
-    batch = KVBatch(LAYERS, split=split)
+    batch = KVBatch(LAYERS, BatchForm(split=split))
     for key, length in enumerate(lengths):
         batch.join(key, content(length), length=length, room=length + 20)
     for _ in range(2):

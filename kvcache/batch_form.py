@@ -1,0 +1,20 @@
+"""What a model's batch may look like."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchForm:
+    """How rows may lie, and the shape of their mask.
+
+    ``split``: in several slabs, for models that attend through the shared attention function.
+    ``grouped_mask``: the mask is [rows, 1, 1, 1, visible], for models that attend by themselves
+    over [rows, KV heads, queries per KV head, 1, visible].
+    """
+
+    split: bool
+    grouped_mask: bool = False
+
+    def __str__(self) -> str:
+        where = "in several slabs" if self.split else "in one slab"
+        return f"{where} with a grouped mask" if self.grouped_mask else where
