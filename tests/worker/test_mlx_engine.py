@@ -7,11 +7,13 @@ import pytest
 
 pytest.importorskip("mlx.core")
 
-from engine_contract import EngineContract
-from tiny_models import DENSE, TINY_MODELS
+import mlx.core as mx
+from engine_contract import EMPTY, EngineContract, prefill, request
+from tiny_models import DENSE, TINY_MODELS, TinyModel
 from worker_starts import mlx_start
 
-from mlx_dp.worker.engine import Engine
+from mlx_dp.proto.ownership import OwnerCapacity
+from mlx_dp.worker.engine import Engine, EngineRequest
 from mlx_dp.worker.mlx_engine import MlxEngine
 
 pytestmark = pytest.mark.mlx
@@ -42,3 +44,65 @@ class TestMlxEngineContract(EngineContract):
         yield make
         for engine in made:
             engine.close()
+
+
+WIDE = TinyModel("llama", {"num_hidden_layers": 12, "head_dim": 64, "num_key_value_heads": 4})
+"""KV as large as a real model's, and little else."""
+TOKEN_NBYTES = 2 * 12 * 4 * 64 * 4
+PROMPT = 400
+ROWS = 8
+SMALL = 4 * 2**20
+
+
+class TestWhatAStepCopies:
+    @pytest.fixture
+    def engine(self, tmp_path: Path) -> MlxEngine:
+        """Eight rows of 512 tokens decode; a ninth slot is free."""
+        engine = MlxEngine.load(mlx_start(WIDE.write(tmp_path)))
+        engine.open(OwnerCapacity(request_slots=ROWS + 1, auxiliary_slots=0, pool_tokens=10_000))
+        engine.warm_up()
+        for slot in range(ROWS):
+            engine.add(slot, prompt_of(PROMPT - slot))
+            engine.step(prefill(slot, PROMPT - slot))
+        for _ in range(3):
+            engine.step(EMPTY)
+        mx.synchronize()
+        return engine
+
+    def peak_nbytes(self, work: Callable[[], object]) -> int:
+        before = mx.get_active_memory()
+        mx.reset_peak_memory()
+        work()
+        return mx.get_peak_memory() - before
+
+    def test_a_steady_step_copies_none_of_100_mb(self, engine: MlxEngine) -> None:
+        assert engine.memory().used_tokens * TOKEN_NBYTES > 75 * 10**6
+
+        def steps() -> None:
+            for _ in range(6):
+                engine.step(EMPTY)
+
+        assert self.peak_nbytes(steps) < SMALL
+
+    def test_a_removal_copies_one_row(self, engine: MlxEngine) -> None:
+        def remove() -> None:
+            engine.remove(1)
+            engine.step(EMPTY)
+            engine.step(EMPTY)
+
+        assert self.peak_nbytes(remove) < PROMPT * TOKEN_NBYTES * 1.1 + SMALL
+
+    def test_chunks_beside_a_decode_do_not_copy_what_is_prefilled(self, engine: MlxEngine) -> None:
+        engine.add(ROWS, prompt_of(480))
+        engine.step(prefill(ROWS, 32))
+        engine.step(prefill(ROWS, 32))
+
+        def chunks() -> None:
+            for _ in range(4):
+                engine.step(prefill(ROWS, 32))
+
+        assert self.peak_nbytes(chunks) < SMALL + 32 * TOKEN_NBYTES
+
+
+def prompt_of(length: int) -> EngineRequest:
+    return request(*(7 * i % 250 for i in range(length)), max_tokens=60)
