@@ -34,7 +34,7 @@ WATCH = """
 import os, sys
 from mlx_dp.worker.parent_watch import watch_parent
 watch_parent(int(sys.argv[1]), int(sys.argv[2]))
-os.write(1, b"watching\n")  # in one piece, since siblings share the pipe
+os.write(1, b"watching\\n")  # in one piece, since siblings share the pipe
 """
 SLEEP = "import time; time.sleep(600)"
 
