@@ -148,11 +148,6 @@ class RequestDesk:
     def _extend(
         self, owner: Owner, lease: Lease, entry: RequestEntry, chunk: TokenChunk, now: float
     ) -> None:
-        if chunk.logprobs and len(chunk.logprobs) != len(chunk.ids):
-            raise ProtocolError(
-                f"request {chunk.request_id}: {len(chunk.logprobs)} log-probabilities for "
-                f"{len(chunk.ids)} tokens"
-            )
         if self._ledger.append(entry, chunk.index, chunk.ids, now):
             owner.yielded(lease, len(chunk.ids))
             self._tally.generated_by_owner[owner.index] += len(chunk.ids)
@@ -199,9 +194,11 @@ class RequestDesk:
             self._tally.requests_replayed += lease.accepted
 
     def _current(self, lease: Lease) -> RequestEntry | None:
-        """The request that this lease is for, unless it has ended or moved on."""
+        """The request that this lease is for, unless it has ended."""
         entry = self._ledger.get(lease.request_id)
-        return entry if entry is not None and entry.epoch == lease.epoch else None
+        # A request moves on only after its lease is gone, so that no slot has two owners.
+        assert entry is None or entry.epoch == lease.epoch, (lease.request_id, lease.epoch)
+        return entry
 
     def check(self) -> None:
         """Assert the invariants; for idle loops and tests."""

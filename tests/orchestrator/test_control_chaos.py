@@ -1,7 +1,7 @@
 """Workers die, hang and lie at random moments, by seed; every answer is exact all the same."""
 
 import random
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import replace
 
 import pytest
@@ -103,11 +103,15 @@ class Chaos:
             self.random.choice(alive).stopped = True
 
     def repeat(self) -> None:
-        """A message arrives twice."""
-        if self.world.arrived:
-            identity, fact = self.world.arrived[-1]
-            if getattr(fact, "tag", "") in ("accepted", "tokens", "finished", "heartbeat"):
-                self.world.arrived.append((identity, fact))
+        """A message arrives twice, the second time later."""
+        if not self.world.arrived:
+            return
+        messages = list(self.world.arrived)
+        first = self.random.randrange(len(messages))
+        if getattr(messages[first][1], "tag", "") in ("accepted", "tokens", "finished"):
+            again = self.random.randint(first + 1, len(messages))
+            messages.insert(again, messages[first])
+            self.world.arrived = deque(messages)
 
     def congest(self) -> None:
         self.world.congested = {

@@ -1,8 +1,11 @@
 """The controller as a whole, against fake workers and a clock that only tests move."""
 
+from dataclasses import replace
+
 import pytest
 from control_world import Reader, World, expected, generation, ready, serve_options
 
+from mlx_dp.orchestrator.control_limits import ControlLimits
 from mlx_dp.orchestrator.options import QueueOptions
 from mlx_dp.orchestrator.service import (
     Ended,
@@ -15,10 +18,14 @@ from mlx_dp.proto.errors import ProtocolError
 from mlx_dp.proto.messages import (
     Accepted,
     FailureKind,
+    Finished,
     FinishReason,
+    Hello,
+    Rejected,
     RejectReason,
     TokenChunk,
     Tokens,
+    Up,
 )
 
 
@@ -433,8 +440,9 @@ def test_running_too_long_ends_with_request_timeout_and_frees_the_slot() -> None
     assert not owner.leases
 
 
-def test_a_rejected_request_is_queued_again_and_invalid_ones_end() -> None:
+def test_a_request_that_found_no_slot_is_queued_again_in_its_place() -> None:
     world = World(serve_options(1)).bring_up()
+    # The worker has fewer slots than it said.
     world.readies = {0: ready(slots=1)}
     first, second = submit(world, (1,), 3), submit(world, (2,), 3)
     world.turn()
@@ -444,7 +452,156 @@ def test_a_rejected_request_is_queued_again_and_invalid_ones_end() -> None:
     world.pass_time(0.6)
     world.turn(4)
     assert second.read().ids == expected(generation((2,)), 3)
-    assert RejectReason.NO_SLOT
+
+
+@pytest.mark.parametrize("reason", [RejectReason.INVALID, RejectReason.TOO_LONG])
+def test_a_request_that_a_worker_finds_wrong_ends(reason: RejectReason) -> None:
+    world = World().bring_up()
+    reader = submit(world)
+    world.worker(0).inbox.clear()
+    world.worker(0).say(Rejected(request_id=1, epoch=1, reason=reason, message="why"))
+    world.core.on_arrival()
+    end = ended(reader)
+    assert (end.code, end.status, end.message) == (f"rejected_{reason.value}", 400, "why")
+    owner = world.core.book.get(0)
+    assert owner is not None
+    assert not owner.leases
+
+
+def test_a_draining_worker_gets_nothing_more() -> None:
+    world = World().bring_up()
+    reader = submit(world, max_tokens=2)
+    world.worker(0).inbox.clear()
+    draining = Rejected(request_id=1, epoch=1, reason=RejectReason.DRAINING, message="")
+    world.worker(0).say(draining)
+    world.core.on_arrival()
+    world.pass_time(1.0)
+    world.turn(2)
+    assert [grant.owner for grant in reader.read().grants] == [1]
+    with pytest.raises(OverloadedError):
+        submit(world, rank=0)
+
+
+FINISHED = Finished(request_id=1, epoch=1, reason=FinishReason.LENGTH, num_tokens=0)
+ACCEPTED = Accepted(request_id=1, epoch=1, slot=0)
+REJECTED = Rejected(request_id=1, epoch=1, reason=RejectReason.NO_SLOT, message="")
+CHUNK = TokenChunk(request_id=1, epoch=1, index=0, ids=(1, 2))
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        (FINISHED,),
+        (ACCEPTED, replace(FINISHED, num_tokens=2)),
+        (ACCEPTED, REJECTED),
+        (Tokens(chunks=(CHUNK,)),),
+        (Hello(pid=1),),
+        (ready(),),
+    ],
+    ids=("early_end", "lost_token", "late_no", "early_token", "hello", "ready"),
+)
+def test_facts_that_cannot_be_replace_the_worker(facts: tuple[Up, ...]) -> None:
+    world = World().bring_up()
+    reader = submit(world)
+    world.worker(0).inbox.clear()
+    for fact in facts:
+        world.worker(0).say(fact)
+    world.core.on_arrival()
+    assert world.core.tally.protocol_errors == 1
+    assert world.worker(0).signals == ["kill"]
+    world.turn(4)
+    assert reader.read().ids == expected(generation(), 4)
+
+
+@pytest.mark.parametrize(
+    "fact",
+    [
+        replace(ACCEPTED, epoch=9),
+        replace(REJECTED, epoch=9),
+        replace(FINISHED, epoch=9),
+        replace(FINISHED, request_id=9),
+        replace(REJECTED, request_id=9),
+        ACCEPTED,
+    ],
+)
+def test_stale_facts_change_nothing(fact: Up) -> None:
+    world = World().bring_up()
+    reader = submit(world)
+    world.turn()
+    world.worker(0).say(fact)
+    world.turn(3)
+    assert reader.read().ids == expected(generation(), 4)
+    assert len(reader.grants) == 1
+    assert world.core.tally.stale_facts == 1
+    assert world.core.tally.protocol_errors == 0
+
+
+def test_lost_requests_go_to_the_front_in_the_order_they_had() -> None:
+    world = World().bring_up()
+    for n in range(4):
+        submit(world, (n,), 50)
+    waiting = submit(world, (9,), 50)
+    world.turn()
+    world.worker(0).die(-9)
+    world.pass_time(0.1)
+    (head,) = world.core.desk.queue.heads()
+    assert head.request_id == 1
+    assert not waiting.read().grants
+
+
+@pytest.mark.parametrize(
+    ("reason", "code"),
+    [(FinishReason.ABORT, "worker_aborted"), (FinishReason.ERROR, "engine_error")],
+)
+def test_an_end_that_is_the_workers_own_is_an_error(reason: FinishReason, code: str) -> None:
+    world = World().bring_up()
+    reader = submit(world)
+    world.turn()
+    world.worker(0).say(replace(FINISHED, reason=reason, num_tokens=1, message="why"))
+    world.core.on_arrival()
+    assert ended(reader).code == code
+
+
+def test_what_waits_for_its_rank_holds_up_nobody_else() -> None:
+    world = World().bring_up()
+    for _ in range(2):
+        submit(world, rank=0, max_tokens=50)
+    pinned = submit(world, rank=0)
+    free = submit(world)
+    assert [grant.owner for grant in (world.turn(), free.read())[1].grants] == [1]
+    assert not pinned.read().grants
+
+
+def test_what_frees_at_a_rank_is_kept_for_the_large_request_that_waits_for_it() -> None:
+    world = World(serve_options(1))
+    world.readies = {0: ready(slots=9, pool=100)}
+    world.bring_up()
+    submit(world, (1,), 60)
+    large = submit(world, (1,), 90, rank=0)
+    small = submit(world, (1,), 5)
+    world.turn(10)
+    assert not small.read().grants
+    world.turn(60)
+    assert large.read().grants
+
+
+def test_a_pinned_request_whose_owner_fails_for_good_ends() -> None:
+    world = World(limits=ControlLimits(max_attempts=99)).bring_up()
+    for _ in range(2):
+        submit(world, rank=1, max_tokens=900)
+    waiting = submit(world, rank=1)
+    world.auto_ready = False
+    world.worker(1).die(-9)
+    for _ in range(1200):
+        world.pass_time(0.1)
+        if world.core.supervisor.workers[1].status is WorkerStatus.FAILED:
+            break
+        for worker in world.alive():
+            if worker.index == 1:
+                worker.die(1)
+    end = ended(waiting)
+    assert (end.code, end.status) == ("worker_failed", 503)
+    assert world.core.status() is ServiceStatus.READY
 
 
 def test_a_worker_that_is_not_connected_when_granted_is_lost_and_the_request_goes_on() -> None:

@@ -12,9 +12,8 @@ from mlx_dp.proto.errors import ProtocolError
 
 
 def running(ledger: Ledger, max_tokens: int = 10) -> RequestEntry:
-    entry = ledger.open(generation(), 0.0)
+    entry = ledger.open(generation(max_tokens=max_tokens), 0.0)
     ledger.grant(entry, 0, 1.0)
-    entry.max_tokens = max_tokens
     ledger.accept(entry, 0)
     return entry
 
@@ -121,7 +120,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule()
     def open(self) -> None:
-        self.entries.append(self.ledger.open(generation(), 0.0))
+        self.entries.append(self.ledger.open(generation(max_tokens=None), 0.0))
         self.model.append(("queued", 0, []))
 
     @precondition(lambda self: self.entries)
