@@ -1,6 +1,7 @@
 """The KV of all requests that decode together."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Final
 
 import mlx.core as mx
@@ -119,13 +120,15 @@ class KVBatch:
         return self._steps
 
     def check(self) -> None:
-        """Assert that every slab is packed and used, and that every row has one home."""
+        """Assert that every row has one home, and of each width only the last slab has room."""
         held = {row.key: slab for slab in self._slabs for row in slab.rows}
         assert held == self._home, (held, self._home)
         assert sum(len(slab.rows) for slab in self._slabs) == len(held), held.keys()
         for slab in self._slabs:
             assert 0 < len(slab.rows) <= slab.max_rows
             assert all(row.length <= slab.width for row in slab.rows)
+        for slab, after in pairwise(self._slabs):
+            assert slab.width < after.width or (slab.width == after.width and slab.full)
 
     def _move_full_rows(self) -> None:
         if not self._split:

@@ -32,11 +32,11 @@ class BatchMachine(RuleBasedStateMachine):
     @initialize(seed=st.integers(0, 2**16))
     def start(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
-        self.batch = KVBatch(LAYERS, BatchForm(split=self.split), min_width=2, slab_tokens=8)
+        self.batch = KVBatch(LAYERS, BatchForm(split=self.split), min_width=4, slab_tokens=8)
         self.rows: dict[int, PlainRow] = {}
         self.next_key = 0
 
-    @rule(length=st.integers(0, 9), expected=st.integers(0, 6))
+    @rule(length=st.integers(0, 7), expected=st.integers(0, 3))
     def join(self, length: int, expected: int) -> None:
         row = random_row(self.rng, length)
         self.batch.join(self.next_key, row.content(), length=length, room=length + expected)
