@@ -159,3 +159,14 @@ def test_a_join_copies_the_slab_it_joins_at_most_and_layer_by_layer():
     grown = peak_nbytes(join_under_way)
     assert batch.nbytes == 2 * held
     assert grown < 2 * held
+
+
+def test_a_row_that_outgrows_its_slab_copies_itself_alone():
+    batch = warm_batch((509, *MIXED[1:]))
+
+    def grow_under_way() -> None:
+        running = step(batch)
+        mx.eval(running, step(batch))
+
+    assert peak_nbytes(grow_under_way) < SMALL + 3 * ROW_NBYTES
+    assert [at.end - at.start for at in batch.steps] == [7, 1]
