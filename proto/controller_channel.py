@@ -2,8 +2,6 @@
 
 import asyncio
 import hashlib
-import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -13,6 +11,7 @@ import zmq
 from mlx_dp.proto.codec import MAX_FRAME_BYTES, decode_up, encode
 from mlx_dp.proto.errors import ConfigError, ProtocolError
 from mlx_dp.proto.messages import Down, Up
+from mlx_dp.proto.socket_directory import SocketDirectory
 
 HIGH_WATER_MARK: Final = 256
 MAX_DRAINED_MESSAGES: Final = 256
@@ -44,7 +43,7 @@ class ControllerChannel:
 
         Raises ConfigError when the path is too long or cannot be made.
         """
-        self._directory: Path | None = None
+        self._directory: SocketDirectory | None = None
         self._known: Final[set[bytes]] = set()
         self._unknown_frames = 0
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -72,12 +71,8 @@ class ControllerChannel:
         if base is None:
             self._socket.bind("tcp://127.0.0.1:0")
             return
-        try:
-            # mkdtemp makes it 0700; the socket file itself would be open to everyone.
-            self._directory = Path(tempfile.mkdtemp(prefix="mlx-dp-", dir=base))
-        except OSError as error:
-            raise ConfigError(f"no socket directory can be made in {base}: {error}") from None
-        path = self._directory / "workers"
+        self._directory = SocketDirectory(base)
+        path = self._directory.path / "workers"
         length = len(str(path).encode())
         if length > zmq.IPC_PATH_MAX_LEN:
             raise ConfigError(
@@ -178,8 +173,7 @@ class ControllerChannel:
             self._socket.close(linger=0)
             self._context.term()
         if self._directory is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
-            self._directory = None
+            self._directory.close()
 
 
 def _decode(frames: list[bytes]) -> Up | ProtocolError:

@@ -448,6 +448,8 @@ def test_a_request_that_found_no_slot_is_queued_again_in_its_place() -> None:
     world.turn()
     assert first.read().grants
     assert not second.read().grants
+    # Asking again at once would only be refused again.
+    assert not world.worker(0).inbox
     world.turn(3)
     world.pass_time(0.6)
     world.turn(4)
