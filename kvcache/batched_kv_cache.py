@@ -5,6 +5,7 @@ from typing import Protocol
 
 import mlx.core as mx
 
+from mlx_dp.kvcache.guest_chunk import GuestChunk
 from mlx_dp.kvcache.kv_row import LayerKV
 from mlx_dp.kvcache.kv_slab import SlabStep
 
@@ -19,6 +20,9 @@ class StepStore(Protocol):
     @property
     def steps(self) -> Sequence[SlabStep]: ...
 
+    @property
+    def guest(self) -> GuestChunk | None: ...
+
     def write(self, layer: int, new: LayerKV) -> list[LayerKV]: ...
 
 
@@ -26,8 +30,9 @@ class BatchedKVCache:
     """One layer's view of the batch, in mlx-lm's cache protocol, for single-token steps.
 
     With one slab, ``update_and_fetch`` returns the slab's keys and values, and any arithmetic on
-    them is right. With several, they do not form one array: it returns the new token's own
-    keys and values, and ``attend``, called by the shared attention function, finds the rest.
+    them is right. With several, or with a guest, they do not form one array: it returns the new
+    tokens' own keys and values, and ``attend``, called by the shared attention function, finds
+    the rest.
     """
 
     def __init__(self, store: StepStore, layer: int, *, grouped_mask: bool) -> None:
@@ -99,22 +104,28 @@ class BatchedKVCache:
         scale: float,
         sinks: mx.array | None,
     ) -> mx.array:
-        """Attend slab by slab. ``fetched`` must be what ``update_and_fetch`` returned."""
+        """Attend slab by slab, the guest last.
+
+        ``fetched`` must be what ``update_and_fetch`` returned.
+        """
         expected, self._fetched = self._fetched, None
         if expected is None or fetched.keys is not expected.keys:
             raise NotSplittableError("the model changes keys after it cached them")
         if fetched.values is not expected.values:
             raise NotSplittableError("the model changes values after it cached them")
-        return mx.concatenate(
-            [
-                mx.fast.scaled_dot_product_attention(
-                    queries[step.start : step.end],
-                    part.keys,
-                    part.values,
-                    scale=scale,
-                    mask=step.mask,
-                    sinks=sinks,
-                )
-                for step, part in zip(self._store.steps, self._parts, strict=True)
-            ]
-        )
+        steps, guest = self._store.steps, self._store.guest
+        attended = [
+            mx.fast.scaled_dot_product_attention(
+                queries[step.start : step.end],
+                part.keys,
+                part.values,
+                scale=scale,
+                mask=step.mask,
+                sinks=sinks,
+            )
+            for step, part in zip(steps, self._parts, strict=guest is None)
+        ]
+        if guest is not None:
+            rows = queries[steps[-1].end :]
+            attended.append(guest.attend(rows, self._parts[-1], scale=scale, sinks=sinks))
+        return mx.concatenate(attended)

@@ -8,6 +8,7 @@ import mlx.core as mx
 
 from mlx_dp.kvcache.batch_form import BatchForm
 from mlx_dp.kvcache.batched_kv_cache import BatchedKVCache
+from mlx_dp.kvcache.guest_chunk import GuestChunk
 from mlx_dp.kvcache.kv_row import KVRow, LayerKV
 from mlx_dp.kvcache.kv_slab import KVSlab, SlabStep
 
@@ -42,6 +43,7 @@ class KVBatch:
         self._slab_tokens = slab_tokens
         self._slabs: list[KVSlab] = []
         self._steps: list[SlabStep] = []
+        self._guest: GuestChunk | None = None
         self._home: dict[int, KVSlab] = {}
         self.caches = [
             BatchedKVCache(self, index, grouped_mask=form.grouped_mask)
@@ -74,11 +76,14 @@ class KVBatch:
         slab = self._home[key]
         return slab.content(slab.index(key))
 
-    def begin_step(self) -> tuple[int, ...]:
+    def begin_step(self, guest: GuestChunk | None = None) -> tuple[int, ...]:
         """Prepare one token for every row; return their keys in batch order.
 
-        After it, the model is called once with ``caches``, on tokens [rows, 1].
+        After it, the model is called once with ``caches``, on tokens [rows, 1]. A guest's tokens
+        are further rows behind them; only a split form can have one.
         """
+        assert guest is None or self._split, "only a split batch takes a guest"
+        self._guest = guest
         self._move_full_rows()
         self._steps = []
         offsets: list[int] = []
@@ -88,10 +93,13 @@ class KVBatch:
             step = slab.begin_step(start)
             self._steps.append(step)
             start = step.end
+        if guest is not None:
+            offsets += range(guest.position, guest.position + guest.num_tokens)
+        split = len(self._slabs) > 1 or guest is not None
         # A new array each step: models keep the old one past the update.
         offset = mx.array(offsets, dtype=mx.int32)
         for cache in self.caches:
-            cache.begin_step(offset, split=len(self._slabs) > 1)
+            cache.begin_step(offset, split=split)
         return tuple(row.key for slab in self._slabs for row in slab.rows)
 
     def end_step(self) -> None:
@@ -103,17 +111,23 @@ class KVBatch:
             cache.end_step()
 
     def write(self, layer: int, new: LayerKV) -> list[LayerKV]:
-        """Write the step's token of every row; return what each slab's rows may see."""
-        if len(self._slabs) == 1:
+        """Write the step's token of every row; return what each slab's rows may see.
+
+        What a guest may see comes last.
+        """
+        if len(self._slabs) == 1 and self._guest is None:
             return [self._slabs[0].write(layer, self._steps[0], new)]
-        return [
-            slab.write(
-                layer,
-                step,
-                LayerKV(new.keys[step.start : step.end], new.values[step.start : step.end]),
-            )
+        parts = [
+            slab.write(layer, step, _rows(new, step.start, step.end))
             for slab, step in zip(self._slabs, self._steps, strict=True)
         ]
+        if self._guest is not None:
+            parts.append(self._guest.write(layer, _rows(new, self._steps[-1].end, None)))
+        return parts
+
+    @property
+    def guest(self) -> GuestChunk | None:
+        return self._guest
 
     @property
     def steps(self) -> Sequence[SlabStep]:
@@ -181,3 +195,7 @@ class KVBatch:
         elif self._slabs[0].width < width:
             self._slabs[0].widen(width)
         return self._slabs[0]
+
+
+def _rows(new: LayerKV, start: int, end: int | None) -> LayerKV:
+    return LayerKV(new.keys[start:end], new.values[start:end])

@@ -9,6 +9,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from mlx_dp.kvcache.batch_form import BatchForm
 from mlx_dp.kvcache.batched_kv_cache import NotSplittableError
+from mlx_dp.kvcache.guest_chunk import GuestChunk
 from mlx_dp.kvcache.kv_batch import MIN_WIDTH, KVBatch
 from mlx_dp.kvcache.kv_row import LayerKV, filled
 from mlx_dp.worker.engine import UnsupportedModelError
@@ -24,8 +25,9 @@ FORMS: Final = (
 """From the most efficient to the least likely to be understood."""
 _PLAINEST: Final = 1
 """The form whose fault is the reason to give: the others ask more of a model."""
-LENGTHS: Final = (3, 7, 5)
-"""Two rows of unequal length share a slab, the third has one of its own."""
+LENGTHS: Final = (3, 7, 5, 4)
+"""Two rows of unequal length share a slab, the third has one of its own, the last is a guest."""
+GUEST: Final = len(LENGTHS) - 1
 STEPS: Final = 2
 FLOAT32_TOLERANCE: Final = 1e-3
 HALF_TOLERANCE: Final = 6e-2
@@ -37,7 +39,7 @@ def choose_form(loaded: LoadedModel) -> BatchForm:
 
     Raises UnsupportedModelError when there is none.
     """
-    expected = [_solo(loaded, prompt) for prompt in _prompts(loaded)]
+    expected = [_continued(loaded, _prefilled(loaded, prompt)) for prompt in _prompts(loaded)]
     faults: list[str] = []
     for form in FORMS:
         fault = _fault(loaded, expected, form)
@@ -83,9 +85,8 @@ def _prefilled(loaded: LoadedModel, prompt: list[int]) -> list[Any]:
     return caches
 
 
-def _solo(loaded: LoadedModel, prompt: list[int]) -> mx.array:
-    """Logits [STEPS, vocab] of one request alone, in mlx-lm's own caches."""
-    caches = _prefilled(loaded, prompt)
+def _continued(loaded: LoadedModel, caches: list[Any]) -> mx.array:
+    """Logits [STEPS, vocab] of the tokens that follow, alone, in mlx-lm's own caches."""
     steps = []
     for step in range(STEPS):
         token = mx.array([[_continuation(loaded, step)]], dtype=mx.int32)
@@ -94,26 +95,38 @@ def _solo(loaded: LoadedModel, prompt: list[int]) -> mx.array:
 
 
 def _batched(loaded: LoadedModel, form: BatchForm) -> list[mx.array]:
-    """The same of all requests, as one batch."""
+    """The same of all requests, as one batch; without the guest where the form has none."""
     batch = KVBatch(len(loaded.empty), form)
-    for key, prompt in enumerate(_prompts(loaded)):
+    prompts = _prompts(loaded)
+    guest = prompts.pop()
+    for key, prompt in enumerate(prompts):
         content: list[LayerKV] = filled(_prefilled(loaded, prompt), len(prompt))
-        room = 2 * MIN_WIDTH if key == len(LENGTHS) - 1 else MIN_WIDTH
+        room = 2 * MIN_WIDTH if key == GUEST - 1 else MIN_WIDTH
         batch.join(key, content, length=len(prompt), room=room)
-    rows: dict[int, list[mx.array]] = {key: [] for key in range(len(LENGTHS))}
+    rows: list[list[mx.array]] = [[] for _ in prompts]
+    guest_caches: list[Any] = make_prompt_cache(loaded.model)
     for step in range(STEPS):
-        order = batch.begin_step()
-        tokens = mx.full((len(order), 1), _continuation(loaded, step), dtype=mx.int32)
-        logits = loaded.model(tokens, cache=batch.caches)
+        chunk = _guest_chunk(guest_caches, step) if form.split else None
+        order = batch.begin_step(chunk)
+        ids = [_continuation(loaded, step)] * len(order)
+        if chunk is not None:
+            ids += guest[chunk.position : chunk.position + chunk.num_tokens]
+        logits = loaded.model(mx.array(ids, dtype=mx.int32)[:, None], cache=batch.caches)
         batch.end_step()
         for row, key in enumerate(order):
             rows[key].append(logits[row, -1])
-    return [mx.stack(rows[key]) for key in range(len(LENGTHS))]
+    found = [mx.stack(row) for row in rows]
+    return [*found, _continued(loaded, guest_caches)] if form.split else found
+
+
+def _guest_chunk(caches: list[Any], step: int) -> GuestChunk:
+    size = LENGTHS[GUEST] // STEPS
+    return GuestChunk(caches, position=step * size, num_tokens=size)
 
 
 def _difference(expected: list[mx.array], found: list[mx.array]) -> float:
     """Largest difference relative to the largest logit; infinite when it is not a number."""
-    whole = mx.stack(expected).astype(mx.float32)
+    whole = mx.stack(expected[: len(found)]).astype(mx.float32)
     other = mx.stack(found).astype(mx.float32)
     relative = mx.max(mx.abs(whole - other)) / mx.maximum(mx.max(mx.abs(whole)), 1e-6)
     value: float = relative.item()  # type: ignore[assignment]

@@ -7,10 +7,12 @@ from typing import Any
 import mlx.core as mx
 
 from mlx_dp.kvcache.batch_form import BatchForm
+from mlx_dp.kvcache.guest_chunk import GuestChunk
 from mlx_dp.kvcache.kv_batch import KVBatch
 from mlx_dp.kvcache.kv_row import LayerKV
 from mlx_dp.proto.messages import TokenLogprob
 from mlx_dp.worker.engine import EngineRequest
+from mlx_dp.worker.prefill import Prefill
 from mlx_dp.worker.sampling import SampledStep, Sampler
 
 
@@ -49,6 +51,23 @@ class LaunchedStep:
         ]
 
 
+@dataclass(frozen=True, slots=True)
+class Guest:
+    """A chunk of a prompt in a decode step: its token ids [tokens], and where their KV goes."""
+
+    prefill: Prefill
+    chunk: GuestChunk
+    ids: mx.array
+
+    @classmethod
+    def take(cls, prefill: Prefill, num_tokens: int) -> "Guest":
+        """Take the next tokens of a prompt, which do not end it."""
+        position = prefill.done
+        ids = prefill.take(num_tokens)
+        assert ids.size == num_tokens, (ids.size, num_tokens)
+        return cls(prefill, GuestChunk(prefill.caches, position, num_tokens), ids)
+
+
 class DecodeBatch:
     """Launches steps, each on the lazy tokens of the one before."""
 
@@ -58,6 +77,7 @@ class DecodeBatch:
         """``empty`` are rows without content, which say every cache's heads, widths and dtype."""
         self._model = model
         self._empty = empty
+        self._split = form.split
         self._kv = KVBatch(len(empty), form)
         self._sampler = Sampler(vocab_size)
         self._rows: dict[int, DecodeRow] = {}
@@ -68,6 +88,11 @@ class DecodeBatch:
     def __len__(self) -> int:
         """Rows that have tokens left to draw."""
         return sum(not row.spent for row in self._rows.values())
+
+    @property
+    def takes_guests(self) -> bool:
+        """There are rows to ride along with, and the model can."""
+        return self._split and len(self) > 0
 
     @property
     def used_tokens(self) -> int:
@@ -96,18 +121,21 @@ class DecodeBatch:
         for key in [row.key for row in self._rows.values() if row.spent]:
             self.leave(key)
 
-    def launch(self) -> LaunchedStep:
-        """Launch one token for every row. No row is spent."""
-        order = self._kv.begin_step()
+    def launch(self, guest: Guest | None = None) -> LaunchedStep:
+        """Launch one token for every row, and a guest's chunk with them. No row is spent."""
+        order = self._kv.begin_step(guest.chunk if guest is not None else None)
         rows = [self._rows[key] for key in order]
         assert not any(row.spent for row in rows), "drop_spent() comes first"
         if order != self._order:
             self._sampler.set_rows(order, [row.request for row in rows])
         tokens = self._input(order)
+        if guest is not None:
+            tokens = mx.concatenate([tokens, guest.ids])
         logits = self._model(tokens[:, None], cache=self._kv.caches)
         self._kv.end_step()
-        sampled = self._sampler.draw(logits[:, -1, :], [row.position for row in rows])
-        mx.async_eval(sampled.arrays(), self._sampler.evaluated())
+        sampled = self._sampler.draw(logits[: len(order), -1, :], [row.position for row in rows])
+        riding = guest.prefill.state() if guest is not None else []
+        mx.async_eval(sampled.arrays(), self._sampler.evaluated(), riding)
         self._order = order
         self._last = LaunchedStep(order, sampled)
         for row in rows:

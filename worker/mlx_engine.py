@@ -15,7 +15,7 @@ from mlx_dp.proto.sampling_params import SamplingParams
 from mlx_dp.proto.token_pool import pool_tokens
 from mlx_dp.worker import device
 from mlx_dp.worker.batch_check import choose_form
-from mlx_dp.worker.decode_batch import DecodeBatch, LaunchedStep
+from mlx_dp.worker.decode_batch import DecodeBatch, Guest, LaunchedStep
 from mlx_dp.worker.engine import (
     Drawn,
     EngineFacts,
@@ -27,6 +27,9 @@ from mlx_dp.worker.engine import (
 from mlx_dp.worker.loaded_model import LoadedModel, load, weights_nbytes
 from mlx_dp.worker.prefill import Prefill
 
+GUEST_TOKENS: Final = 64
+"""A longer chunk has a forward pass of its own: as the batch's guest it would have to compute the
+LM head for all its tokens, which costs more than reading the weights once less saves."""
 EXPECTED_ANSWER: Final = 256
 """Tokens of answer that a row is made for at first; a longer one moves to a wider slab."""
 
@@ -128,9 +131,8 @@ class MlxEngine:
         before, fence = self._launched, self._fence
         self._fence = None
         self._batch.drop_spent()
-        for chunk in plan.prefill:
-            self._prefill(chunk)
-        self._launched = self._batch.launch() if len(self._batch) else None
+        guest = self._prefill_all(plan)
+        self._launched = self._batch.launch(guest) if len(self._batch) else None
         if before is None:
             if fence is not None:
                 # Nothing to read, but the device must not fall behind by more than one step.
@@ -155,15 +157,31 @@ class MlxEngine:
     def close(self) -> None:
         mx.synchronize()
 
-    def _prefill(self, chunk: PrefillChunk) -> None:
-        occupant = self._slots[chunk.slot]
-        prefill = occupant.prefill
-        assert prefill is not None, f"slot {chunk.slot} has its prompt already"
-        self._fence = prefill.run(chunk.num_tokens)
-        if prefill.complete:
-            content = prefill.content()
-            self._batch.join(occupant.key, occupant.request, content, room=occupant.room)
-            occupant.prefill = None
+    def _prefill_all(self, plan: StepPlan) -> Guest | None:
+        """Launch the plan's chunks, but for one that can ride in the decode, which is returned.
+
+        A prompt's last chunk does not ride: run before the decode, it lets its request draw in
+        this step already.
+        """
+        guest: Guest | None = None
+        for chunk in plan.prefill:
+            occupant = self._slots[chunk.slot]
+            prefill = occupant.prefill
+            assert prefill is not None, f"slot {chunk.slot} has its prompt already"
+            rides = self._batch.takes_guests and chunk.num_tokens <= GUEST_TOKENS
+            if guest is None and rides and not prefill.ends_with(chunk.num_tokens):
+                guest = Guest.take(prefill, chunk.num_tokens)
+                continue
+            self._fence = prefill.run(chunk.num_tokens)
+            if prefill.complete:
+                self._join(occupant)
+        return guest
+
+    def _join(self, occupant: _Occupant) -> None:
+        assert occupant.prefill is not None, f"request {occupant.key} has joined already"
+        content = occupant.prefill.content()
+        self._batch.join(occupant.key, occupant.request, content, room=occupant.room)
+        occupant.prefill = None
 
     def _new_batch(self, form: BatchForm) -> DecodeBatch:
         return DecodeBatch(

@@ -39,20 +39,35 @@ class Prefill:
     def complete(self) -> bool:
         return self._launched == self._ids.size
 
-    def run(self, num_tokens: int) -> mx.array | None:
-        """Launch the next ``num_tokens`` tokens. The prompt's last is counted, but not run.
+    def ends_with(self, num_tokens: int) -> bool:
+        """The next ``num_tokens`` tokens leave nothing, or only the last one, of the prompt."""
+        return self._launched + num_tokens >= self._ids.size - 1
 
-        Returns a scalar that is there once the chunk is, or None when nothing was launched. It
-        holds none of the KV, so that the next chunk is written in place.
+    def take(self, num_tokens: int) -> mx.array:
+        """Count the next ``num_tokens`` tokens as launched, and return those of them to run.
+
+        The prompt's last is counted, but not run, so there may be none.
         """
         start = self.done
         self._launched += num_tokens
         assert self._launched <= self._ids.size, (self._launched, self._ids.size)
-        chunk = self._ids[start : self.done]
+        return self._ids[start : self.done]
+
+    def run(self, num_tokens: int) -> mx.array | None:
+        """Launch the next ``num_tokens`` tokens in a forward pass of their own.
+
+        Returns a scalar that is there once the chunk is, or None when nothing was launched. It
+        holds none of the KV, so that the next chunk is written in place.
+        """
+        chunk = self.take(num_tokens)
         if chunk.size == 0:
             return None
         # Nothing needs the logits, so the LM head is never computed.
         self._model(chunk[None], cache=self.caches)
         fence: mx.array = self.caches[-1].keys[0, 0, 0, 0] + 0
-        mx.async_eval([cache.state for cache in self.caches], fence)
+        mx.async_eval(self.state(), fence)
         return fence
+
+    def state(self) -> list[Any]:
+        """What must be evaluated after each chunk, or the graph would pile up."""
+        return [cache.state for cache in self.caches]
