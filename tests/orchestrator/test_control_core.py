@@ -226,6 +226,22 @@ def test_the_last_messages_of_a_dead_process_still_count() -> None:
     assert ended(reader).reason is FinishReason.LENGTH
 
 
+def test_messages_that_come_in_just_after_the_exit_still_count() -> None:
+    world = World(serve_options(1)).bring_up()
+    reader = submit(world, max_tokens=1)
+    worker = world.worker(0)
+    worker.turn()
+    late = list(world.arrived)
+    world.arrived.clear()
+    worker.die(-9)
+    world.core.settle_exits()
+    world.arrived.extend(late)
+    world.clock.now += 0.03
+    world.core.settle_exits()
+    assert ended(reader).reason is FinishReason.LENGTH
+    assert world.core.supervisor.workers[0].status is WorkerStatus.LOST
+
+
 def test_an_answer_that_was_complete_is_not_generated_again() -> None:
     world = World().bring_up()
     whole = expected(generation(), 3)
@@ -343,7 +359,10 @@ def test_facts_of_another_epoch_are_stale() -> None:
 def test_a_malformed_message_replaces_the_worker() -> None:
     world = World().bring_up()
     world.arrived.append((world.worker(1).identity, ProtocolError("malformed")))
+    # What came in the same batch is not heard either.
+    world.worker(1).say(Tokens(chunks=()))
     world.core.on_arrival()
+    assert world.core.tally.protocol_errors == 1
     assert world.worker(1).signals == ["kill"]
     world.recover()
     assert world.core.supervisor.workers[1].status is WorkerStatus.READY
@@ -396,6 +415,9 @@ def test_a_silent_worker_gets_no_new_requests_and_is_not_lost_at_once() -> None:
     world.worker(0).stopped = True
     world.pass_time(3.0)
     readers = [submit(world, max_tokens=50) for _ in range(3)]
+    owner = world.core.book.get(0)
+    assert owner is not None
+    assert not owner.leases
     world.turn()
     assert {grant.owner for reader in readers for grant in reader.read().grants} == {1}
     world.worker(0).stopped = False
@@ -412,6 +434,14 @@ def test_nobody_is_judged_by_time_that_the_controller_slept() -> None:
     world.core.tick()
     world.pass_time(5.0)
     assert all(worker.alive for worker in world.workers)
+
+
+def test_no_start_is_late_by_time_that_the_controller_slept() -> None:
+    world = World()
+    world.core.begin()
+    world.clock.now += 700.0
+    world.core.tick()
+    assert world.workers[0].alive
 
 
 def test_waiting_too_long_ends_with_queue_timeout() -> None:

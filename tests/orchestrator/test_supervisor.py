@@ -182,6 +182,19 @@ def test_a_crash_loop_fails_with_its_first_cause_and_the_others_go_on() -> None:
     assert not made.dead
 
 
+def test_deaths_that_lie_far_apart_never_spend_the_budget() -> None:
+    made = up(1)
+    now = 0.0
+    for _ in range(20):
+        now += 100.0
+        made.exited(0, -9, now)
+        now, (spawn,) = due(made, now)
+        assert isinstance(spawn, Spawn)
+        made.greeted(0, now)
+        made.ready(0, now)
+    assert made.workers[0].restarts == 20
+
+
 def test_a_failed_start_passes_the_turn_on() -> None:
     made = supervisor(2)
     made.start(0.0)
