@@ -2,9 +2,9 @@
 
 from typing import Final
 
+from mlx_dp.orchestrator.control.router import policy_named
 from mlx_dp.orchestrator.flags import FakeFlags, Flags, HttpFlags, OwnerFlags
 from mlx_dp.orchestrator.options import HttpOptions, QueueOptions
-from mlx_dp.orchestrator.router import policy_named
 from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.messages import FakeEngineOptions
 from mlx_dp.proto.ownership import Limits, Ownership, divide

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from mlx_dp.orchestrator import configuration
 from mlx_dp.orchestrator.flags import Flags
-from mlx_dp.orchestrator.memory_share import share_memory
 from mlx_dp.orchestrator.preparation import PreparedModel
+from mlx_dp.orchestrator.process.memory_share import share_memory
 from mlx_dp.proto.messages import FakeEngineOptions
 from mlx_dp.proto.ownership import OwnerCapacity, Ownership, OwnerSlice, resolve_capacity
 from mlx_dp.proto.parallel import ReplicaMode

@@ -8,13 +8,13 @@ from typing import Final
 
 import platformdirs
 
-from mlx_dp.orchestrator.cuda_devices import cuda_devices
 from mlx_dp.orchestrator.flags import Flags
-from mlx_dp.orchestrator.host_memory import ram_nbytes
-from mlx_dp.orchestrator.memory_share import SharedMemory, shared_memory
-from mlx_dp.orchestrator.model_probe import DeviceFacts, probe_model
-from mlx_dp.orchestrator.model_source import host_device, resolve_model
-from mlx_dp.orchestrator.progress import terminal_progress
+from mlx_dp.orchestrator.model.model_probe import DeviceFacts, probe_model
+from mlx_dp.orchestrator.model.model_source import host_device, resolve_model
+from mlx_dp.orchestrator.model.progress import terminal_progress
+from mlx_dp.orchestrator.process.cuda_devices import cuda_devices
+from mlx_dp.orchestrator.process.host_memory import ram_nbytes
+from mlx_dp.orchestrator.process.memory_share import SharedMemory, shared_memory
 from mlx_dp.proto.messages import EngineKind
 from mlx_dp.proto.model_shape import ModelShape
 

@@ -8,23 +8,28 @@ from contextlib import closing
 from rich.console import Console
 
 from mlx_dp.orchestrator import configuration
-from mlx_dp.orchestrator.controller import Controller
-from mlx_dp.orchestrator.embedded_server import EmbeddedServer
-from mlx_dp.orchestrator.fake_tokenizer import FakeTextModel
+from mlx_dp.orchestrator.control.controller import Controller
+from mlx_dp.orchestrator.control.fleet import Outside
 from mlx_dp.orchestrator.flags import Flags
-from mlx_dp.orchestrator.fleet import Outside
-from mlx_dp.orchestrator.http_app import create_app
-from mlx_dp.orchestrator.launcher import ProcessLauncher
-from mlx_dp.orchestrator.listen_socket import bound_port, endpoint_url, is_loopback, open_socket
-from mlx_dp.orchestrator.log_output import StderrConsole, configure_logging, write_plain
+from mlx_dp.orchestrator.http.app import create_app
+from mlx_dp.orchestrator.http.listen_socket import (
+    bound_port,
+    endpoint_url,
+    is_loopback,
+    open_socket,
+)
+from mlx_dp.orchestrator.http.server import EmbeddedServer
 from mlx_dp.orchestrator.options import ServeOptions, WorkerOptions
 from mlx_dp.orchestrator.plan import ServicePlan, make_plan
 from mlx_dp.orchestrator.plan_table import plan_view
 from mlx_dp.orchestrator.preparation import PreparedModel, prepare_model
+from mlx_dp.orchestrator.process.launcher import ProcessLauncher
+from mlx_dp.orchestrator.process.log_output import StderrConsole, configure_logging, write_plain
+from mlx_dp.orchestrator.process.worker_environment import WorkerEnvironment, worker_environment
 from mlx_dp.orchestrator.service_run import ServiceRun
-from mlx_dp.orchestrator.text_model import TextModel
-from mlx_dp.orchestrator.tokenizer import load_text_model
-from mlx_dp.orchestrator.worker_environment import WorkerEnvironment, worker_environment
+from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
+from mlx_dp.orchestrator.text.text_model import TextModel
+from mlx_dp.orchestrator.text.tokenizer import load_text_model
 from mlx_dp.proto.controller_channel import ControllerChannel
 
 

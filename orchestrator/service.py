@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from mlx_dp.orchestrator.counters import ControllerCounters, RequestObserver
+from mlx_dp.orchestrator.control.counters import ControllerCounters, RequestObserver
 from mlx_dp.proto.admission import AdmissionLimits
 from mlx_dp.proto.messages import FinishReason, TokenLogprob
 from mlx_dp.proto.model_shape import ModelShape

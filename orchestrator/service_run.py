@@ -8,12 +8,12 @@ from typing import Any, Final, NoReturn, Protocol
 
 from rich.console import Console
 
-from mlx_dp.orchestrator.controller import ServiceDeadError
-from mlx_dp.orchestrator.embedded_server import EmbeddedServer
-from mlx_dp.orchestrator.log_output import write_plain
+from mlx_dp.orchestrator.control.controller import ServiceDeadError
+from mlx_dp.orchestrator.http.server import EmbeddedServer
+from mlx_dp.orchestrator.process.log_output import write_plain
+from mlx_dp.orchestrator.process.stop_signals import StopSignals
 from mlx_dp.orchestrator.service import ServiceState, ServiceStatus, WorkerStatus
 from mlx_dp.orchestrator.start_display import StartDisplay, start_display
-from mlx_dp.orchestrator.stop_signals import StopSignals
 from mlx_dp.proto.messages import FailureKind
 
 EXIT_FAILED: Final = 1

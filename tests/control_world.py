@@ -8,10 +8,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from mlx_dp.orchestrator.answers import RequestAnswer
-from mlx_dp.orchestrator.control_core import ControlCore
-from mlx_dp.orchestrator.control_limits import ControlLimits
-from mlx_dp.orchestrator.fleet import Outside
+from mlx_dp.orchestrator.control.answers import RequestAnswer
+from mlx_dp.orchestrator.control.core import ControlCore
+from mlx_dp.orchestrator.control.fleet import Outside
+from mlx_dp.orchestrator.control.limits import ControlLimits
 from mlx_dp.orchestrator.options import HttpOptions, QueueOptions, ServeOptions, WorkerOptions
 from mlx_dp.orchestrator.service import Ended, Generation, Granted, NewTokens
 from mlx_dp.proto.codec import decode_down, decode_up, encode

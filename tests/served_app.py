@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager
 import uvicorn
 from scripted_service import OPTIONS
 
-from mlx_dp.orchestrator.fake_tokenizer import fake_text_model
-from mlx_dp.orchestrator.http_app import create_app
+from mlx_dp.orchestrator.http.app import create_app
 from mlx_dp.orchestrator.options import HttpOptions
 from mlx_dp.orchestrator.service import Service
+from mlx_dp.orchestrator.text.fake_tokenizer import fake_text_model
 
 
 @asynccontextmanager

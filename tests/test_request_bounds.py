@@ -12,7 +12,7 @@ import annotated_types
 import msgspec
 import pytest
 
-from mlx_dp.orchestrator.openai_fields import GenerationFields
+from mlx_dp.orchestrator.openai.fields import GenerationFields
 from mlx_dp.proto.sampling_params import SamplingParams
 
 SHARED = sorted(

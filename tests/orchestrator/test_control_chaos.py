@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 from control_world import Reader, World, expected, generation, ready, serve_options
 
-from mlx_dp.orchestrator.control_limits import ControlLimits
+from mlx_dp.orchestrator.control.limits import ControlLimits
+from mlx_dp.orchestrator.control.restart_budget import RestartLimits
+from mlx_dp.orchestrator.control.supervisor import SupervisorLimits
 from mlx_dp.orchestrator.options import QueueOptions
-from mlx_dp.orchestrator.restart_budget import RestartLimits
 from mlx_dp.orchestrator.service import Generation, OverloadedError
-from mlx_dp.orchestrator.supervisor import SupervisorLimits
 from mlx_dp.proto.messages import FinishReason
 
 FAULTS = ("request_crashed_worker", "worker_lost", "queue_timeout", "request_timeout", "no_worker")

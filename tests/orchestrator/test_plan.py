@@ -8,11 +8,11 @@ from flag_values import flags
 
 from mlx_dp.orchestrator import configuration
 from mlx_dp.orchestrator.flags import FakeFlags, Flags, ModelFlags, OwnerFlags
-from mlx_dp.orchestrator.memory_share import SharedMemory
-from mlx_dp.orchestrator.model_probe import DeviceFacts
+from mlx_dp.orchestrator.model.model_probe import DeviceFacts
 from mlx_dp.orchestrator.plan import ServicePlan, make_plan
 from mlx_dp.orchestrator.plan_table import plan_json, plan_table
 from mlx_dp.orchestrator.preparation import PreparedModel
+from mlx_dp.orchestrator.process.memory_share import SharedMemory
 from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.model_shape import ModelShape
 

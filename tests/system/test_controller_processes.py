@@ -10,11 +10,11 @@ import psutil
 import pytest
 from control_world import serve_options
 
-from mlx_dp.orchestrator.control_limits import control_limits
-from mlx_dp.orchestrator.controller import Controller, ServiceDeadError
-from mlx_dp.orchestrator.fleet import Outside
-from mlx_dp.orchestrator.launcher import ProcessLauncher
+from mlx_dp.orchestrator.control.controller import Controller, ServiceDeadError
+from mlx_dp.orchestrator.control.fleet import Outside
+from mlx_dp.orchestrator.control.limits import control_limits
 from mlx_dp.orchestrator.options import ServeOptions
+from mlx_dp.orchestrator.process.launcher import ProcessLauncher
 from mlx_dp.orchestrator.service import Ended, Generation, Granted, NewTokens, ServiceStatus
 from mlx_dp.proto.controller_channel import ControllerChannel
 from mlx_dp.proto.fake_engine_options import FakeEngineOptions

@@ -10,8 +10,8 @@ mx = pytest.importorskip("mlx.core")
 
 from mlx_lm import generate, load  # noqa: E402
 
-from mlx_dp.orchestrator.model_cache import ModelCache  # noqa: E402
-from mlx_dp.orchestrator.progress import SilentProgress  # noqa: E402
+from mlx_dp.orchestrator.model.model_cache import ModelCache  # noqa: E402
+from mlx_dp.orchestrator.model.progress import SilentProgress  # noqa: E402
 from mlx_dp.worker.convert import main  # noqa: E402
 
 pytestmark = pytest.mark.mlx

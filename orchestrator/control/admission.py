@@ -1,0 +1,69 @@
+"""Who is let in right now: overload is told from error before anything is queued."""
+
+from typing import Final
+
+from mlx_dp.orchestrator.control.counters import Tally
+from mlx_dp.orchestrator.control.gate import check_generation, check_rank
+from mlx_dp.orchestrator.control.owner_book import OwnerBook
+from mlx_dp.orchestrator.control.request_queue import RequestQueue
+from mlx_dp.orchestrator.service import Generation, OverloadedError, RefusedError, ServiceStatus
+
+RETRY_BUSY_S: Final = 1
+RETRY_ABSENT_S: Final = 5
+
+
+class Admission:
+    """Lets a request into the queue, or says why not and when to come back."""
+
+    def __init__(self, num_owners: int, book: OwnerBook, queue: RequestQueue, tally: Tally) -> None:
+        self._num_owners: Final = num_owners
+        self._book: Final = book
+        self._queue: Final = queue
+        self._tally: Final = tally
+
+    def check(self, generation: Generation, status: ServiceStatus) -> None:
+        """Raises OverloadedError or RefusedError."""
+        rank = generation.routed_dp_rank
+        try:
+            check_rank(rank, self._num_owners)
+            self._check_presence(rank, status)
+            self._check_fit(generation)
+        except RefusedError:
+            self._tally.requests_refused["invalid"] += 1
+            raise
+        if self._queue.full:
+            raise self._overloaded(
+                "queue_full",
+                f"the queue is full ({len(self._queue)} requests wait): try again later",
+                429,
+            )
+
+    def _check_presence(self, rank: int | None, status: ServiceStatus) -> None:
+        match status:
+            case ServiceStatus.READY:
+                pass
+            case ServiceStatus.STARTING:
+                raise self._overloaded("starting", "no worker is ready yet: try again soon", 503)
+            case ServiceStatus.DRAINING:
+                raise self._overloaded("draining", "the service is shutting down", 503)
+            case ServiceStatus.DEAD:
+                raise self._overloaded("dead", "all workers have failed", 503)
+        if rank is None:
+            return
+        owner = self._book.get(rank)
+        if owner is None or owner.closed:
+            raise self._overloaded("rank_not_ready", f"owner {rank} is not ready", 503)
+
+    def _check_fit(self, generation: Generation) -> None:
+        rank = generation.routed_dp_rank
+        owner = None if rank is None else self._book.get(rank)
+        limits = self._book.limits() if owner is None else owner.limits
+        vocab_size = self._book.vocab_size()
+        assert limits is not None, "ready without an owner"
+        assert vocab_size is not None, "ready without an owner"
+        check_generation(generation, limits, vocab_size)
+
+    def _overloaded(self, reason: str, message: str, status: int) -> OverloadedError:
+        self._tally.requests_refused[reason] += 1
+        retry_after_s = RETRY_BUSY_S if status == 429 else RETRY_ABSENT_S
+        return OverloadedError(message, status=status, retry_after_s=retry_after_s)

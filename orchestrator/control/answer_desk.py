@@ -1,0 +1,90 @@
+"""The answers that are open: who reads them, how they end, and what is counted of them."""
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from mlx_dp.orchestrator.control.answers import RequestAnswer
+from mlx_dp.orchestrator.control.counters import RequestObserver, RequestTimings, Tally
+from mlx_dp.orchestrator.control.ledger import RequestEntry
+from mlx_dp.orchestrator.service import Ended, Granted
+from mlx_dp.proto.messages import FinishReason, TokenLogprob
+
+_logger = logging.getLogger(__name__)
+
+
+class AnswerDesk:
+    """One answer per request in the ledger. It ends exactly once, and is then forgotten here."""
+
+    def __init__(self, tally: Tally, cancel: Callable[[int], None]) -> None:
+        self._tally: Final = tally
+        self._cancel: Final = cancel
+        self._answers: Final[dict[int, RequestAnswer]] = {}
+        self._observers: Final[list[RequestObserver]] = []
+
+    def __len__(self) -> int:
+        return len(self._answers)
+
+    def observe(self, observer: RequestObserver) -> None:
+        self._observers.append(observer)
+
+    def open(self, entry: RequestEntry) -> RequestAnswer:
+        """Open the answer of a new request."""
+        answer = RequestAnswer(entry.request_id, self._cancel)
+        self._answers[entry.request_id] = answer
+        self._tally.requests_started += 1
+        return answer
+
+    def granted(self, entry: RequestEntry, owner: int, reason: str) -> None:
+        """An owner has accepted it; with a replay, not for the first time."""
+        self._tally.grants[reason] += 1
+        if entry.attempts == 1:
+            self._tally.prompt_tokens += len(entry.generation.prompt_ids)
+            self._tally.cached_tokens += entry.cached_tokens
+        self._answers[entry.request_id].push(
+            Granted(owner=owner, reason=reason, cached_tokens=entry.cached_tokens)
+        )
+
+    def tokens(
+        self, entry: RequestEntry, ids: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]
+    ) -> None:
+        self._tally.generated_tokens += len(ids)
+        self._answers[entry.request_id].push_tokens(ids, logprobs)
+
+    def end(self, entry: RequestEntry, ended: Ended, now: float) -> None:
+        """Close the answer, count it and tell the observers."""
+        self._answers.pop(entry.request_id).push(ended)
+        self._tally.ended(ended.reason, ended.code)
+        if ended.reason is FinishReason.ERROR:
+            _logger.warning(
+                "request %s (%r): %s after %s tokens: %s",
+                *(entry.request_id, entry.generation.label[:128], ended.code),
+                *(len(entry.emitted), ended.message),
+            )
+        if self._observers:
+            timings = _timings(entry, ended, now)
+            for observer in self._observers:
+                observer.ended(timings)
+
+    def check(self, entries: set[int]) -> None:
+        """Assert that the open answers are those of these requests."""
+        assert self._answers.keys() == entries, self._answers.keys() ^ entries
+
+
+def _timings(entry: RequestEntry, ended: Ended, now: float) -> RequestTimings:
+    def since(time: float | None) -> float | None:
+        return None if time is None else time - entry.queued_at
+
+    return RequestTimings(
+        reason=ended.reason,
+        code=ended.code,
+        prompt_tokens=len(entry.generation.prompt_ids),
+        output_tokens=len(entry.emitted),
+        cached_tokens=entry.cached_tokens,
+        owner=entry.last_owner,
+        attempts=entry.attempts,
+        granted_s=since(entry.granted_at),
+        first_token_s=since(entry.first_token_at),
+        last_token_s=since(entry.last_token_at),
+        ended_s=now - entry.queued_at,
+    )

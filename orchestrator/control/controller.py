@@ -1,0 +1,162 @@
+"""The control plane behind ``Service``: the core, driven by the event loop's clock and sockets."""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable
+from typing import Final, NoReturn
+
+from mlx_dp.orchestrator.control.core import ControlCore
+from mlx_dp.orchestrator.control.counters import ControllerCounters, RequestObserver
+from mlx_dp.orchestrator.control.fleet import Outside
+from mlx_dp.orchestrator.control.limits import ControlLimits, control_limits
+from mlx_dp.orchestrator.options import ServeOptions
+from mlx_dp.orchestrator.service import Answer, Generation, ServiceState
+from mlx_dp.proto.admission import AdmissionLimits
+from mlx_dp.proto.messages import FailureKind
+
+_logger = logging.getLogger(__name__)
+
+
+class ServiceDeadError(Exception):
+    """Every worker has failed for good. The message is the first cause.
+
+    ``kind`` tells a configuration that cannot work from a crash; None: it crashed.
+    """
+
+    def __init__(self, cause: str, kind: FailureKind | None) -> None:
+        super().__init__(cause)
+        self.kind = kind
+
+
+class Controller:
+    """Implements ``Service``. Everything runs in the event loop, and nothing ever blocks it."""
+
+    def __init__(
+        self,
+        options: ServeOptions,
+        outside: Outside,
+        *,
+        limits: ControlLimits | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._options: Final = options
+        self._limits: Final = limits or control_limits(options.worker)
+        self._transport: Final = outside.transport
+        self._core: Final = ControlCore(
+            options,
+            outside,
+            self._limits,
+            clock,
+            rng or random.SystemRandom(),
+            self._settle_after,
+        )
+        self._timer: asyncio.TimerHandle | None = None
+        self._bug: Exception | None = None
+        self._stopped = False
+
+    def state(self) -> ServiceState:
+        queue = self._core.desk.queue
+        return ServiceState(
+            status=self._core.status(),
+            mode=self._options.ownership.mode,
+            load_balance_method=self._options.queue.load_balance_method,
+            tp_size=self._options.ownership.slices[0].parallel.tp_size,
+            queued_requests=len(queue),
+            queued_tokens=queue.num_tokens,
+            max_queued_requests=self._options.queue.max_queued_requests,
+            owners=self._core.view.owners(),
+        )
+
+    def limits(self) -> AdmissionLimits | None:
+        return self._core.book.limits()
+
+    def counters(self) -> ControllerCounters:
+        return self._core.tally.snapshot(unknown_frames=self._transport.unknown_frames)
+
+    def observe(self, observer: RequestObserver) -> None:
+        self._core.answers.observe(observer)
+
+    def submit(self, generation: Generation) -> Answer:
+        return self._core.submit(generation)
+
+    async def start(self) -> None:
+        """Begin to start workers; returns at once. ``state`` shows how far it is."""
+        self._transport.attach(asyncio.get_running_loop(), self._guarded(self._core.on_arrival))
+        self._core.begin()
+        self._schedule_tick()
+
+    async def watch(self) -> NoReturn:
+        """Wait for as long as the service can go on. Raises ServiceDeadError, or our own bug."""
+        supervisor = self._core.supervisor
+        await self._core.conditions.wait(lambda: self._bug is not None or supervisor.dead)
+        if self._bug is not None:
+            raise self._bug
+        assert supervisor.cause is not None, "dead without a cause"
+        raise ServiceDeadError(supervisor.cause.detail, supervisor.cause.failure)
+
+    def _schedule_tick(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._limits.tick_s, self._guarded(self._tick_on))
+
+    def _tick_on(self) -> None:
+        self._core.tick()
+        self._schedule_tick()
+
+    def _settle_after(self, delay_s: float) -> None:
+        asyncio.get_running_loop().call_later(delay_s, self._guarded(self._core.settle_exits))
+
+    def _guarded(self, act: Callable[[], None]) -> Callable[[], None]:
+        """Wrap a callback: its error would only be logged, and leave a service that is no more."""
+
+        def run() -> None:
+            if self._stopped:
+                return
+            try:
+                act()
+            except Exception as error:
+                _logger.exception("the controller broke")
+                self._bug = self._bug or error
+                self._core.conditions.check()
+
+        return run
+
+    async def drain(self, timeout_s: float) -> None:
+        """Refuse what is new, let what is in hand finish within the time, then stop."""
+        core = self._core
+        core.draining = True
+        _logger.info("draining: %s requests in hand", len(core.answers))
+        await core.conditions.wait(lambda: core.desk.idle or core.supervisor.dead, timeout_s)
+        await self.stop()
+
+    async def stop(self) -> None:
+        """End what is in hand, and the workers; none is left when this returns. Idempotent."""
+        if self._stopped:
+            return
+        core = self._core
+        core.draining = True
+        core.abandon()
+        core.supervisor.stop()
+        core.fleet.shut_down()
+        if not await core.conditions.wait(self._gone, self._limits.stop_grace_s):
+            _logger.warning("some workers do not stop by themselves: they are killed")
+            self.kill_all()
+            await core.conditions.wait(self._gone, self._limits.stop_grace_s)
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+        core.conditions.check()
+        self._transport.close()
+
+    def _gone(self) -> bool:
+        return self._core.supervisor.gone
+
+    def kill_all(self) -> None:
+        """SIGKILL to every worker, without waiting; for a second signal."""
+        self._core.fleet.kill_all()
+
+    def check(self) -> None:
+        """Assert every invariant; for idle loops and tests."""
+        self._core.check()

@@ -1,0 +1,106 @@
+"""Gives queued requests to owners that have room, and takes back what could not be sent."""
+
+from collections.abc import Callable
+from typing import Final
+
+from mlx_dp.orchestrator.control.ledger import Ledger, RequestEntry
+from mlx_dp.orchestrator.control.owner_book import Lease, Owner, OwnerBook
+from mlx_dp.orchestrator.control.request_queue import RequestQueue
+from mlx_dp.orchestrator.control.router import Choice, Router
+from mlx_dp.proto.messages import Abort, Down, Submit
+
+Post = Callable[[Owner, Down], bool]
+"""Hand a message to the owner's channel; False, when it took nothing, which is dealt with there."""
+
+
+class Dispatcher:
+    """Late binding: a request is queued here until the moment at which an owner can take it."""
+
+    def __init__(
+        self, ledger: Ledger, queue: RequestQueue, book: OwnerBook, router: Router, post: Post
+    ) -> None:
+        self._ledger: Final = ledger
+        self._queue: Final = queue
+        self._book: Final = book
+        self._router: Final = router
+        self._post: Final = post
+
+    def next_grant(self, now: float) -> RequestEntry | None:
+        """Grant one request and send it, or return None: nobody can go now."""
+        while len(self._queue):
+            found = self._next()
+            if found is None:
+                return None
+            entry, choice = found
+            if self._grant(entry, choice, now):
+                return entry
+        return None
+
+    def _next(self) -> tuple[RequestEntry, Choice] | None:
+        """The oldest request that can go.
+
+        A request that waits for its rank does not hold up others, but what frees there is kept
+        for it, or small requests would overtake a large one for ever.
+        """
+        reserved: frozenset[int] = frozenset()
+        for entry in self._queue.heads():
+            choice = self._choose(entry, reserved)
+            if choice is not None:
+                return entry, choice
+            if entry.pinned is not None:
+                reserved |= {entry.pinned}
+        return None
+
+    def _choose(self, entry: RequestEntry, reserved: frozenset[int]) -> Choice | None:
+        return self._router.choose(tuple(self._book.owners()), entry, avoid=reserved)
+
+    def _grant(self, entry: RequestEntry, choice: Choice, now: float) -> bool:
+        owner = choice.owner
+        self._queue.remove(entry)
+        self._ledger.grant(entry, owner.index, now)
+        if entry.max_tokens is None:
+            entry.max_tokens = choice.terms.max_tokens
+        lease = owner.grant(entry, choice.terms, choice.reason, now)
+        if self._post(owner, _submit(entry)):
+            return True
+        self.take_back(owner, lease, entry)
+        return False
+
+    def take_back(self, owner: Owner, lease: Lease, entry: RequestEntry) -> None:
+        """The owner holds nothing of it: it goes next, elsewhere or there."""
+        owner.release(lease)
+        owner.congested = True
+        self._ledger.requeue(entry)
+        self._queue.put_back(entry)
+
+    def leave(self, owner: Owner, lease: Lease, now: float) -> None:
+        """Have an owner forget a request. Its slot is free only once it says so."""
+        owner.leave(lease)
+        self._tell(owner, lease, now)
+
+    def retry_aborts(self, now: float) -> None:
+        """Tell owners again that were congested when they should have been told."""
+        for owner in self._book.owners():
+            for lease in owner.leaving.values():
+                if not lease.abort_sent and not self._tell(owner, lease, now):
+                    break
+
+    def _tell(self, owner: Owner, lease: Lease, now: float) -> bool:
+        sent = self._post(owner, Abort(request_id=lease.request_id, epoch=lease.epoch))
+        if sent:
+            owner.abort_sent(lease, now)
+        return sent
+
+
+def _submit(entry: RequestEntry) -> Submit:
+    assert entry.max_tokens is not None, f"request {entry.request_id} has no budget"
+    generation = entry.generation
+    return Submit(
+        request_id=entry.request_id,
+        epoch=entry.epoch,
+        prompt_ids=generation.prompt_ids,
+        output_ids=tuple(entry.emitted),
+        max_tokens=entry.max_tokens,
+        stop_token_ids=generation.stop_token_ids,
+        params=generation.params,
+    )

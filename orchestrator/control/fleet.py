@@ -1,0 +1,205 @@
+"""Carries out what the supervisor decides: processes, the channel, and the book of owners."""
+
+import logging
+from collections import deque
+from dataclasses import dataclass
+from typing import Final, Protocol, assert_never
+
+from mlx_dp.orchestrator.control.counters import Tally
+from mlx_dp.orchestrator.control.owner_book import Lease, Owner, OwnerBook
+from mlx_dp.orchestrator.control.supervisor import Supervisor
+from mlx_dp.orchestrator.control.supervisor_steps import (
+    Abort,
+    AddOwner,
+    GiveUp,
+    Instruction,
+    Kill,
+    Loss,
+    LossKind,
+    RemoveOwner,
+    SendStart,
+    Spawn,
+)
+from mlx_dp.orchestrator.control.transport import Transport
+from mlx_dp.orchestrator.control.worker_process import Launcher, WorkerProcess
+from mlx_dp.proto.controller_channel import PeerCongestedError, PeerLostError
+from mlx_dp.proto.messages import Down, Heartbeat, Ready, Shutdown, Start
+
+_logger = logging.getLogger(__name__)
+
+
+class FleetListener(Protocol):
+    """Whoever has to know what happens to owners and processes."""
+
+    def owner_lost(self, gone: RemoveOwner, leases: tuple[Lease, ...]) -> None:
+        """An owner was struck out of the book, with what it held."""
+
+    def worker_failed(self, index: int, loss: Loss) -> None:
+        """A worker stays down for good."""
+
+    def process_exited(self, index: int, status: int) -> None:
+        """A process has ended; its last messages may not have been read yet."""
+
+
+@dataclass(slots=True)
+class Outside:
+    """What the fleet acts on: the wire and the machine."""
+
+    transport: Transport
+    launcher: Launcher
+
+
+class Fleet:
+    """The workers as processes and peers. Who speaks is known by identity, so by incarnation."""
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        book: OwnerBook,
+        outside: Outside,
+        starts: tuple[Start, ...],
+        tally: Tally,
+        listener: FleetListener,
+    ) -> None:
+        self._supervisor: Final = supervisor
+        self._book: Final = book
+        self._transport: Final = outside.transport
+        self._launcher: Final = outside.launcher
+        self._starts: Final = starts
+        self._tally: Final = tally
+        self._listener: Final = listener
+        self._processes: Final[dict[int, WorkerProcess]] = {}
+        self._indices: Final[dict[str, int]] = {}
+        self._readies: Final[dict[int, Ready]] = {}
+        self._beats: Final[dict[int, Heartbeat]] = {}
+        self._unreachable: Final[dict[int, str]] = {}
+
+    def index_of(self, identity: str) -> int | None:
+        """The worker whose present incarnation this is, or None."""
+        return self._indices.get(identity)
+
+    def beat_of(self, index: int) -> Heartbeat | None:
+        """The last heartbeat of the present incarnation."""
+        return self._beats.get(index)
+
+    def beat(self, index: int, heartbeat: Heartbeat) -> None:
+        self._beats[index] = heartbeat
+
+    def ready(self, index: int, ready: Ready, now: float) -> None:
+        """A worker says what it has. Raises ProtocolError when it was not asked."""
+        steps = self._supervisor.ready(index, now)
+        self._readies[index] = ready
+        self.carry_out(steps, now)
+
+    def carry_out(self, steps: list[Instruction], now: float) -> None:
+        """Do everything, and what follows from doing it."""
+        pending = deque(steps)
+        while pending:
+            pending += self._carry_out(pending.popleft(), now)
+
+    def _carry_out(self, step: Instruction, now: float) -> list[Instruction]:
+        match step:
+            case Spawn(index=index, identity=identity):
+                return self._spawn(index, identity, now)
+            case SendStart(index=index, identity=identity):
+                return self._send_start(index, identity, now)
+            case AddOwner(index=index, identity=identity):
+                self._add(index, identity, now)
+            case RemoveOwner():
+                self._remove(step)
+            case Abort(index=index):
+                self._processes[index].abort()
+            case Kill(index=index):
+                self._processes[index].kill()
+            case GiveUp(index=index, loss=loss):
+                self._listener.worker_failed(index, loss)
+            case _:
+                assert_never(step)
+        return []
+
+    def _spawn(self, index: int, identity: str, now: float) -> list[Instruction]:
+        worker = self._supervisor.workers[index]
+        if worker.restarts:
+            self._tally.worker_restarts += 1
+        self._indices[identity] = index
+        self._beats.pop(index, None)
+        self._transport.expect(identity)
+
+        def on_exit(status: int) -> None:
+            self._listener.process_exited(index, status)
+
+        try:
+            process = self._launcher.spawn(index, identity, self._transport.endpoint, on_exit)
+        except OSError as error:
+            return self._supervisor.spawn_failed(index, f"no process could be made: {error}", now)
+        self._processes[index] = process
+        self._supervisor.spawned(index, process.pid)
+        return []
+
+    def _send_start(self, index: int, identity: str, now: float) -> list[Instruction]:
+        try:
+            self._transport.send(identity, self._starts[index])
+        except (PeerLostError, PeerCongestedError) as error:
+            loss = Loss(kind=LossKind.DISCONNECTED, detail=str(error))
+            return self._supervisor.lost(index, loss, now)
+        return []
+
+    def _add(self, index: int, identity: str, now: float) -> None:
+        ready = self._readies.pop(index)
+        self._book.add(index, identity, ready, now)
+        _logger.info(
+            "worker %s: ready after %.1f s on %s, %s request slots, %s KV tokens",
+            *(index, ready.load_s, ready.device),
+            *(ready.capacity.request_slots, ready.capacity.pool_tokens),
+        )
+        for warning in ready.capacity.warnings:
+            _logger.warning("worker %s: %s", index, warning)
+
+    def _remove(self, gone: RemoveOwner) -> None:
+        self._tally.worker_deaths += 1
+        self._indices.pop(gone.identity, None)
+        self._transport.forget(gone.identity)
+        self._readies.pop(gone.index, None)
+        self._unreachable.pop(gone.index, None)
+        self._listener.owner_lost(gone, self._book.remove(gone.index))
+
+    def post(self, owner: Owner, message: Down) -> bool:
+        """Send to an owner. False: it is congested or gone, and gets nothing more for now."""
+        try:
+            self._transport.send(owner.identity, message)
+        except PeerCongestedError:
+            owner.congested = True
+            return False
+        except PeerLostError as error:
+            # Not dealt with here: we may be in the middle of granting.
+            owner.congested = True
+            self._unreachable[owner.index] = str(error)
+            return False
+        return True
+
+    def drop_unreachable(self, now: float) -> bool:
+        """Give up owners that could not be reached; whether there were any."""
+        if not self._unreachable:
+            return False
+        gone = tuple(self._unreachable.items())
+        self._unreachable.clear()
+        for index, detail in gone:
+            loss = Loss(kind=LossKind.DISCONNECTED, detail=detail)
+            self.carry_out(self._supervisor.lost(index, loss, now), now)
+        return True
+
+    def shut_down(self) -> None:
+        """Ask every process to exit; those that never said hello by signal."""
+        for worker in self._supervisor.workers:
+            if not worker.process:
+                continue
+            try:
+                self._transport.send(worker.identity, Shutdown())
+            except (PeerLostError, PeerCongestedError):
+                self._processes[worker.index].terminate()
+
+    def kill_all(self) -> None:
+        """End every process at once."""
+        for worker in self._supervisor.workers:
+            if worker.process:
+                self._processes[worker.index].kill()

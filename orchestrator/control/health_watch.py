@@ -1,0 +1,78 @@
+"""Judges the ready owners, over and over, and says which of them are lost."""
+
+from collections.abc import Iterable
+from typing import Final, assert_never
+
+from mlx_dp.orchestrator.control.liveness import LivenessLimits, OwnLag, Verdict, judge, overdue
+from mlx_dp.orchestrator.control.owner_book import Lease, Owner, OwnerBook
+from mlx_dp.orchestrator.control.supervisor_steps import Loss, LossKind
+
+
+class HealthWatch:
+    """Applies the rules of liveness to the book, and forgives whatever was missed by us."""
+
+    def __init__(self, limits: LivenessLimits, book: OwnerBook, *, lag_tolerance_s: float) -> None:
+        self._limits: Final = limits
+        self._book: Final = book
+        self._lag: Final = OwnLag(lag_tolerance_s)
+
+    def slept(self, now: float, interval_s: float) -> float:
+        """Seconds that the controller itself missed; nobody is judged by them."""
+        missed_s = self._lag.slept(now, interval_s)
+        if missed_s:
+            for owner in self._book.owners():
+                owner.pulse.forgive(now)
+        return missed_s
+
+    def losses(self, now: float) -> list[tuple[int, Loss]]:
+        """The owners that have to be given up, and why. Marks the suspicious ones."""
+        found: list[tuple[int, Loss]] = []
+        for owner in self._book.owners():
+            loss = self._judge(owner, now) or self._ignored(owner, now)
+            if loss is not None:
+                found.append((owner.index, loss))
+        return found
+
+    def _judge(self, owner: Owner, now: float) -> Loss | None:
+        pulse = owner.pulse
+        verdict = judge(pulse, self._limits, prefilling=owner.prefilling > 0, now=now)
+        owner.suspicious = verdict is Verdict.SUSPICIOUS
+        match verdict:
+            case Verdict.ALIVE | Verdict.SUSPICIOUS:
+                return None
+            case Verdict.HUNG:
+                running = 0 if pulse.last is None else pulse.last.running
+                stuck_s = now - pulse.moved_at
+                detail = f"no step for {stuck_s:.1f} s with {running} requests running"
+                return Loss(kind=LossKind.HUNG, detail=detail)
+            case Verdict.SILENT:
+                detail = f"not heard for {now - pulse.heard_at:.1f} s"
+                return Loss(kind=LossKind.SILENT, detail=detail)
+            case _:
+                assert_never(verdict)
+
+    def _ignored(self, owner: Owner, now: float) -> Loss | None:
+        """Whether it ignores a request, or does not let go of one. The oldest comes first."""
+        limits = self._limits
+        lease = self._overdue(owner, owner.unaccepted.values(), limits.accept_timeout_s, now)
+        if lease is not None:
+            detail = f"request {lease.request_id} not accepted in {limits.accept_timeout_s:g} s"
+            return Loss(kind=LossKind.NOT_ACCEPTED, detail=detail)
+        told = (lease for lease in owner.leaving.values() if lease.abort_sent)
+        lease = self._overdue(owner, told, limits.release_timeout_s, now)
+        if lease is not None:
+            detail = f"request {lease.request_id} not let go in {limits.release_timeout_s:g} s"
+            return Loss(kind=LossKind.NOT_RELEASED, detail=detail)
+        return None
+
+    @staticmethod
+    def _overdue(
+        owner: Owner, leases: Iterable[Lease], timeout_s: float, now: float
+    ) -> Lease | None:
+        lease = next(iter(leases), None)
+        if lease is None:
+            return None
+        late = overdue(
+            owner.pulse, since=lease.since, beats=lease.beats, timeout_s=timeout_s, now=now
+        )
+        return lease if late else None

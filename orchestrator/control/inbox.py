@@ -1,0 +1,99 @@
+"""Takes in what workers say, and has a worker that breaks the protocol replaced."""
+
+from typing import Final, assert_never
+
+from mlx_dp.orchestrator.control.counters import Tally
+from mlx_dp.orchestrator.control.fleet import Fleet
+from mlx_dp.orchestrator.control.owner_book import Owner, OwnerBook
+from mlx_dp.orchestrator.control.request_desk import RequestDesk
+from mlx_dp.orchestrator.control.supervisor import Supervisor
+from mlx_dp.orchestrator.control.supervisor_steps import Loss, LossKind
+from mlx_dp.proto.errors import ProtocolError
+from mlx_dp.proto.messages import (
+    Accepted,
+    Failed,
+    Finished,
+    Heartbeat,
+    Hello,
+    Ready,
+    Rejected,
+    Tokens,
+    Up,
+)
+
+
+class Inbox:
+    """Hands each fact to the part that it concerns."""
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        fleet: Fleet,
+        book: OwnerBook,
+        desk: RequestDesk,
+        tally: Tally,
+    ) -> None:
+        self._supervisor: Final = supervisor
+        self._fleet: Final = fleet
+        self._book: Final = book
+        self._desk: Final = desk
+        self._tally: Final = tally
+
+    def take(self, identity: str, fact: Up | ProtocolError, now: float) -> None:
+        """Take in one message. An incarnation that was given up is not heard."""
+        index = self._fleet.index_of(identity)
+        if index is None:
+            self._tally.stale_facts += 1
+            return
+        try:
+            if isinstance(fact, ProtocolError):
+                raise fact
+            self._take(index, fact, now)
+        except ProtocolError as error:
+            self._tally.protocol_errors += 1
+            loss = Loss(kind=LossKind.PROTOCOL, detail=str(error))
+            self._fleet.carry_out(self._supervisor.lost(index, loss, now), now)
+
+    def _take(self, index: int, fact: Up, now: float) -> None:
+        match fact:
+            case Tokens():
+                owner = self._owner(index, fact.tag)
+                owner.pulse.moved(now)
+                self._desk.tokens(owner, fact, now)
+            case Accepted():
+                self._desk.accepted(self._heard(index, fact.tag, now), fact)
+            case Finished():
+                self._desk.finished(self._heard(index, fact.tag, now), fact, now)
+            case Rejected():
+                self._desk.rejected(self._heard(index, fact.tag, now), fact, now)
+            case Heartbeat():
+                self._beat(index, fact, now)
+            case Hello():
+                self._fleet.carry_out(self._supervisor.greeted(index, now), now)
+            case Ready():
+                self._fleet.ready(index, fact, now)
+            case Failed():
+                steps = self._supervisor.failed(index, fact.kind, fact.message, now)
+                self._fleet.carry_out(steps, now)
+            case _:
+                assert_never(fact)
+
+    def _owner(self, index: int, tag: str) -> Owner:
+        owner = self._book.get(index)
+        if owner is None:
+            raise ProtocolError(f"worker {index}: {tag} before it was ready")
+        return owner
+
+    def _heard(self, index: int, tag: str, now: float) -> Owner:
+        owner = self._owner(index, tag)
+        owner.pulse.heard(now)
+        return owner
+
+    def _beat(self, index: int, heartbeat: Heartbeat, now: float) -> None:
+        self._fleet.beat(index, heartbeat)
+        owner = self._book.get(index)
+        if owner is None:
+            return
+        owner.pulse.beat(heartbeat, now)
+        owner.suspicious = False
+        owner.congested = False

@@ -1,0 +1,38 @@
+"""The controller's own times and bounds, in one place; flags set some of them."""
+
+from dataclasses import dataclass, field
+
+from mlx_dp.orchestrator.control.liveness import LivenessLimits
+from mlx_dp.orchestrator.control.restart_budget import RestartLimits
+from mlx_dp.orchestrator.control.staging import StartLimits
+from mlx_dp.orchestrator.control.supervisor import SupervisorLimits
+from mlx_dp.orchestrator.options import WorkerOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlLimits:
+    """``ahead``: requests that an owner may be granted beyond its slots.
+
+    ``exit_settle_s``: from the exit of a process until its last messages have all been read.
+    ``stop_grace_s``: from ``Shutdown`` to SIGKILL.
+    """
+
+    max_attempts: int = 3
+    ahead: int = 0
+    tick_s: float = 0.1
+    lag_tolerance_s: float = 1.0
+    exit_settle_s: float = 0.02
+    stop_grace_s: float = 5.0
+    liveness: LivenessLimits = field(default_factory=LivenessLimits)
+    supervisor: SupervisorLimits = field(default_factory=SupervisorLimits)
+
+
+def control_limits(worker: WorkerOptions) -> ControlLimits:
+    """The limits that go with the worker options; everything else keeps its default."""
+    return ControlLimits(
+        liveness=LivenessLimits(heartbeat_interval_s=worker.heartbeat_interval_s),
+        supervisor=SupervisorLimits(
+            start=StartLimits(start_timeout_s=worker.start_timeout_s),
+            restart=RestartLimits(max_restarts=worker.max_restarts),
+        ),
+    )

@@ -1,0 +1,54 @@
+"""What follows a loss, once no process of the failure domain is left: a restart, or nothing."""
+
+import logging
+import random
+from dataclasses import dataclass
+
+from mlx_dp.orchestrator.control.restart_budget import RestartLimits
+from mlx_dp.orchestrator.control.supervisor_steps import Loss
+from mlx_dp.orchestrator.control.worker_record import FailureDomain
+from mlx_dp.proto.messages import FailureKind
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RestartAt:
+    """Start its members again, not before this time."""
+
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class StayDown:
+    """A restart is of no use, for this reason."""
+
+    loss: Loss
+
+
+def recover(
+    domain: FailureDomain, loss: Loss, limits: RestartLimits, rng: random.Random, now: float
+) -> RestartAt | StayDown:
+    """Decide, and take a restart out of the domain's budget."""
+    if _is_final(domain, loss):
+        return StayDown(loss)
+    healthy_s = 0.0 if domain.ready_since is None else now - domain.ready_since
+    if healthy_s >= limits.healthy_s:
+        domain.first_loss = loss
+    domain.ready_since = None
+    if not domain.budget.allow(now):
+        first = domain.first_loss or loss
+        detail = f"{first.detail} ({limits.max_restarts} restarts did not help)"
+        return StayDown(Loss(kind=first.kind, detail=detail, failure=FailureKind.INTERNAL))
+    delay = domain.back_off.delay(healthy_s, rng)
+    for member in domain.members:
+        _logger.info("worker %s: restarts in %.2f s", member.index, delay)
+    return RestartAt(now + delay)
+
+
+def _is_final(domain: FailureDomain, loss: Loss) -> bool:
+    """Whether a restart would fail again. Memory that sufficed once may suffice again."""
+    if not loss.final:
+        return False
+    ready_once = any(member.ready_once for member in domain.members)
+    return not (ready_once and loss.failure is FailureKind.OUT_OF_MEMORY)

@@ -1,0 +1,54 @@
+"""What becomes of a request whose owner is lost: it is continued elsewhere, or it ends."""
+
+from mlx_dp.orchestrator.control.ledger import RequestEntry
+from mlx_dp.orchestrator.control.owner_book import Lease
+from mlx_dp.orchestrator.service import Ended
+from mlx_dp.proto.messages import FinishReason
+
+POISON_DEATHS = 2
+
+
+def after_loss(
+    entry: RequestEntry, lease: Lease, detail: str, *, culprit: bool, max_attempts: int
+) -> Ended | None:
+    """Count the loss, and return how the request ends; None: it goes back to the queue.
+
+    ``culprit``: the owner died by its own fault, so that its requests are under suspicion.
+    """
+    complete = _complete(entry)
+    if complete is not None:
+        return Ended(reason=complete)
+    if not lease.accepted:
+        entry.silent_losses += 1
+        # A grant that never arrived is no attempt, but a request that kills its owner before
+        # that is told must not take every worker with it.
+        return _worker_lost(detail) if entry.silent_losses >= max_attempts else None
+    if culprit:
+        entry.deaths += 1
+    barren = len(entry.emitted) == entry.emitted_at_grant
+    if culprit and barren and entry.deaths >= POISON_DEATHS:
+        return Ended(
+            reason=FinishReason.ERROR,
+            message=f"{entry.deaths} workers were lost while they ran this request",
+            code="request_crashed_worker",
+            status=500,
+        )
+    return _worker_lost(detail) if entry.attempts >= max_attempts else None
+
+
+def _complete(entry: RequestEntry) -> FinishReason | None:
+    """How the answer ends if all of it was emitted and only the report of its end was lost."""
+    if entry.emitted and entry.emitted[-1] in entry.generation.stop_token_ids:
+        return FinishReason.STOP
+    if len(entry.emitted) == entry.max_tokens:
+        return FinishReason.LENGTH
+    return None
+
+
+def _worker_lost(detail: str) -> Ended:
+    return Ended(
+        reason=FinishReason.ERROR,
+        message=f"the worker was lost, and no further attempt is made ({detail})",
+        code="worker_lost",
+        status=502,
+    )

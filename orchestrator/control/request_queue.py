@@ -1,0 +1,91 @@
+"""The one queue of the service. A request leaves it only when an owner has room for it."""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Final
+
+from mlx_dp.orchestrator.control.ledger import RequestEntry
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a request stands: its lane, and its turn among all lanes."""
+
+    lane: int | None
+    turn: int
+    num_tokens: int
+
+
+class RequestQueue:
+    """Requests in order of arrival, in one lane for those that may go anywhere and one per rank.
+
+    Lanes exist so that a request that waits for its rank holds up nobody who may go elsewhere.
+    Invariants: each request is in exactly one lane, and turns rise from the head of each lane.
+    """
+
+    def __init__(self, max_queued_requests: int) -> None:
+        self._limit: Final = max_queued_requests
+        self._lanes: Final[dict[int | None, OrderedDict[int, RequestEntry]]] = {}
+        self._places: Final[dict[int, _Place]] = {}
+        self._first_turn = 0
+        self._last_turn = 0
+        self._num_tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that all waiting requests would have to prefill."""
+        return self._num_tokens
+
+    @property
+    def full(self) -> bool:
+        return len(self._places) >= self._limit
+
+    def put(self, entry: RequestEntry) -> None:
+        """Join at the back. The caller has asked ``full``."""
+        self._last_turn += 1
+        self._enter(entry, self._last_turn)
+
+    def put_back(self, entry: RequestEntry) -> None:
+        """Join at the front, whatever the limit: it was accepted long ago."""
+        self._first_turn -= 1
+        self._enter(entry, self._first_turn)
+        self._lanes[entry.pinned].move_to_end(entry.request_id, last=False)
+
+    def _enter(self, entry: RequestEntry, turn: int) -> None:
+        assert entry.request_id not in self._places, f"{entry.request_id} is queued already"
+        place = _Place(entry.pinned, turn, entry.num_tokens)
+        self._places[entry.request_id] = place
+        self._lanes.setdefault(place.lane, OrderedDict())[entry.request_id] = entry
+        self._num_tokens += place.num_tokens
+
+    def remove(self, entry: RequestEntry) -> None:
+        """Leave from any place, at the same small cost."""
+        place = self._places.pop(entry.request_id)
+        lane = self._lanes[place.lane]
+        del lane[entry.request_id]
+        if not lane:
+            del self._lanes[place.lane]
+        self._num_tokens -= place.num_tokens
+
+    def heads(self) -> list[RequestEntry]:
+        """The first of each lane, in the order of their turns: one of them goes next."""
+        heads = [next(iter(lane.values())) for lane in self._lanes.values()]
+        if len(heads) > 1:
+            heads.sort(key=lambda entry: self._places[entry.request_id].turn)
+        return heads
+
+    def check(self) -> None:
+        """Assert the invariants; for idle loops and tests."""
+        seen: set[int] = set()
+        for name, lane in self._lanes.items():
+            assert lane, f"lane {name} is empty"
+            turns = [self._places[request_id].turn for request_id in lane]
+            assert turns == sorted(turns), (name, turns)
+            assert all(self._places[request_id].lane == name for request_id in lane), name
+            assert seen.isdisjoint(lane), seen & lane.keys()
+            seen |= lane.keys()
+        assert seen == self._places.keys(), seen ^ self._places.keys()
+        assert self._num_tokens == sum(place.num_tokens for place in self._places.values())

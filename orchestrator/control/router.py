@@ -1,0 +1,104 @@
+"""The choice of an owner for one request: a pure function of what the owners hold."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from mlx_dp.orchestrator.control.ledger import RequestEntry
+from mlx_dp.orchestrator.control.owner_book import Owner, Terms, terms
+from mlx_dp.proto.errors import ConfigError
+
+Policy = Callable[[Sequence[Owner], RequestEntry], Sequence[Owner]]
+"""From the owners that have room to the equally good best of them; never empty."""
+
+EXPLICIT_RANK: Final = "explicit_rank"
+
+
+def round_robin(owners: Sequence[Owner], entry: RequestEntry) -> Sequence[Owner]:
+    """Everyone is equally good, so that the rotation alone decides."""
+    return owners
+
+
+def total_requests(owners: Sequence[Owner], entry: RequestEntry) -> Sequence[Owner]:
+    """The fewest requests in hand."""
+    least = min(len(owner.leases) for owner in owners)
+    return [owner for owner in owners if len(owner.leases) == least]
+
+
+def total_tokens(owners: Sequence[Owner], entry: RequestEntry) -> Sequence[Owner]:
+    """The fewest tokens in hand, prompts and answers so far; then the fewest requests."""
+    least = min((owner.held_tokens, len(owner.leases)) for owner in owners)
+    return [owner for owner in owners if (owner.held_tokens, len(owner.leases)) == least]
+
+
+POLICIES: Final[Mapping[str, Policy]] = MappingProxyType(
+    {
+        "round_robin": round_robin,
+        "total_requests": total_requests,
+        "total_tokens": total_tokens,
+    }
+)
+
+
+def policy_named(name: str) -> Policy:
+    """Find a policy, or raise ConfigError: a choice that does nothing would mislead."""
+    policy = POLICIES.get(name)
+    if policy is None:
+        raise ConfigError(
+            f"--load-balance-method {name!r} is unknown: use one of {', '.join(POLICIES)}"
+        )
+    return policy
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The owner, what the request gets there, and why this one."""
+
+    owner: Owner
+    terms: Terms
+    reason: str
+
+
+class Router:
+    """Applies one policy, and rotates among equals, so that a quiet fleet shares its work."""
+
+    def __init__(self, load_balance_method: str) -> None:
+        self._name: Final = load_balance_method
+        self._policy: Final = policy_named(load_balance_method)
+        self._last = -1
+
+    @property
+    def load_balance_method(self) -> str:
+        return self._name
+
+    def choose(
+        self, owners: Sequence[Owner], entry: RequestEntry, *, avoid: frozenset[int] = frozenset()
+    ) -> Choice | None:
+        """Choose for one request, or None when it has to wait.
+
+        ``owners`` are the ready ones in any order; ``avoid`` are kept free for others. An
+        explicit rank has no alternative, and does not move the rotation.
+        """
+        room: list[Owner] = []
+        granted: dict[int, Terms] = {}
+        for owner in owners:
+            if entry.pinned not in (None, owner.index) or owner.index in avoid:
+                continue
+            if not owner.takes_requests or owner.free_slots <= 0:
+                continue
+            needed = terms(owner.limits, entry)
+            if needed is not None and owner.has_room(needed):
+                room.append(owner)
+                granted[owner.index] = needed
+        if not room:
+            return None
+        if entry.pinned is not None:
+            return Choice(room[0], granted[room[0].index], EXPLICIT_RANK)
+        best = self._rotate(self._policy(room, entry))
+        self._last = best.index
+        return Choice(best, granted[best.index], self._name)
+
+    def _rotate(self, equals: Sequence[Owner]) -> Owner:
+        """The first index after the last one chosen, else the lowest."""
+        return min(equals, key=lambda owner: (owner.index <= self._last, owner.index))

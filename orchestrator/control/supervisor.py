@@ -1,0 +1,236 @@
+"""Keeps workers alive. Events and the time go in, instructions come out; nothing is done here."""
+
+import logging
+import random
+from dataclasses import dataclass, field
+from typing import Final
+
+from mlx_dp.orchestrator.control.kill_ladder import KillLimits, due_kills, lose
+from mlx_dp.orchestrator.control.recovery import RestartAt, StayDown, recover
+from mlx_dp.orchestrator.control.restart_budget import RestartLimits
+from mlx_dp.orchestrator.control.staging import Staging, StartLimits
+from mlx_dp.orchestrator.control.supervisor_steps import (
+    AddOwner,
+    GiveUp,
+    Instruction,
+    Loss,
+    LossKind,
+    RemoveOwner,
+    SendStart,
+)
+from mlx_dp.orchestrator.control.worker_record import ALIVE, FailureDomain, WorkerRecord, domain_of
+from mlx_dp.orchestrator.process.exit_status import describe_exit, failure_of
+from mlx_dp.orchestrator.service import WorkerStatus
+from mlx_dp.proto.errors import ProtocolError
+from mlx_dp.proto.messages import FailureKind
+from mlx_dp.proto.parallel import ReplicaMode
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SupervisorLimits:
+    """Of starts, of ends, and of what comes between them."""
+
+    start: StartLimits = field(default_factory=StartLimits)
+    kill: KillLimits = field(default_factory=KillLimits)
+    restart: RestartLimits = field(default_factory=RestartLimits)
+
+
+class Supervisor:
+    """The workers' life cycles. One worker loads at a time, first starts and restarts alike.
+
+    Replicas are restarted one by one, a dp-attention group as one under a new epoch, and never
+    before every process of the old incarnation is gone.
+    """
+
+    def __init__(
+        self, size: int, mode: ReplicaMode, limits: SupervisorLimits, rng: random.Random
+    ) -> None:
+        self._limits: Final = limits
+        self._rng: Final = rng
+        self.workers: Final = tuple(WorkerRecord(index) for index in range(size))
+        one_for_all = mode is ReplicaMode.DP_ATTENTION
+        groups = [self.workers] if one_for_all else [(worker,) for worker in self.workers]
+        self._domains: Final = [domain_of(group, limits.restart) for group in groups]
+        self._domain_of: Final = {
+            worker.index: domain for domain in self._domains for worker in domain.members
+        }
+        self._staging: Final = Staging(self.workers, limits.start, rng)
+        self._stopping = False
+        self._cause: Loss | None = None
+
+    @property
+    def dead(self) -> bool:
+        """Every worker has failed for good."""
+        return all(worker.status is WorkerStatus.FAILED for worker in self.workers)
+
+    @property
+    def gone(self) -> bool:
+        """No process is left."""
+        return not any(worker.process for worker in self.workers)
+
+    @property
+    def cause(self) -> Loss | None:
+        """Why the first worker failed for good, or None while none has."""
+        return self._cause
+
+    def epoch(self, index: int) -> int:
+        """How often the worker's group was started anew."""
+        return self._domain_of[index].epoch
+
+    def start(self, now: float) -> list[Instruction]:
+        """Begin with the first worker."""
+        return self._spawn_next(now)
+
+    def spawned(self, index: int, pid: int) -> None:
+        """The process exists."""
+        worker = self.workers[index]
+        worker.pid = pid
+        _logger.info("worker %s: started, pid %s, incarnation %s", index, pid, worker.incarnation)
+
+    def greeted(self, index: int, now: float) -> list[Instruction]:
+        """It said hello. Raises ProtocolError when it had done so before."""
+        worker = self.workers[index]
+        if worker.status is not WorkerStatus.STARTING or worker.greeted:
+            raise ProtocolError(f"worker {index}: hello while {worker.status.value}")
+        self._staging.greeted(worker, now)
+        return [SendStart(index, worker.identity)]
+
+    def ready(self, index: int, now: float) -> list[Instruction]:
+        """It is able to serve. Raises ProtocolError when nobody had told it to load."""
+        worker = self.workers[index]
+        if worker.status is not WorkerStatus.STARTING or not worker.greeted:
+            raise ProtocolError(f"worker {index}: ready while {worker.status.value}")
+        worker.move(WorkerStatus.READY)
+        worker.served = worker.ready_once = True
+        worker.message = ""
+        domain = self._domain_of[index]
+        if domain.ready:
+            domain.ready_since = now
+            domain.budget.succeeded()
+        return [AddOwner(index, worker.identity), *self._spawn_next(now)]
+
+    def failed(
+        self, index: int, failure: FailureKind, message: str, now: float
+    ) -> list[Instruction]:
+        """It said that it gives up, and exits by itself."""
+        return self.lost(index, Loss(kind=LossKind.EXIT, detail=message, failure=failure), now)
+
+    def exited(self, index: int, status: int, now: float) -> list[Instruction]:
+        """Its process is gone, asked for or not. Status 0 unasked is a death too."""
+        worker = self.workers[index]
+        worker.process = False
+        worker.kill_at = None
+        ending = describe_exit(status, expected=worker.status not in ALIVE)
+        _logger.info("worker %s: pid %s %s", index, worker.pid, ending)
+        if self._stopping:
+            return self._stopped(worker, ending)
+        loss = Loss(kind=LossKind.EXIT, detail=ending, failure=failure_of(status))
+        if worker.status in ALIVE:
+            return self.lost(index, loss, now)
+        domain = self._domain_of[index]
+        if domain.loss is not None and domain.loss.kind is LossKind.DISCONNECTED:
+            # The exit is what had cut the connection, and says more.
+            domain.loss = loss
+        return self._settle(domain, now)
+
+    def spawn_failed(self, index: int, detail: str, now: float) -> list[Instruction]:
+        """There was no process to be had."""
+        self.workers[index].process = False
+        return self.lost(index, Loss(kind=LossKind.EXIT, detail=detail), now)
+
+    def lost(self, index: int, loss: Loss, now: float) -> list[Instruction]:
+        """It is given up: nothing it says counts any longer. A second loss changes nothing."""
+        worker = self.workers[index]
+        if worker.status not in ALIVE:
+            return []
+        domain = self._domain_of[index]
+        _logger.warning(
+            "worker %s: lost, pid %s, incarnation %s, epoch %s: %s: %s",
+            *(index, worker.pid, worker.incarnation, domain.epoch, loss.kind.value, loss.detail),
+        )
+        domain.loss = loss
+        domain.first_loss = domain.first_loss or loss
+        steps: list[Instruction] = []
+        for member in domain.members:
+            own = loss
+            if member is not worker:
+                own = Loss(kind=LossKind.SIBLING, detail=f"worker {index}: {loss.detail}")
+            steps += lose(member, own, self._limits.kill, culprit=member is worker, now=now)
+        return steps + self._settle(domain, now)
+
+    def _settle(self, domain: FailureDomain, now: float) -> list[Instruction]:
+        """Decide what follows a loss, once no process of the domain is left."""
+        steps: list[Instruction] = []
+        undecided = domain.loss is not None and domain.restart_at is None
+        if undecided and domain.gone and not self._stopping:
+            assert domain.loss is not None
+            match recover(domain, domain.loss, self._limits.restart, self._rng, now):
+                case RestartAt(time=time):
+                    domain.restart_at = time
+                case StayDown(loss=loss):
+                    steps += self._give_up(domain, loss)
+        return steps + self._spawn_next(now)
+
+    def _give_up(self, domain: FailureDomain, loss: Loss) -> list[Instruction]:
+        self._cause = self._cause or loss
+        domains = [domain]
+        if loss.final and not any(worker.ready_once for worker in self.workers):
+            # All workers are configured alike: the others would only fail the same way, later.
+            domains = self._domains
+        steps: list[Instruction] = []
+        for member in (member for each in domains for member in each.members):
+            if member.status is WorkerStatus.FAILED:
+                continue
+            member.move(WorkerStatus.FAILED)
+            member.message = loss.detail
+            _logger.error("worker %s: failed for good: %s", member.index, loss.detail)
+            steps.append(GiveUp(member.index, loss))
+        return steps
+
+    def tick(self, now: float) -> list[Instruction]:
+        """Do what has become due."""
+        steps = due_kills(self.workers, now)
+        late = None if self._stopping else self._staging.late(now)
+        if late is not None:
+            steps += self.lost(late.index, self._staging.too_late(late), now)
+        for domain in self._domains:
+            if domain.restart_at is not None and domain.restart_at <= now and not self._stopping:
+                self._restart(domain)
+        return steps + self._spawn_next(now)
+
+    def _restart(self, domain: FailureDomain) -> None:
+        domain.restart_at = None
+        domain.loss = None
+        domain.epoch += 1
+        for member in domain.members:
+            member.move(WorkerStatus.STARTING)
+            member.identity = ""
+
+    def _spawn_next(self, now: float) -> list[Instruction]:
+        return [] if self._stopping else [*self._staging.next(now)]
+
+    def forgive(self, missed_s: float) -> None:
+        """The controller slept: no start is late because of that."""
+        self._staging.forgive(missed_s)
+
+    def stop(self) -> None:
+        """Restart nobody any more; whoever has a process is expected to exit."""
+        if self._stopping:
+            return
+        self._stopping = True
+        for worker in self.workers:
+            if worker.status is WorkerStatus.READY:
+                worker.move(WorkerStatus.DRAINING)
+            elif not worker.process and worker.status is not WorkerStatus.FAILED:
+                worker.move(WorkerStatus.STOPPED)
+
+    def _stopped(self, worker: WorkerRecord, ending: str) -> list[Instruction]:
+        steps: list[Instruction] = []
+        if worker.status in ALIVE:
+            loss = Loss(kind=LossKind.EXIT, detail=ending)
+            steps.append(RemoveOwner(worker.index, worker.identity, loss, culprit=False))
+        if worker.status is not WorkerStatus.FAILED:
+            worker.move(WorkerStatus.STOPPED)
+        return steps

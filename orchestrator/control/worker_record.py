@@ -1,0 +1,103 @@
+"""What the supervisor keeps of each worker, and of the group that fails together."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from mlx_dp.orchestrator.control.life_cycle import step
+from mlx_dp.orchestrator.control.restart_budget import BackOff, RestartBudget, RestartLimits
+from mlx_dp.orchestrator.control.supervisor_steps import Loss
+from mlx_dp.orchestrator.service import WorkerStatus
+
+NEXT: Final[Mapping[WorkerStatus, frozenset[WorkerStatus]]] = MappingProxyType(
+    {
+        WorkerStatus.STARTING: frozenset(
+            {WorkerStatus.READY, WorkerStatus.LOST, WorkerStatus.FAILED, WorkerStatus.STOPPED}
+        ),
+        WorkerStatus.READY: frozenset({WorkerStatus.DRAINING, WorkerStatus.LOST}),
+        WorkerStatus.DRAINING: frozenset({WorkerStatus.LOST, WorkerStatus.STOPPED}),
+        WorkerStatus.LOST: frozenset(
+            {WorkerStatus.STARTING, WorkerStatus.FAILED, WorkerStatus.STOPPED}
+        ),
+        WorkerStatus.STOPPED: frozenset(),
+        WorkerStatus.FAILED: frozenset(),
+    }
+)
+
+ALIVE: Final = frozenset({WorkerStatus.STARTING, WorkerStatus.READY, WorkerStatus.DRAINING})
+"""The states in which something can still be lost."""
+
+
+@dataclass(slots=True, eq=False)
+class WorkerRecord:
+    """One worker across its incarnations.
+
+    ``process`` says whether the present incarnation's process may exist: it is False from the
+    exit that was seen until the next spawn. STARTING without a process waits for its turn.
+    """
+
+    index: int
+    status: WorkerStatus = WorkerStatus.STARTING
+    identity: str = ""
+    pid: int | None = None
+    process: bool = False
+    greeted: bool = False
+    """It said hello and was told what to load."""
+    served: bool = False
+    """This incarnation became ready."""
+    start_deadline: float = 0.0
+    kill_at: float | None = None
+    spawns: int = 0
+    ready_once: bool = False
+    message: str = ""
+    """Why it is not ready, for people."""
+
+    def move(self, to: WorkerStatus) -> None:
+        self.status = step(NEXT, "worker", self.index, self.status, to)
+
+    @property
+    def restarts(self) -> int:
+        return max(0, self.spawns - 1)
+
+    @property
+    def incarnation(self) -> str:
+        return self.identity.partition("-")[2]
+
+
+@dataclass(slots=True, eq=False)
+class FailureDomain:
+    """Workers that are restarted as one: a single replica, or a whole dp-attention group.
+
+    ``loss`` is set from the first loss until the restart; ``first_loss`` until it is healthy.
+    """
+
+    members: tuple[WorkerRecord, ...]
+    budget: RestartBudget
+    back_off: BackOff
+    epoch: int = 0
+    loss: Loss | None = None
+    first_loss: Loss | None = None
+    ready_since: float | None = None
+    restart_at: float | None = None
+
+    @property
+    def gone(self) -> bool:
+        """No process of it is left, so that a new incarnation cannot meet the old one."""
+        return not any(member.process for member in self.members)
+
+    @property
+    def ready(self) -> bool:
+        return all(member.status is WorkerStatus.READY for member in self.members)
+
+
+def domain_of(members: tuple[WorkerRecord, ...], limits: RestartLimits) -> FailureDomain:
+    return FailureDomain(
+        members=members,
+        budget=RestartBudget(limit=limits.max_restarts, window_s=limits.window_s),
+        back_off=BackOff(
+            first_s=limits.first_delay_s,
+            longest_s=limits.longest_delay_s,
+            healthy_s=limits.healthy_s,
+        ),
+    )

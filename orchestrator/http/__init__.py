@@ -1,0 +1,1 @@
+"""The endpoint: routes, streams, refusals and metrics."""

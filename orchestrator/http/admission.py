@@ -1,0 +1,92 @@
+"""What is decided before any work is done for a request. Pure: states in, errors out."""
+
+import re
+from typing import Final
+
+from mlx_dp.orchestrator.openai.errors import ApiError, invalid, overloaded
+from mlx_dp.orchestrator.openai.fields import GenerationFields
+from mlx_dp.orchestrator.service import ServiceState, ServiceStatus, WorkerStatus
+
+RANK_HEADER: Final = "x-data-parallel-rank"
+RETRY_AFTER_FULL_S: Final = 1
+RETRY_AFTER_UNREADY_S: Final = 5
+
+_RANK: Final = re.compile(r"[0-9]{1,7}")
+
+
+def refuse_overload(state: ServiceState, *, preparing: int, choices: int = 1) -> None:
+    """Raise ApiError when it is certain that the request cannot be queued now.
+
+    ``preparing`` requests passed this check and are not queued yet: without counting them, a flood
+    would be tokenized before it is refused.
+    """
+    if state.status is not ServiceStatus.READY:
+        raise overloaded(
+            503, f"the service is {state.status.value}", retry_after_s=RETRY_AFTER_UNREADY_S
+        )
+    room = max(1, state.max_queued_requests)
+    if choices > room:
+        raise invalid("n", f"the request gives {choices} answers, but the queue holds only {room}")
+    taken = state.queued_requests + max(0, preparing - _free_slots(state))
+    if taken + choices > room:
+        raise overloaded(
+            429,
+            f"the queue is full: {state.queued_requests} of {state.max_queued_requests} requests",
+            retry_after_s=RETRY_AFTER_FULL_S,
+        )
+
+
+def _free_slots(state: ServiceState) -> int:
+    return sum(
+        max(0, owner.capacity.request_slots - owner.running)
+        for owner in state.owners
+        if owner.status is WorkerStatus.READY and owner.capacity is not None
+    )
+
+
+def routed_rank(header: str | None, fields: GenerationFields, num_owners: int) -> int | None:
+    """The owner the client asks for: the header wins. Raises ApiError unless it exists."""
+    if header is not None:
+        name = "X-Data-Parallel-Rank"
+        if not _RANK.fullmatch(header.strip()):
+            raise invalid(name, f"it should be an integer, got {ascii(header)[:40]}")
+        rank = int(header)
+    elif fields.routed_dp_rank is not None:
+        name, rank = "routed_dp_rank", fields.routed_dp_rank
+    elif fields.data_parallel_rank is not None:
+        name, rank = "data_parallel_rank", fields.data_parallel_rank
+    else:
+        return None
+    if rank >= num_owners:
+        raise invalid(name, f"{rank} is out of range, ranks are 0 to {num_owners - 1}")
+    return rank
+
+
+def refuse_unready_rank(state: ServiceState, rank: int | None) -> None:
+    """An explicit rank is strict: the request is never moved, so its owner must be ready."""
+    if rank is None:
+        return
+    for owner in state.owners:
+        if owner.owner == rank and owner.status is not WorkerStatus.READY:
+            raise overloaded(
+                503,
+                f"data-parallel rank {rank} is {owner.status.value}",
+                retry_after_s=RETRY_AFTER_UNREADY_S,
+            )
+
+
+def refuse_model(model: str | None, served: str) -> None:
+    """Raise ApiError when another model than the served one is asked for."""
+    if model and model != served:
+        raise ApiError(
+            404,
+            f"the model {ascii(model)[:200]} does not exist, this server has {served!a}",
+            param="model",
+            code="model_not_found",
+        )
+
+
+def vocab_size(state: ServiceState, default: int) -> int:
+    """Token ids that the model takes: its table's length, once an owner has loaded it."""
+    sizes = [owner.shape.vocab_size for owner in state.owners if owner.shape is not None]
+    return min(sizes, default=default)

@@ -1,0 +1,117 @@
+"""The ASGI application: all routes, and the parts that every request passes."""
+
+from importlib.metadata import version
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from pydantic import BaseModel
+
+from mlx_dp.orchestrator.http.edge import Edge
+from mlx_dp.orchestrator.http.endpoint import Endpoint
+from mlx_dp.orchestrator.http.errors import install_error_handlers
+from mlx_dp.orchestrator.http.generation import GenerationRoutes
+from mlx_dp.orchestrator.http.metrics import CONTENT_TYPE, Metrics
+from mlx_dp.orchestrator.openai.chat_request import ChatRequest
+from mlx_dp.orchestrator.openai.completion_request import CompletionRequest
+from mlx_dp.orchestrator.options import HttpOptions
+from mlx_dp.orchestrator.service import Service
+from mlx_dp.orchestrator.text.text_model import TextModel
+
+
+def create_app(service: Service, options: HttpOptions, text: TextModel) -> FastAPI:
+    """Build the application. It holds no resources: there is nothing to start or to stop."""
+    endpoint = Endpoint(service=service, text=text, options=options)
+    app = FastAPI(
+        title="mlx-dp",
+        version=version("mlx-dp"),
+        # The pages would load scripts from elsewhere; the document itself is there.
+        docs_url=None,
+        redoc_url=None,
+    )
+    install_error_handlers(app)
+    _add_generation(app, endpoint)
+    _add_health(app, endpoint)
+    _add_metadata(app, endpoint)
+    app.add_middleware(Edge, api_key=options.api_key)
+    return app
+
+
+def _json(value: object) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")
+
+
+def _body_of(kind: type[BaseModel]) -> dict[str, Any]:
+    """The request body for the OpenAPI document: the routes read it themselves."""
+    schema = kind.model_json_schema(ref_template=f"#/x-schemas/{kind.__name__}/{{model}}")
+    return {
+        "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
+    }
+
+
+def _add_generation(app: FastAPI, endpoint: Endpoint) -> None:
+    routes = GenerationRoutes(endpoint)
+
+    @app.post("/v1/chat/completions", openapi_extra=_body_of(ChatRequest))
+    async def chat_completions(request: Request) -> Response:
+        return await routes.chat(request)
+
+    @app.post("/v1/completions", openapi_extra=_body_of(CompletionRequest))
+    async def completions(request: Request) -> Response:
+        return await routes.completions(request)
+
+
+def _add_health(app: FastAPI, endpoint: Endpoint) -> None:
+    # Balancers also ask with HEAD, and HAProxy with OPTIONS unless told otherwise.
+    methods = ["GET", "HEAD", "OPTIONS"]
+
+    @app.api_route("/live", methods=methods, include_in_schema=False)
+    async def live() -> Response:
+        return health.live()
+
+    @app.api_route("/health", methods=methods, include_in_schema=False)
+    async def health() -> Response:
+        return health.health(endpoint)
+
+    @app.get("/health_generate")
+    async def health_generate() -> Response:
+        return await health.health_generate(endpoint)
+
+    metrics = Metrics(endpoint)
+
+    @app.get("/metrics")
+    async def metrics_page() -> Response:
+        return Response(metrics.page(), media_type=CONTENT_TYPE)
+
+
+def _add_metadata(app: FastAPI, endpoint: Endpoint) -> None:
+    @app.get("/v1/models")
+    async def models() -> Response:
+        return _json(models.models(endpoint))
+
+    # Served names may contain slashes.
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> Response:
+        return _json(models.model(endpoint, name))
+
+    @app.get("/v1/loads")
+    async def loads() -> Response:
+        return _json(loads.loads(endpoint))
+
+    @app.get("/get_load")
+    async def get_load() -> Response:
+        return _json(loads.get_load(endpoint))
+
+    @app.get("/version")
+    async def server_version() -> Response:
+        return _json(models.server_version())
+
+    @app.get("/server_info")
+    @app.get("/get_server_info")
+    async def server_info() -> Response:
+        return _json(models.server_info(endpoint))
+
+    @app.get("/model_info")
+    @app.get("/get_model_info")
+    async def model_info() -> Response:
+        return _json(models.model_info(endpoint))

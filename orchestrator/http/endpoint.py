@@ -1,0 +1,31 @@
+"""What all routes share."""
+
+import time
+from dataclasses import dataclass, field
+
+from mlx_dp.orchestrator.http.counters import HttpCounters
+from mlx_dp.orchestrator.options import HttpOptions
+from mlx_dp.orchestrator.service import Service
+from mlx_dp.orchestrator.text.text_model import TextModel
+
+
+@dataclass(slots=True, kw_only=True)
+class Endpoint:
+    """One endpoint: the service behind it, its model's text side, and its books."""
+
+    service: Service
+    text: TextModel
+    options: HttpOptions
+    counters: HttpCounters = field(default_factory=HttpCounters)
+    created: int = field(default_factory=lambda: int(time.time()))
+    preparing: int = 0
+    """Requests that were let in and are not queued yet."""
+
+    @property
+    def model(self) -> str:
+        return self.options.served_model_name
+
+    def context_length(self) -> int | None:
+        """The limit that holds for requests, or the model's own before an owner is ready."""
+        limits = self.service.limits()
+        return self.text.facts.context_length if limits is None else limits.context_length

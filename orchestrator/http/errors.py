@@ -1,0 +1,65 @@
+"""Turns errors into answers in OpenAI's shape; nobody outside learns more than the message."""
+
+import logging
+
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+
+from mlx_dp.orchestrator.http.body import ClientGoneError
+from mlx_dp.orchestrator.openai.errors import ApiError, invalid, overloaded
+from mlx_dp.orchestrator.service import OverloadedError, RefusedError
+
+logger = logging.getLogger(__name__)
+
+
+def error_response(error: ApiError) -> Response:
+    return Response(error.body(), error.status, error.headers, media_type="application/json")
+
+
+def from_overloaded(error: OverloadedError) -> ApiError:
+    return overloaded(error.status, str(error), retry_after_s=error.retry_after_s)
+
+
+def from_refused(error: RefusedError) -> ApiError:
+    code = "context_length_exceeded" if "context length" in str(error) else None
+    return invalid(error.param, str(error), code=code)
+
+
+async def _api_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error_response(error)
+
+
+async def _http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    match error.status_code:
+        case 404:
+            code, message = (
+                "unknown_route",
+                f"there is no route {ascii(request.scope['path'])[:200]}",
+            )
+        case 405:
+            code = "method_not_allowed"
+            message = f"{request.method[:16]} is not allowed here, see the Allow header"
+        case _:
+            code, message = "http_error", str(error.detail)
+    answer = ApiError(error.status_code, message, code=code)
+    answer.headers.update(error.headers or {})
+    return error_response(answer)
+
+
+async def _internal_error(_: Request, __: Exception) -> Response:
+    # The server logs the traceback; the client gets no part of it.
+    return error_response(ApiError(500, "internal error", code="internal_error"))
+
+
+async def _client_gone(_: Request, __: Exception) -> Response:
+    # Never delivered: the server knows that the connection is closed.
+    return Response(status_code=499)
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    app.add_exception_handler(ApiError, _api_error)
+    app.add_exception_handler(HTTPException, _http_exception)
+    app.add_exception_handler(ClientGoneError, _client_gone)
+    app.add_exception_handler(Exception, _internal_error)

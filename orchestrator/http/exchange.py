@@ -1,0 +1,168 @@
+"""One request's answers: submitted together, run together, cancelled together."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, assert_never
+
+from mlx_dp.orchestrator.http.errors import from_overloaded, from_refused
+from mlx_dp.orchestrator.http.meter import AnswerMeter
+from mlx_dp.orchestrator.openai.answer_format import Usage
+from mlx_dp.orchestrator.openai.errors import ApiError
+from mlx_dp.orchestrator.service import (
+    Answer,
+    Ended,
+    Generation,
+    Granted,
+    NewTokens,
+    OverloadedError,
+    RefusedError,
+    Service,
+)
+from mlx_dp.orchestrator.text.choice_text import ChoiceText, Piece
+from mlx_dp.proto.messages import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One answer to generate, with what becomes of it."""
+
+    generation: Generation
+    text: ChoiceText
+    meter: AnswerMeter
+
+
+class Sink(Protocol):
+    """Where the answers go. Each choice ends with exactly one ``close``, or all with an error."""
+
+    async def granted(self) -> None: ...
+
+    async def piece(self, index: int, piece: Piece) -> None: ...
+
+    async def close(self, index: int, piece: Piece, finish_reason: str) -> None: ...
+
+
+class Exchange:
+    """Runs the choices of one request, ``per_prompt`` of them behind each other per prompt.
+
+    Whoever submits must cancel in the end, in every case: it is harmless for finished answers.
+    """
+
+    def __init__(self, service: Service, choices: Sequence[Choice], *, per_prompt: int) -> None:
+        self._service = service
+        self._choices = tuple(choices)
+        self._firsts = range(0, len(choices), per_prompt)
+        self._answers: list[Answer] = []
+        self._cached = [0] * len(choices)
+
+    def submit(self) -> None:
+        """Queue the choices. Raises ApiError, and then some may be queued: cancel them."""
+        try:
+            for choice in self._choices:
+                self._answers.append(self._service.submit(choice.generation))
+        except OverloadedError as error:
+            self._refused()
+            raise from_overloaded(error) from error
+        except RefusedError as error:
+            self._refused()
+            raise from_refused(error) from error
+
+    def _refused(self) -> None:
+        for choice in self._choices:
+            choice.meter.refused()
+
+    def cancel(self) -> None:
+        for answer in self._answers:
+            answer.cancel()
+
+    @property
+    def owners(self) -> tuple[int, ...]:
+        """The owners that are known to have the choices, without repeats."""
+        found = (choice.meter.owner for choice in self._choices)
+        return tuple(dict.fromkeys(owner for owner in found if owner is not None))
+
+    def usage(self) -> Usage:
+        prompts = [len(self._choices[first].generation.prompt_ids) for first in self._firsts]
+        return Usage(
+            prompt_tokens=sum(prompts),
+            completion_tokens=sum(choice.text.completion_tokens for choice in self._choices),
+            cached_tokens=sum(self._cached[first] for first in self._firsts),
+        )
+
+    async def run(self, sink: Sink) -> None:
+        """Feed the sink until every choice is closed. Raises ApiError when one fails."""
+        if len(self._choices) == 1:
+            await self._run_choice(0, sink)
+            return
+        tasks = [
+            asyncio.ensure_future(self._run_choice(index, sink))
+            for index in range(len(self._choices))
+        ]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run_choice(self, index: int, sink: Sink) -> None:
+        choice = self._choices[index]
+        outcome = "disconnected"
+        try:
+            piece, reason = await self._follow(index, sink)
+            outcome = reason.value
+            await sink.close(index, piece, reason.value)
+        except ApiError:
+            outcome = "error"
+            raise
+        finally:
+            choice.meter.ended(outcome)
+
+    async def _follow(self, index: int, sink: Sink) -> tuple[Piece, FinishReason]:
+        """Pass pieces on up to the last one, which is returned with the reason of the end."""
+        choice, answer = self._choices[index], self._answers[index]
+        async for event in answer:
+            match event:
+                case NewTokens():
+                    piece = choice.text.push(event)
+                    choice.meter.tokens(len(event.ids))
+                    if choice.text.stopped:
+                        answer.cancel()
+                        return piece, FinishReason.STOP
+                    if piece:
+                        await sink.piece(index, piece)
+                case Granted(owner=owner, cached_tokens=cached):
+                    self._grant(index, owner, cached)
+                    await sink.granted()
+                case Ended():
+                    return choice.text.finish(), _finish_reason(event, choice.text)
+                case _:
+                    assert_never(event)
+        raise AssertionError(f"answer {answer.request_id} has no end")
+
+    def _grant(self, index: int, owner: int, cached_tokens: int) -> None:
+        choice = self._choices[index]
+        prompt_tokens = len(choice.generation.prompt_ids)
+        cached = min(cached_tokens, prompt_tokens)
+        if choice.meter.owner is None:
+            # A later owner also finds what was already answered: that is not the client's prompt.
+            self._cached[index] = cached
+        choice.meter.granted(owner, prompt_tokens=prompt_tokens, cached_tokens=cached)
+
+
+def _finish_reason(ended: Ended, text: ChoiceText) -> FinishReason:
+    """The reason as the client sees it. Raises ApiError when it is none that a client expects."""
+    match ended.reason:
+        case FinishReason.STOP | FinishReason.LENGTH:
+            return FinishReason.STOP if text.stopped else ended.reason
+        case FinishReason.ABORT:
+            message = ended.message or "the request was aborted by the server"
+            error = ApiError(503, message, code=ended.code or "aborted")
+        case FinishReason.ERROR:
+            message = ended.message or "the request failed"
+            error = ApiError(ended.status, message, code=ended.code or "generation_failed")
+        case _:
+            assert_never(ended.reason)
+    if error.status in (429, 503):
+        error.headers["retry-after"] = "1"
+    raise error

@@ -1,0 +1,219 @@
+"""POST /v1/chat/completions and /v1/completions: from a body to answers that run."""
+
+import random
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+from fastapi import Request, Response
+from pydantic import ValidationError
+
+from mlx_dp.orchestrator.http.admission import (
+    RANK_HEADER,
+    refuse_model,
+    refuse_overload,
+    refuse_unready_rank,
+    routed_rank,
+    vocab_size,
+)
+from mlx_dp.orchestrator.http.body import read_json_body
+from mlx_dp.orchestrator.http.endpoint import Endpoint
+from mlx_dp.orchestrator.http.exchange import Choice, Exchange
+from mlx_dp.orchestrator.http.meter import AnswerMeter
+from mlx_dp.orchestrator.http.prompt import prompt_ids
+from mlx_dp.orchestrator.http.reply import StreamReply, WholeReply
+from mlx_dp.orchestrator.openai.answer_format import AnswerFormat, AnswerHead
+from mlx_dp.orchestrator.openai.chat_format import ChatFormat
+from mlx_dp.orchestrator.openai.chat_request import ChatRequest
+from mlx_dp.orchestrator.openai.completion_format import CompletionFormat
+from mlx_dp.orchestrator.openai.completion_request import CompletionRequest, Prompt
+from mlx_dp.orchestrator.openai.errors import from_validation
+from mlx_dp.orchestrator.openai.fields import GenerationFields
+from mlx_dp.orchestrator.openai.sampling import check_token_ids, sampling_params, stop_token_ids
+from mlx_dp.orchestrator.openai.unsupported import (
+    CHAT_NEUTRAL,
+    COMPLETION_NEUTRAL,
+    Neutral,
+    refuse_unsupported,
+)
+from mlx_dp.orchestrator.service import Generation
+from mlx_dp.orchestrator.text.choice_text import ChoiceText
+from mlx_dp.orchestrator.text.stop_strings import StopStrings
+from mlx_dp.orchestrator.text.text_model import Chat
+from mlx_dp.proto.sampling_params import MAX_SEED
+
+Fields = TypeVar("Fields", bound=GenerationFields)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Work:
+    """A checked request: what to generate, and how to write it."""
+
+    fields: GenerationFields
+    prompts: Sequence[tuple[int, ...]]
+    logprobs: int | None
+    rank: int | None
+    label: str
+    arrived_at: float
+
+
+class GenerationRoutes:
+    """Checks a request from the cheapest refusal to the dearest, then lets its answers run."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+
+    async def chat(self, request: Request) -> Response:
+        arrived_at = time.monotonic()
+        with self._preparing():
+            fields, rank = await self._fields(request, ChatRequest, CHAT_NEUTRAL)
+            logprobs = fields.wanted_logprobs()
+            prompts = await self._prompts([fields.chat()], "messages")
+            work = _Work(
+                fields=fields,
+                prompts=prompts,
+                logprobs=logprobs,
+                rank=rank,
+                label=request.state.request_id,
+                arrived_at=arrived_at,
+            )
+            answers = ChatFormat(
+                self._head("chatcmpl"),
+                self._endpoint.text.token_bytes,
+                logprobs=logprobs,
+                include_usage=fields.include_usage,
+            )
+            return self._reply(work, answers)
+
+    async def completions(self, request: Request) -> Response:
+        arrived_at = time.monotonic()
+        with self._preparing():
+            fields, rank = await self._fields(request, CompletionRequest, COMPLETION_NEUTRAL)
+            fields.check()
+            self._refuse_overload(len(fields.prompt) * fields.choices)
+            prompts = await self._prompts(fields.prompt, "prompt")
+            work = _Work(
+                fields=fields,
+                prompts=prompts,
+                logprobs=fields.logprobs,
+                rank=rank,
+                label=request.state.request_id,
+                arrived_at=arrived_at,
+            )
+            answers = CompletionFormat(
+                self._head("cmpl"),
+                self._endpoint.text.token_bytes,
+                logprobs=fields.logprobs,
+                include_usage=fields.include_usage,
+                echoes=self._echoes(fields) if fields.echo else (),
+            )
+            return self._reply(work, answers)
+
+    @contextmanager
+    def _preparing(self) -> Iterator[None]:
+        self._endpoint.preparing += 1
+        try:
+            yield
+        finally:
+            self._endpoint.preparing -= 1
+
+    def _refuse_overload(self, choices: int = 1) -> None:
+        # This request is among those that prepare.
+        preparing = self._endpoint.preparing - 1
+        refuse_overload(self._endpoint.service.state(), preparing=preparing, choices=choices)
+
+    async def _fields(
+        self, request: Request, kind: type[Fields], neutral: Neutral
+    ) -> tuple[Fields, int | None]:
+        """Read and check the body, and the rank that it or the header asks for."""
+        options = self._endpoint.options
+        body = await read_json_body(
+            request, max_nbytes=options.max_body_nbytes, timeout_s=options.body_timeout_s
+        )
+        self._refuse_overload()
+        try:
+            fields = kind.model_validate_json(body)
+        except ValidationError as error:
+            raise from_validation(error) from error
+        refuse_model(fields.model, self._endpoint.model)
+        refuse_unsupported(fields.extras, neutral, choices=fields.choices)
+        state = self._endpoint.service.state()
+        rank = routed_rank(request.headers.get(RANK_HEADER), fields, len(state.owners))
+        refuse_unready_rank(state, rank)
+        self._refuse_overload(fields.choices)
+        limit = vocab_size(state, self._endpoint.text.facts.vocab_size)
+        check_token_ids("logit_bias", (token for token, _ in fields.logit_bias), limit)
+        check_token_ids("stop_token_ids", fields.stop_token_ids or (), limit)
+        return fields, rank
+
+    async def _prompts(
+        self, prompts: Sequence[Prompt | Chat], param: str
+    ) -> Sequence[tuple[int, ...]]:
+        endpoint = self._endpoint
+        limits = endpoint.service.limits()
+        limit = vocab_size(endpoint.service.state(), endpoint.text.facts.vocab_size)
+        found: list[tuple[int, ...]] = []
+        for prompt in prompts:
+            ids = await prompt_ids(endpoint.text, prompt, limits, param=param)
+            check_token_ids(param, ids, limit)
+            found.append(ids)
+        return found
+
+    def _echoes(self, fields: CompletionRequest) -> list[str]:
+        texts = [
+            prompt if isinstance(prompt, str) else self._endpoint.text.decode(prompt)
+            for prompt in fields.prompt
+        ]
+        return [text for text in texts for _ in range(fields.choices)]
+
+    def _head(self, prefix: str) -> AnswerHead:
+        # Ids of answers are ours: the client's request id labels, and is never a key.
+        return AnswerHead(
+            id=f"{prefix}-{uuid.uuid4().hex}",
+            created=int(time.time()),
+            model=self._endpoint.model,
+        )
+
+    def _reply(self, work: _Work, answers: AnswerFormat) -> Response:
+        choices = list(self._choices(work))
+        exchange = Exchange(self._endpoint.service, choices, per_prompt=work.fields.choices)
+        if not work.fields.stream:
+            return WholeReply(exchange, answers, len(choices))
+        return StreamReply(
+            exchange,
+            answers,
+            include_usage=work.fields.include_usage,
+            keep_alive_s=self._endpoint.options.keep_alive_s,
+        )
+
+    def _choices(self, work: _Work) -> Iterator[Choice]:
+        text, fields = self._endpoint.text, work.fields
+        stops = stop_token_ids(fields, text.facts.eos_token_ids)
+        for ids in work.prompts:
+            for choice in range(fields.choices):
+                params = sampling_params(
+                    fields,
+                    text.facts.sampling,
+                    seed=_seed(fields.seed, choice),
+                    logprobs=work.logprobs,
+                )
+                yield Choice(
+                    Generation(
+                        prompt_ids=ids,
+                        max_tokens=fields.answer_tokens,
+                        stop_token_ids=stops,
+                        params=params,
+                        routed_dp_rank=work.rank,
+                        label=work.label,
+                    ),
+                    ChoiceText(text.detokenizer(), StopStrings(fields.stop), frozenset(stops)),
+                    AnswerMeter(self._endpoint.counters, work.arrived_at),
+                )
+
+
+def _seed(seed: int | None, choice: int) -> int:
+    """The seed of one choice: alternatives to one prompt differ, equal requests do not."""
+    return random.getrandbits(63) if seed is None else (seed + choice) & MAX_SEED

@@ -1,0 +1,70 @@
+"""Where answers go: into a stream of events, or into one body."""
+
+from mlx_dp.orchestrator.http.exchange import Exchange
+from mlx_dp.orchestrator.http.sse import EventStream
+from mlx_dp.orchestrator.openai.answer_format import AnswerFormat, WholeChoice
+from mlx_dp.orchestrator.text.choice_text import Piece, ShownToken
+
+
+def rank_headers(exchange: Exchange) -> list[tuple[bytes, bytes]]:
+    """Name the owners that serve, as far as they are known."""
+    owners = ",".join(map(str, exchange.owners))
+    return [(b"x-dp-rank", owners.encode())] if owners else []
+
+
+class StreamSink:
+    """Writes each piece as an event, behind the opening of its choice."""
+
+    def __init__(self, stream: EventStream, answers: AnswerFormat, exchange: Exchange) -> None:
+        self._stream = stream
+        self._format = answers
+        self._exchange = exchange
+        self._opened: set[int] = set()
+
+    async def granted(self) -> None:
+        if not self._stream.started:
+            self._stream.headers = rank_headers(self._exchange)
+
+    async def piece(self, index: int, piece: Piece) -> None:
+        await self._stream.write(self._opening(index) + self._format.piece(index, piece))
+
+    async def close(self, index: int, piece: Piece, finish_reason: str) -> None:
+        events = self._opening(index)
+        if piece:
+            events += self._format.piece(index, piece)
+        await self._stream.write(events + self._format.closing(index, finish_reason))
+
+    def _opening(self, index: int) -> bytes:
+        if index in self._opened:
+            return b""
+        self._opened.add(index)
+        return self._format.opening(index)
+
+
+class CollectSink:
+    """Keeps everything until the end."""
+
+    def __init__(self, num_choices: int) -> None:
+        self._texts: list[list[str]] = [[] for _ in range(num_choices)]
+        self._logprobs: list[list[ShownToken]] = [[] for _ in range(num_choices)]
+        self._reasons = [""] * num_choices
+
+    async def granted(self) -> None:
+        """Nothing is sent before the end."""
+
+    async def piece(self, index: int, piece: Piece) -> None:
+        self._texts[index].append(piece.text)
+        self._logprobs[index].extend(piece.logprobs)
+
+    async def close(self, index: int, piece: Piece, finish_reason: str) -> None:
+        await self.piece(index, piece)
+        self._reasons[index] = finish_reason
+
+    def choices(self) -> list[WholeChoice]:
+        assert all(self._reasons), self._reasons
+        return [
+            WholeChoice(text="".join(texts), finish_reason=reason, logprobs=tuple(logprobs))
+            for texts, logprobs, reason in zip(
+                self._texts, self._logprobs, self._reasons, strict=True
+            )
+        ]

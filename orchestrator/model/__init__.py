@@ -1,0 +1,1 @@
+"""From what --model names to a directory that mlx-lm can load."""

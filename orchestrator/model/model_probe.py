@@ -1,0 +1,42 @@
+"""What a model needs and where it would run, asked of a child, since MLX stays out of here."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from mlx_dp.orchestrator.model.child_output import run_child
+from mlx_dp.proto.errors import ConfigError
+from mlx_dp.proto.model_shape import ModelShape
+
+_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceFacts:
+    """The device that MLX computes on. ``working_set_nbytes`` is what Metal advises to stay in."""
+
+    kind: Literal["cpu", "metal", "cuda"]
+    name: str
+    memory_nbytes: int
+    working_set_nbytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelProbe:
+    """A model's sizes beside the device's; ``quantization_bits`` is None for plain floats."""
+
+    model_type: str
+    shape: ModelShape
+    quantization_bits: int | None
+    device: DeviceFacts
+
+
+def probe_model(path: Path, *, timeout_s: float = _TIMEOUT_S) -> ModelProbe:
+    """Build the model's graph in a child, without its weights, and read the sizes off it."""
+    answers: list[dict[str, Any]] = []
+    run_child(["probe", str(path)], answers.append, timeout_s=timeout_s)
+    if len(answers) != 1:
+        raise ConfigError(f"the probe of {path} gave {len(answers)} answers instead of one")
+    return msgspec.convert(answers[0], ModelProbe)

@@ -1,0 +1,127 @@
+"""What ``--model`` names, as a directory that mlx-lm can load."""
+
+import json
+import platform
+import sys
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Literal
+
+from mlx_dp.orchestrator.model.demo_model import DEMO_NAME, demo_model
+from mlx_dp.orchestrator.model.hub_model import ModelSourceError, hub_model
+from mlx_dp.orchestrator.model.model_cache import ModelCache, Storage, gguf_model
+from mlx_dp.orchestrator.model.progress import Progress
+
+DeviceKind = Literal["cpu", "metal", "cuda"]
+
+
+class ModelOrigin(StrEnum):
+    DEMO = "demo"
+    DIRECTORY = "directory"
+    GGUF = "gguf"
+    HUB = "hub"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedModel:
+    """A model directory that was checked, and the name that clients know it by."""
+
+    path: Path
+    served_name: str
+    origin: ModelOrigin
+
+
+def resolve_model(
+    model: str | None,
+    *,
+    revision: str | None,
+    cache_dir: Path,
+    progress: Progress,
+    device: DeviceKind,
+) -> ResolvedModel:
+    """Find, fetch or convert the model; raises ``ModelSourceError`` with one sentence.
+
+    A local path wins over a hub id of the same spelling.
+    """
+    resolved = _resolve(
+        model,
+        revision=revision,
+        cache=ModelCache(cache_dir, progress),
+        progress=progress,
+        storage="4bit" if device == "metal" else "float32",
+    )
+    check_model_dir(resolved.path)
+    return resolved
+
+
+def host_device() -> DeviceKind:
+    """The device that MLX has here, told without MLX: the controller must not load it."""
+    return "metal" if sys.platform == "darwin" and platform.machine() == "arm64" else "cpu"
+
+
+def check_model_dir(path: Path) -> None:
+    """Refuse a directory that mlx-lm could not load, or would run foreign code for."""
+    config = _read_config(path)
+    # An auto_map is only for transformers' model classes, which nothing here loads.
+    if config.get("model_file") is not None:
+        raise ModelSourceError(
+            f"the model in {path} wants to run its own code (model_file in config.json), "
+            "which mlx-dp never does"
+        )
+    if not any(path.glob("model*.safetensors")):
+        raise ModelSourceError(f"the directory {path} has no weights (model*.safetensors)")
+
+
+def _resolve(
+    model: str | None,
+    *,
+    revision: str | None,
+    cache: ModelCache,
+    progress: Progress,
+    storage: Storage,
+) -> ResolvedModel:
+    if model is None:
+        _refuse_revision(revision, "the demo model")
+        path = demo_model(cache, storage, progress)
+        return ResolvedModel(path=path, served_name=DEMO_NAME, origin=ModelOrigin.DEMO)
+    local = Path(model).expanduser()
+    if local.is_dir():
+        _refuse_revision(revision, f"the directory {model}")
+        name = local.resolve().name
+        return ResolvedModel(path=local, served_name=name, origin=ModelOrigin.DIRECTORY)
+    if local.suffix == ".gguf" and local.is_file():
+        _refuse_revision(revision, f"the file {model}")
+        path = gguf_model(cache, local, storage)
+        return ResolvedModel(path=path, served_name=local.stem, origin=ModelOrigin.GGUF)
+    if local.exists():
+        raise ModelSourceError(f"--model {model} is neither a directory nor a .gguf file")
+    if _means_path(model):
+        raise ModelSourceError(f"--model {model} does not exist")
+    path = hub_model(model, revision, progress)
+    return ResolvedModel(path=path, served_name=model, origin=ModelOrigin.HUB)
+
+
+def _means_path(model: str) -> bool:
+    """It reads as a path, so that a typing error is not looked up on the hub."""
+    return model.startswith(("/", "./", "../", "~")) or model.endswith(".gguf") or "\\" in model
+
+
+def _refuse_revision(revision: str | None, what: str) -> None:
+    if revision is not None:
+        raise ModelSourceError(
+            f"--revision {revision} works with a hub id only, and --model names {what}"
+        )
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    file = path / "config.json"
+    if not file.is_file():
+        raise ModelSourceError(f"the directory {path} has no config.json, so it is no mlx-lm model")
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelSourceError(f"{file} is not valid JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise ModelSourceError(f"{file} holds no JSON object")
+    return config

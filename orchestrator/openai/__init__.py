@@ -1,0 +1,1 @@
+"""The OpenAI API's shapes: request fields, answers and errors."""

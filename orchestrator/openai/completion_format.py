@@ -1,0 +1,84 @@
+"""Answers of /v1/completions."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+import msgspec
+
+from mlx_dp.orchestrator.openai.answer_format import AnswerHead, Usage, WholeChoice
+from mlx_dp.orchestrator.openai.logprobs import TokenBytes, legacy_logprobs
+from mlx_dp.orchestrator.text.choice_text import Piece, ShownToken
+
+_KIND: Final = "text_completion"
+_encode: Final = msgspec.json.encode
+
+
+class CompletionFormat:
+    """As ChatFormat, in the older shape. ``echoes`` has the prompt's text for each choice."""
+
+    def __init__(
+        self,
+        head: AnswerHead,
+        token_bytes: TokenBytes,
+        *,
+        logprobs: int | None,
+        include_usage: bool,
+        echoes: Sequence[str] = (),
+    ) -> None:
+        self._head = head
+        self._token_bytes = token_bytes
+        self._num_top = logprobs
+        self._echoes = tuple(echoes)
+        self._start = head.event_start(_KIND)
+        self._end = b',"usage":null}\n\n' if include_usage else b"}\n\n"
+
+    def opening(self, index: int) -> bytes:
+        return self._chunk(index, self._echoes[index], b"null", b"null") if self._echoes else b""
+
+    def piece(self, index: int, piece: Piece) -> bytes:
+        logprobs = _encode(self._logprobs(piece.logprobs)) if piece.logprobs else b"null"
+        return self._chunk(index, piece.text, logprobs, b"null")
+
+    def closing(self, index: int, finish_reason: str) -> bytes:
+        return self._chunk(index, "", b"null", _encode(finish_reason))
+
+    def usage(self, usage: Usage) -> bytes:
+        return self._start + b'[],"usage":' + _encode(usage.as_object()) + b"}\n\n"
+
+    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes:
+        if self._echoes:
+            choices = [
+                replace(choice, text=echo + choice.text)
+                for choice, echo in zip(choices, self._echoes, strict=True)
+            ]
+        return _encode(
+            {
+                **self._head.as_object(_KIND),
+                "choices": [
+                    {
+                        "index": index,
+                        "text": choice.text,
+                        "logprobs": self._logprobs(choice.logprobs),
+                        "finish_reason": choice.finish_reason,
+                    }
+                    for index, choice in enumerate(choices)
+                ],
+                "usage": usage.as_object(),
+            }
+        )
+
+    def _chunk(self, index: int, text: str, logprobs: bytes, finish_reason: bytes) -> bytes:
+        return b'%b[{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b}]%b' % (
+            self._start,
+            index,
+            _encode(text),
+            logprobs,
+            finish_reason,
+            self._end,
+        )
+
+    def _logprobs(self, tokens: tuple[ShownToken, ...]) -> dict[str, object] | None:
+        if self._num_top is None:
+            return None
+        return legacy_logprobs(tokens, self._token_bytes, self._num_top)

@@ -1,0 +1,82 @@
+"""The body of POST /v1/completions."""
+
+from typing import Annotated, Final
+
+from pydantic import BeforeValidator, Field, WithJsonSchema
+
+from mlx_dp.orchestrator.openai.errors import invalid
+from mlx_dp.orchestrator.openai.fields import (
+    MAX_CHOICES,
+    MAX_TOKEN_ID,
+    GenerationFields,
+    refuse,
+)
+from mlx_dp.proto.fields import MAX_REQUEST_TOKENS
+from mlx_dp.proto.sampling_params import MAX_TOP_LOGPROBS
+
+MAX_PROMPTS: Final = MAX_CHOICES
+_SHAPES: Final = "a string, an array of token ids, or an array of either"
+
+Prompt = str | tuple[int, ...]
+
+
+def _prompts(value: object) -> tuple[Prompt, ...]:
+    """One prompt or several, each as text or as token ids."""
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, list) or not value:
+        raise refuse(f"input should be {_SHAPES}, and not empty")
+    if type(value[0]) is int:
+        return (_token_ids(value),)
+    if len(value) > MAX_PROMPTS:
+        raise refuse(f"input should have at most {MAX_PROMPTS} prompts")
+    return tuple(prompt if isinstance(prompt, str) else _token_ids(prompt) for prompt in value)
+
+
+def _token_ids(value: object) -> tuple[int, ...]:
+    # type() and not isinstance(): true and false are no token ids.
+    if not isinstance(value, list) or not all(type(token) is int for token in value):
+        raise refuse(f"input should be {_SHAPES}")
+    if len(value) > MAX_REQUEST_TOKENS:
+        raise refuse(f"a prompt should have at most {MAX_REQUEST_TOKENS} tokens")
+    if value and not 0 <= min(value) <= max(value) <= MAX_TOKEN_ID:
+        raise refuse(f"token ids should be from 0 to {MAX_TOKEN_ID}")
+    return tuple(value)
+
+
+_IDS_SCHEMA: Final = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+Prompts = Annotated[
+    tuple[Prompt, ...],
+    BeforeValidator(_prompts),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string"},
+                _IDS_SCHEMA,
+                {
+                    "type": "array",
+                    "minItems": 1,
+                    "maxItems": MAX_PROMPTS,
+                    "items": {"anyOf": [{"type": "string"}, _IDS_SCHEMA]},
+                },
+            ]
+        }
+    ),
+]
+
+
+class CompletionRequest(GenerationFields):
+    prompt: Prompts
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+
+    def check(self) -> None:
+        """Refuse what the fields allow one by one but not together. Raises ApiError."""
+        if self.echo and self.logprobs is not None:
+            raise invalid("echo", "logprobs of the prompt are not supported")
+        if len(self.prompt) * self.choices > MAX_CHOICES:
+            raise invalid(
+                "n",
+                f"{len(self.prompt)} prompts with n={self.choices} give "
+                f"{len(self.prompt) * self.choices} answers, at most {MAX_CHOICES} are allowed",
+            )

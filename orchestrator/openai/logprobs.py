@@ -1,0 +1,53 @@
+"""Log-probabilities in OpenAI's two shapes."""
+
+from collections.abc import Callable, Sequence
+
+from mlx_dp.orchestrator.text.choice_text import ShownToken
+
+TokenBytes = Callable[[int], bytes]
+
+
+def chat_logprobs(
+    tokens: Sequence[ShownToken], token_bytes: TokenBytes, num_top: int
+) -> dict[str, object]:
+    """The shape of chat completions."""
+    return {
+        "content": [
+            {
+                **_entry(token_bytes(shown.token), shown.logprob.logprob),
+                "top_logprobs": [
+                    _entry(token_bytes(token), logprob)
+                    for token, logprob in shown.logprob.top[:num_top]
+                ],
+            }
+            for shown in tokens
+        ]
+    }
+
+
+def _entry(data: bytes, logprob: float) -> dict[str, object]:
+    return {"token": data.decode(errors="replace"), "logprob": logprob, "bytes": list(data)}
+
+
+def legacy_logprobs(
+    tokens: Sequence[ShownToken], token_bytes: TokenBytes, num_top: int
+) -> dict[str, object]:
+    """The shape of completions. Tokens that look alike share a key, the best one stays."""
+
+    def name(token: int) -> str:
+        return token_bytes(token).decode(errors="replace")
+
+    tops: list[dict[str, float]] = []
+    for shown in tokens:
+        top: dict[str, float] = {}
+        for token, logprob in shown.logprob.top[:num_top]:
+            top.setdefault(name(token), logprob)
+        # The chosen token is always among them, so there may be one more than asked for.
+        top.setdefault(name(shown.token), shown.logprob.logprob)
+        tops.append(top)
+    return {
+        "tokens": [name(shown.token) for shown in tokens],
+        "token_logprobs": [shown.logprob.logprob for shown in tokens],
+        "top_logprobs": tops,
+        "text_offset": [shown.text_offset for shown in tokens],
+    }

@@ -1,0 +1,129 @@
+"""Worker processes: spawned, watched, read, killed and reaped."""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from mlx_dp.orchestrator.process.exit_watch import watch_exit
+from mlx_dp.orchestrator.process.worker_output import WorkerOutput
+
+_logger = logging.getLogger(__name__)
+
+_COMMAND: Final = (sys.executable, "-m", "mlx_dp.worker", "serve")
+
+
+class ProcessLauncher:
+    """Starts workers as leaders of their own process groups.
+
+    ``environment_of`` gives the whole environment of worker N, and ``write_line`` takes what it
+    prints. Never forks: a child that shares the parent's device library would hang.
+    """
+
+    def __init__(
+        self,
+        environment_of: Callable[[int], Mapping[str, str]],
+        write_line: Callable[[int, str], None],
+        *,
+        log_level: str,
+        command: tuple[str, ...] = _COMMAND,
+    ) -> None:
+        self._environment_of = environment_of
+        self._write_line = write_line
+        self._log_level = log_level
+        self._command = command
+
+    def spawn(
+        self, index: int, identity: str, endpoint: str, on_exit: Callable[[int], None]
+    ) -> "ChildProcess":
+        """Start a worker; see ``worker_process.Launcher``."""
+        # Both ends are close-on-exec. The child gets the read end alone, and siblings neither: a
+        # sibling with the write end would keep this child alive after our death.
+        death_read, death_write = os.pipe()
+        output_read, output_write = os.pipe()
+        try:
+            child = subprocess.Popen(
+                self._arguments(identity, endpoint, death_read),
+                stdin=subprocess.DEVNULL,
+                stdout=output_write,
+                stderr=output_write,
+                env=self._environment_of(index),
+                pass_fds=(death_read,),
+                process_group=0,
+            )
+        except BaseException:
+            os.close(death_write)
+            os.close(output_read)
+            raise
+        finally:
+            os.close(death_read)
+            os.close(output_write)
+        output = WorkerOutput(output_read, lambda line: self._write_line(index, line))
+        _logger.debug("worker %d: started as pid %d, %s", index, child.pid, identity)
+        return ChildProcess(child, death_write, output, on_exit)
+
+    def _arguments(self, identity: str, endpoint: str, death_fd: int) -> list[str]:
+        return [
+            *self._command,
+            "--endpoint",
+            endpoint,
+            "--identity",
+            identity,
+            "--parent-pid",
+            str(os.getpid()),
+            "--death-fd",
+            str(death_fd),
+            "--log-level",
+            self._log_level,
+        ]
+
+
+class ChildProcess:
+    """One worker's process. Owns the write end of its death pipe and its output's reader."""
+
+    def __init__(
+        self,
+        child: subprocess.Popen[bytes],
+        death_write: int,
+        output: WorkerOutput,
+        on_exit: Callable[[int], None],
+    ) -> None:
+        self._child = child
+        self._death_write = death_write
+        self._output = output
+        self._on_exit = on_exit
+        watch_exit(child, self._ended)
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    def abort(self) -> None:
+        self._child.send_signal(signal.SIGABRT)
+
+    def terminate(self) -> None:
+        self._child.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        if self._child.returncode is None:
+            self._kill_group()
+
+    def _ended(self) -> None:
+        # Before the child is reaped its pid cannot be taken by another, so that its group can
+        # still be named safely: whatever it left behind goes too.
+        if self._child.returncode is None:
+            self._kill_group()
+        status = self._child.wait()
+        self._output.finish()
+        os.close(self._death_write)
+        self._on_exit(status)
+
+    def _kill_group(self) -> None:
+        try:
+            os.killpg(self._child.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            # It is gone already; macOS says EPERM when only a zombie is left.
+            _logger.debug("pid %d: its group has ended", self._child.pid)

@@ -1,0 +1,72 @@
+"""How one device's memory is shared out over the workers that compute on it."""
+
+from dataclasses import dataclass
+
+from mlx_dp.orchestrator.model.model_probe import DeviceFacts
+from mlx_dp.proto.errors import ConfigError
+from mlx_dp.proto.model_shape import ModelShape
+from mlx_dp.proto.token_pool import MIN_POOL_TOKENS, overhead_nbytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedMemory:
+    """The memory that the fraction is taken of, and how many devices have as much each."""
+
+    nbytes: int
+    devices: int
+    description: str
+
+    def of_one(self, workers: int, fraction: float) -> int:
+        """The share of each of ``workers``; workers in excess of the devices share one."""
+        per_device = -(-workers // self.devices)
+        return int(self.nbytes * fraction) // per_device
+
+
+def shared_memory(device: DeviceFacts, *, ram_nbytes: int, cuda_devices: int = 1) -> SharedMemory:
+    """What there is to share: half of the RAM on a CPU, since its owner works there too."""
+    match device.kind:
+        case "cpu":
+            return SharedMemory(nbytes=ram_nbytes // 2, devices=1, description="half of the RAM")
+        case "metal":
+            return SharedMemory(
+                nbytes=device.working_set_nbytes,
+                devices=1,
+                description="the working set that Metal recommends",
+            )
+        case "cuda":
+            return SharedMemory(
+                nbytes=device.memory_nbytes,
+                devices=max(1, cuda_devices),
+                description="the memory of one CUDA device",
+            )
+
+
+def share_memory(memory: SharedMemory, shape: ModelShape, *, workers: int, fraction: float) -> int:
+    """Return one worker's bytes, or refuse with the sum when they do not hold the model."""
+    share = memory.of_one(workers, fraction)
+    if _fits(share, shape):
+        return share
+    fewer = next(
+        (n for n in range(workers - 1, 0, -1) if _fits(memory.of_one(n, fraction), shape)), None
+    )
+    advice = (
+        "one worker does not fit either: use a smaller or more quantised model"
+        if fewer is None
+        else f"use --dp-size {fewer}, or a smaller or more quantised model"
+    )
+    per_device = -(-workers // memory.devices)
+    count = "1 worker" if per_device == 1 else f"{per_device} workers"
+    raise ConfigError(
+        f"{count} x ({_gb(shape.weights_nbytes)} of weights + {_gb(overhead_nbytes(share))} for "
+        f"activations) exceed {_gb(int(memory.nbytes * fraction))} (--mem-fraction-static "
+        f"{fraction:g} of {_gb(memory.nbytes)}, {memory.description}): {advice}"
+    )
+
+
+def _fits(share_nbytes: int, shape: ModelShape) -> bool:
+    smallest_pool = MIN_POOL_TOKENS * shape.kv_bytes_per_token + shape.auxiliary_bytes_per_slot
+    return shape.weights_nbytes + overhead_nbytes(share_nbytes) + smallest_pool <= share_nbytes
+
+
+def _gb(nbytes: int) -> str:
+    return f"{nbytes / 1e9:.2f} GB"

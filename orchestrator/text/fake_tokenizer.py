@@ -1,0 +1,65 @@
+"""The text side of the fake engine: every byte is a token, so no model is needed."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from mlx_dp.orchestrator.text.detokenizer import ByteDetokenizer, Detokenizer
+from mlx_dp.orchestrator.text.text_model import Chat, ModelFacts, TextModel
+
+END_OF_TEXT: Final = 256
+END_OF_TEXT_NAME: Final = "<|end|>"
+
+
+class FakeTextModel:
+    """Ids 0 to 255 are bytes, 256 ends the answer, further ones are special and not shown.
+
+    With a vocabulary below 256, bytes wrap around, so that every text stays in range. Chats are
+    rendered as ``role: content`` lines.
+    """
+
+    def __init__(self, vocab_size: int, context_length: int | None = None) -> None:
+        self._vocab_size = vocab_size
+        self._facts = ModelFacts(
+            path="fake",
+            model_type="fake",
+            architectures=("FakeEngine",),
+            vocab_size=vocab_size,
+            context_length=context_length,
+            eos_token_ids=(END_OF_TEXT,) if vocab_size > END_OF_TEXT else (),
+        )
+        self._shown = [bytes([token]) for token in range(256)]
+
+    @property
+    def facts(self) -> ModelFacts:
+        return self._facts
+
+    def render_chat(self, chat: Chat) -> str:
+        lines = [f"{message['role']}: {message['content']}\n" for message in chat.messages]
+        if chat.add_generation_prompt:
+            lines.append("assistant: ")
+        return "".join(lines)
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+        data = text.encode()
+        if self._vocab_size >= 256:
+            return tuple(data)
+        return tuple(byte % self._vocab_size for byte in data)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return b"".join(map(self._shown_bytes, ids)).decode(errors="replace")
+
+    def token_bytes(self, token: int) -> bytes:
+        if token < 256:
+            return self._shown[token]
+        return (END_OF_TEXT_NAME if token == END_OF_TEXT else f"<|{token}|>").encode()
+
+    def detokenizer(self) -> Detokenizer:
+        return ByteDetokenizer(self._shown_bytes)
+
+    def _shown_bytes(self, token: int) -> bytes:
+        return self._shown[token] if token < 256 else b""
+
+
+def fake_text_model(vocab_size: int, context_length: int | None = None) -> TextModel:
+    """The text side that goes with a fake engine of this vocabulary."""
+    return FakeTextModel(vocab_size, context_length)

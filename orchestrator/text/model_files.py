@@ -1,0 +1,99 @@
+"""What the JSON files of a model directory say to the text side."""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from mlx_dp.orchestrator.text.text_model import ModelFacts, SamplingDefaults
+from mlx_dp.proto.errors import ConfigError
+
+Json = Mapping[str, Any]
+
+# name -> (lowest, highest), as requests have them.
+_SAMPLING_BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
+    "temperature": (0.0, 100.0),
+    "top_p": (1e-9, 1.0),
+    "top_k": (-1, 2**31 - 1),
+    "repetition_penalty": (1e-9, 100.0),
+}
+
+
+def read_json(path: Path) -> Json:
+    """Return the object in the file, or an empty one when there is no file."""
+    if not path.exists():
+        return {}
+    try:
+        value = json.loads(path.read_bytes())
+    except (ValueError, RecursionError, OSError) as error:
+        raise ConfigError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} holds no JSON object")
+    return value
+
+
+def read_facts(directory: Path, *, vocab_size: int, eos_token_id: int | None) -> ModelFacts:
+    """Collect the facts; the arguments are what the tokenizer knows."""
+    config = read_json(directory / "config.json")
+    text_config = config.get("text_config")
+    nested: Json = text_config if isinstance(text_config, dict) else {}
+    generation = read_json(directory / "generation_config.json")
+    eos = _ids(generation.get("eos_token_id")) or _ids(
+        config.get("eos_token_id", nested.get("eos_token_id"))
+    )
+    if eos_token_id is not None and eos_token_id not in eos:
+        eos = (*eos, eos_token_id)
+    context = config.get("max_position_embeddings", nested.get("max_position_embeddings"))
+    return ModelFacts(
+        path=str(directory),
+        model_type=str(config.get("model_type", "unknown")),
+        architectures=tuple(str(name) for name in config.get("architectures") or ()),
+        vocab_size=vocab_size,
+        context_length=context if isinstance(context, int) else None,
+        eos_token_ids=eos,
+        sampling=_sampling(generation, directory / "generation_config.json"),
+    )
+
+
+def _ids(value: object) -> tuple[int, ...]:
+    """One id, a list of them, or nothing."""
+    values = value if isinstance(value, list) else [value]
+    return tuple(dict.fromkeys(i for i in values if type(i) is int and i >= 0))
+
+
+def _sampling(generation: Json, path: Path) -> SamplingDefaults:
+    found: dict[str, Any] = {}
+    for name, (lowest, highest) in _SAMPLING_BOUNDS.items():
+        value = generation.get(name)
+        if value is None:
+            continue
+        number = type(value) in (int, float) and math.isfinite(value)
+        if not number or not lowest <= value <= highest:
+            raise ConfigError(f"{path} has {name} {value!r}, which is not in {lowest}..{highest}")
+        found[name] = max(0, int(value)) if name == "top_k" else float(value)
+    return SamplingDefaults(**found)
+
+
+def special_tokens(tokenizer_config: Json) -> dict[str, str]:
+    """The named tokens a chat template may use: bos_token, eos_token and so on."""
+    found: dict[str, str] = {}
+    for name, value in tokenizer_config.items():
+        content = value.get("content") if isinstance(value, dict) else value
+        if name.endswith("_token") and isinstance(content, str):
+            found[name] = content
+    return found
+
+
+def chat_template_source(directory: Path, tokenizer_config: Json) -> str | None:
+    """The model's template, or None when it has none: a file of its own wins."""
+    own = directory / "chat_template.jinja"
+    if own.exists():
+        return own.read_text(encoding="utf-8")
+    value = tokenizer_config.get("chat_template")
+    if value is None:
+        value = read_json(directory / "chat_template.json").get("chat_template")
+    if isinstance(value, list):
+        named = {entry.get("name"): entry.get("template") for entry in value}
+        value = named.get("default")
+    return value if isinstance(value, str) else None

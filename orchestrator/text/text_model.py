@@ -1,0 +1,61 @@
+"""The text side of a model as the HTTP side sees it: text in, token ids out, and back."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from mlx_dp.orchestrator.text.detokenizer import Detokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingDefaults:
+    """Sampling where the client says nothing: the model's generation_config.json."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    repetition_penalty: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """What the model's files say about it."""
+
+    path: str
+    model_type: str
+    architectures: tuple[str, ...]
+    vocab_size: int
+    """Token ids that the text side knows; the model's own table may be larger."""
+    context_length: int | None
+    eos_token_ids: tuple[int, ...]
+    sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chat:
+    """A conversation to be rendered; ``arguments`` are passed on to the template."""
+
+    messages: Sequence[Mapping[str, object]]
+    add_generation_prompt: bool = True
+    arguments: Mapping[str, object] = field(default_factory=dict)
+
+
+class TextModel(Protocol):
+    """All methods are pure and may run in any thread."""
+
+    @property
+    def facts(self) -> ModelFacts: ...
+
+    def render_chat(self, chat: Chat) -> str:
+        """Return the prompt's text. Raises ChatTemplateError."""
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+        """Tokenize; a bare prompt gets what the tokenizer puts around one, a chat has its own."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of complete ids, special tokens left out."""
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return what one token stands for, special tokens as their names; b"" if unknown."""
+
+    def detokenizer(self) -> Detokenizer: ...

@@ -1,0 +1,106 @@
+"""One answer between the controller and its reader."""
+
+import asyncio
+
+import pytest
+
+from mlx_dp.orchestrator.control.answers import RequestAnswer
+from mlx_dp.orchestrator.control.conditions import Conditions
+from mlx_dp.orchestrator.service import Ended, Granted, NewTokens
+from mlx_dp.proto.messages import FinishReason, TokenLogprob
+
+GRANTED = Granted(owner=0, reason="round_robin", cached_tokens=0)
+ENDED = Ended(reason=FinishReason.STOP)
+
+
+def answer(cancelled: list[int] | None = None) -> RequestAnswer:
+    return RequestAnswer(7, [].append if cancelled is None else cancelled.append)
+
+
+def test_tokens_at_hand_are_joined_and_keep_their_place_among_events() -> None:
+    made = answer()
+    made.push(GRANTED)
+    made.push_tokens((1,), (TokenLogprob(logprob=-1.0),))
+    made.push_tokens((2, 3), (TokenLogprob(logprob=-2.0), TokenLogprob(logprob=-3.0)))
+    made.push(GRANTED)
+    made.push_tokens((4,), ())
+    made.push(ENDED)
+
+    async def read() -> list:
+        return [event async for event in made]
+
+    first, tokens, second, more, end = asyncio.run(read())
+    assert first == second == GRANTED
+    assert tokens.ids == (1, 2, 3)
+    assert [each.logprob for each in tokens.logprobs] == [-1.0, -2.0, -3.0]
+    assert more == NewTokens(ids=(4,))
+    assert end == ENDED
+
+
+def test_a_reader_is_woken_once_for_all_that_came_meanwhile() -> None:
+    made = answer()
+    events: list = []
+
+    async def read() -> None:
+        async for event in made:
+            events.append(event)
+
+    async def run() -> None:
+        reader = asyncio.create_task(read())
+        await asyncio.sleep(0)
+        for token in range(100):
+            made.push_tokens((token,), ())
+        await asyncio.sleep(0)
+        made.push(ENDED)
+        await reader
+
+    asyncio.run(run())
+    assert events == [NewTokens(ids=tuple(range(100))), ENDED]
+
+
+def test_a_reader_that_is_cancelled_can_be_replaced() -> None:
+    made = answer()
+
+    async def run() -> object:
+        reader = asyncio.create_task(anext(made))
+        await asyncio.sleep(0)
+        reader.cancel()
+        await asyncio.gather(reader, return_exceptions=True)
+        made.push_tokens((1,), ())
+        return await anext(made)
+
+    assert asyncio.run(run()) == NewTokens(ids=(1,))
+
+
+def test_nothing_follows_the_end() -> None:
+    made = answer()
+    made.push(ENDED)
+    with pytest.raises(AssertionError):
+        made.push(ENDED)
+    with pytest.raises(AssertionError):
+        made.push_tokens((1,), ())
+
+
+def test_cancelling_an_answer_that_has_ended_tells_nobody() -> None:
+    cancelled: list[int] = []
+    made = answer(cancelled)
+    made.cancel()
+    made.push(ENDED)
+    made.cancel()
+    assert cancelled == [7]
+
+
+def test_conditions_wake_who_waits_for_what_is_the_case() -> None:
+    async def run() -> tuple[bool, bool, bool]:
+        conditions = Conditions()
+        facts: set[str] = set()
+        waiter = asyncio.create_task(conditions.wait(lambda: "done" in facts))
+        await asyncio.sleep(0)
+        conditions.check()
+        await asyncio.sleep(0)
+        early = waiter.done()
+        facts.add("done")
+        conditions.check()
+        return early, await waiter, await conditions.wait(lambda: False, 0.001)
+
+    assert asyncio.run(run()) == (False, True, False)

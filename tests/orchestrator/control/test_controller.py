@@ -1,0 +1,232 @@
+"""The controller on an event loop: its timers, its socket, its end. Workers are fake."""
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+
+import pytest
+from control_world import FakeWorker, World, expected, generation, ready, serve_options
+
+from mlx_dp.orchestrator.control.controller import Controller, ServiceDeadError
+from mlx_dp.orchestrator.control.counters import RequestTimings
+from mlx_dp.orchestrator.control.fleet import Outside
+from mlx_dp.orchestrator.control.limits import ControlLimits, control_limits
+from mlx_dp.orchestrator.options import QueueOptions, ServeOptions, WorkerOptions
+from mlx_dp.orchestrator.service import (
+    Ended,
+    NewTokens,
+    OverloadedError,
+    RefusedError,
+    Service,
+    ServiceStatus,
+)
+from mlx_dp.proto.admission import AdmissionLimits
+from mlx_dp.proto.messages import FailureKind, FinishReason
+
+QUICK = ControlLimits(tick_s=0.01, stop_grace_s=0.2)
+
+
+class Stage:
+    """A controller over a fake world whose workers turn by themselves."""
+
+    def __init__(self, options: ServeOptions | None = None) -> None:
+        self.world = World(options, limits=QUICK)
+        self.controller = Controller(
+            options or serve_options(), Outside(self.world, self.world), limits=QUICK
+        )
+        self.on_turn: Callable[[], None] = lambda: None
+
+    async def turn(self) -> None:
+        while True:
+            for worker in self.world.alive():
+                if not worker.serving and not worker.signals:
+                    self.world_greet(worker)
+                worker.turn()
+                worker.beat()
+            self.on_turn()
+            self.world.on_arrival()
+            await asyncio.sleep(0.001)
+
+    def world_greet(self, worker: FakeWorker) -> None:
+        if not getattr(worker, "greeted", False):
+            worker.greeted = True
+            worker.hello()
+
+    async def ready(self) -> None:
+        while not all(owner.status == "ready" for owner in self.controller.state().owners):
+            await asyncio.sleep(0.001)
+
+
+def play(act: Callable[[Stage], Coroutine], options: ServeOptions | None = None) -> None:
+    async def run() -> None:
+        stage = Stage(options)
+        turning = asyncio.create_task(stage.turn())
+        try:
+            async with asyncio.timeout(10):
+                await stage.controller.start()
+                await act(stage)
+                await stage.controller.stop()
+        finally:
+            turning.cancel()
+        assert not stage.world.alive()
+
+    asyncio.run(run())
+
+
+def test_it_is_a_service() -> None:
+    async def act(stage: Stage) -> None:
+        service: Service = stage.controller
+        assert service.state().status is ServiceStatus.STARTING
+        assert service.limits() is None
+        with pytest.raises(OverloadedError):
+            service.submit(generation())
+        await stage.ready()
+        assert service.limits() == AdmissionLimits(context_length=1000, pool_tokens=1000)
+        state = service.state()
+        assert state.status is ServiceStatus.READY
+        assert [owner.capacity for owner in state.owners] == [ready().capacity] * 2
+        answer = service.submit(generation(max_tokens=5))
+        assert service.state().owners[0].running == 1
+        events = [event async for event in answer]
+        assert events[-1] == Ended(reason=FinishReason.LENGTH)
+        ids = [token for each in events if isinstance(each, NewTokens) for token in each.ids]
+        assert ids == expected(generation(), 5)
+        assert service.counters().requests_ok == 1
+
+    play(act)
+
+
+def test_observers_are_told_of_each_end_once() -> None:
+    class Observer:
+        told: list[RequestTimings] = []  # noqa: RUF012 - one test, one list
+
+        def ended(self, timings: RequestTimings) -> None:
+            self.told.append(timings)
+
+    async def act(stage: Stage) -> None:
+        await stage.ready()
+        stage.controller.observe(Observer())
+        async for _ in stage.controller.submit(generation(max_tokens=5)):
+            pass
+
+    play(act)
+    (timings,) = Observer.told
+    assert (timings.reason, timings.owner) == (FinishReason.LENGTH, 0)
+    assert (timings.prompt_tokens, timings.output_tokens) == (3, 5)
+    assert timings.granted_s is not None
+    assert timings.first_token_s is not None
+    assert timings.last_token_s is not None
+    assert 0 <= timings.granted_s <= timings.first_token_s <= timings.last_token_s
+    assert timings.last_token_s <= timings.ended_s
+    assert timings.time_per_output_token_s is not None
+
+
+def test_an_exit_is_acted_on_at_once_and_the_stream_goes_on() -> None:
+    async def act(stage: Stage) -> None:
+        await stage.ready()
+        answer = stage.controller.submit(generation(max_tokens=60))
+        ids: list[int] = []
+        async for event in answer:
+            if isinstance(event, NewTokens):
+                if not ids:
+                    stage.world.worker(0).die(-9)
+                ids += event.ids
+        assert ids == expected(generation(), 60)
+        assert stage.controller.counters().requests_replayed == 1
+
+    play(act)
+
+
+def test_draining_finishes_what_is_in_hand_and_leaves_no_process() -> None:
+    async def act(stage: Stage) -> None:
+        await stage.ready()
+        answers = [stage.controller.submit(generation(max_tokens=20)) for _ in range(6)]
+        draining = asyncio.create_task(stage.controller.drain(5.0))
+        await asyncio.sleep(0)
+        with pytest.raises(OverloadedError):
+            stage.controller.submit(generation())
+        assert stage.controller.state().status is ServiceStatus.DRAINING
+        for answer in answers:
+            assert [event async for event in answer][-1] == Ended(reason=FinishReason.LENGTH)
+        await draining
+        assert not stage.world.alive()
+
+    play(act)
+
+
+def test_what_outlasts_the_drain_ends_with_an_error() -> None:
+    async def act(stage: Stage) -> None:
+        await stage.ready()
+        answer = stage.controller.submit(generation(max_tokens=900))
+        await stage.controller.drain(0.02)
+        *_, end = [event async for event in answer]
+        assert isinstance(end, Ended)
+        assert (end.code, end.status) == ("shutting_down", 503)
+
+    play(act)
+
+
+def test_workers_that_do_not_stop_are_killed() -> None:
+    async def act(stage: Stage) -> None:
+        await stage.ready()
+        stage.world.worker(1).stopped = True
+        await stage.controller.stop()
+        assert stage.world.worker(0).signals == []
+        assert stage.world.worker(1).signals == ["kill"]
+
+    play(act)
+
+
+def test_the_death_of_all_is_raised_with_its_first_cause() -> None:
+    async def act(stage: Stage) -> None:
+        stage.world.auto_ready = False
+
+        def fail() -> None:
+            for worker in stage.world.alive() if stage.world.started else ():
+                worker.fail(FailureKind.UNSUPPORTED_MODEL, "no attention here", 6)
+
+        stage.on_turn = fail
+        with pytest.raises(ServiceDeadError, match="no attention here") as dead:
+            await stage.controller.watch()
+        assert dead.value.kind is FailureKind.UNSUPPORTED_MODEL
+        assert stage.controller.state().status is ServiceStatus.DEAD
+
+    play(act)
+
+
+def test_a_bug_of_ours_ends_the_service_loudly(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def act(stage: Stage) -> None:
+        await stage.ready()
+
+        def broken() -> list:
+            raise ZeroDivisionError("a bug")
+
+        stage.world.drain = broken
+        with pytest.raises(ZeroDivisionError, match="a bug"):
+            await stage.controller.watch()
+        del stage.world.drain
+
+    play(act)
+
+
+def test_stopping_before_anything_is_up_leaves_no_process() -> None:
+    async def act(stage: Stage) -> None:
+        stage.world.cut.update(worker.identity for worker in stage.world.workers)
+        await stage.controller.stop()
+        await stage.controller.stop()
+
+    play(act)
+
+
+def test_limits_follow_the_options() -> None:
+    limits = control_limits(WorkerOptions(heartbeat_interval_s=0.2, max_restarts=9))
+    assert limits.liveness.heartbeat_interval_s == 0.2
+    assert limits.supervisor.restart.max_restarts == 9
+
+
+def test_an_unknown_policy_is_refused_at_once() -> None:
+    world = World()
+    options = serve_options(queue=QueueOptions(load_balance_method="luck"))
+    with pytest.raises(Exception, match="luck"):
+        Controller(options, Outside(world, world), rng=random.Random(0))
+    assert RefusedError

@@ -1,0 +1,785 @@
+"""The controller as a whole, against fake workers and a clock that only tests move."""
+
+from dataclasses import replace
+
+import pytest
+from control_world import Reader, World, expected, generation, ready, serve_options
+
+from mlx_dp.orchestrator.control.limits import ControlLimits
+from mlx_dp.orchestrator.options import QueueOptions
+from mlx_dp.orchestrator.service import (
+    Ended,
+    OverloadedError,
+    RefusedError,
+    ServiceStatus,
+    WorkerStatus,
+)
+from mlx_dp.proto.errors import ProtocolError
+from mlx_dp.proto.messages import (
+    Accepted,
+    FailureKind,
+    Finished,
+    FinishReason,
+    Hello,
+    Rejected,
+    RejectReason,
+    TokenChunk,
+    Tokens,
+    Up,
+)
+
+
+def submit(world: World, *args, **kwargs) -> Reader:
+    return Reader(world.core.submit(generation(*args, **kwargs)))
+
+
+def ended(reader: Reader) -> Ended:
+    reader.read()
+    assert reader.ended is not None, "it has not ended"
+    return reader.ended
+
+
+def test_a_request_is_granted_streamed_and_finished() -> None:
+    world = World().bring_up()
+    reader = submit(world, max_tokens=3)
+    world.turn(3)
+    assert ended(reader) == Ended(reason=FinishReason.LENGTH)
+    assert reader.ids == expected(generation(), 3)
+    assert [grant.owner for grant in reader.grants] == [0]
+    assert world.core.tally.requests_ok == 1
+    assert world.core.tally.generated_tokens == 3
+
+
+def test_workers_load_one_at_a_time() -> None:
+    world = World(serve_options(3))
+    world.auto_ready = False
+    world.core.begin()
+    world.greet()
+    world.settle()
+    assert [worker.index for worker in world.workers] == [0]
+    world.workers[0].become_ready()
+    world.settle()
+    assert [worker.index for worker in world.workers] == [0, 1]
+
+
+def test_nothing_is_taken_before_a_worker_is_ready() -> None:
+    world = World()
+    world.core.begin()
+    with pytest.raises(OverloadedError) as refused:
+        submit(world)
+    assert refused.value.status == 503
+    assert refused.value.retry_after_s > 0
+    assert world.core.tally.requests_refused["starting"] == 1
+
+
+def test_a_request_waits_for_room_and_goes_where_it_frees_first() -> None:
+    world = World().bring_up()
+    readers = [submit(world, (1,), 9 if n == 2 else 20) for n in range(4)]
+    waiting = submit(world, (1,), 1)
+    assert len(world.core.desk.queue) == 1
+    world.turn(9)
+    assert readers[2].read().ended is not None
+    assert len(world.core.desk.queue) == 0
+    world.turn()
+    assert ended(waiting).reason is FinishReason.LENGTH
+    assert waiting.grants[0].owner == readers[2].grants[0].owner
+
+
+def test_a_full_queue_is_a_429() -> None:
+    world = World(serve_options(1, queue=QueueOptions(max_queued_requests=2))).bring_up()
+    for _ in range(4):
+        submit(world)
+    with pytest.raises(OverloadedError) as refused:
+        submit(world)
+    assert refused.value.status == 429
+
+
+def test_an_explicit_rank_is_obeyed_and_refused_when_it_is_out_of_range() -> None:
+    world = World().bring_up()
+    reader = submit(world, rank=1)
+    world.turn(4)
+    assert reader.read().grants[0].owner == 1
+    assert reader.grants[0].reason == "explicit_rank"
+    for rank in (-1, 2):
+        with pytest.raises(RefusedError) as refused:
+            submit(world, rank=rank)
+        assert refused.value.param == "routed_dp_rank"
+
+
+def test_an_explicit_rank_that_is_not_ready_is_a_503_and_never_moved() -> None:
+    world = World().bring_up()
+    world.worker(1).die(-9)
+    with pytest.raises(OverloadedError) as refused:
+        submit(world, rank=1)
+    assert refused.value.status == 503
+    submit(world, rank=0)
+
+
+def test_what_can_never_fit_is_refused_with_the_numbers() -> None:
+    world = World()
+    world.readies = {0: ready(pool=50), 1: ready(pool=20)}
+    world.bring_up()
+    with pytest.raises(RefusedError, match="50 KV tokens") as refused:
+        submit(world, (1,) * 40, 20)
+    assert refused.value.param == "max_tokens"
+    with pytest.raises(RefusedError, match="20 KV tokens"):
+        submit(world, (1,) * 30, 5, rank=1)
+    with pytest.raises(RefusedError) as too_long:
+        submit(world, (1,) * 60, None)
+    assert too_long.value.param == "prompt"
+
+
+def test_a_request_goes_only_where_it_fits() -> None:
+    world = World()
+    world.readies = {0: ready(pool=20), 1: ready(pool=500)}
+    world.bring_up()
+    reader = submit(world, (1,) * 30, 5)
+    world.turn(5)
+    assert reader.read().grants[0].owner == 1
+
+
+@pytest.mark.parametrize("bad", [-1, 97, 2**31])
+def test_token_ids_outside_of_the_vocabulary_never_reach_a_worker(bad: int) -> None:
+    world = World().bring_up()
+    with pytest.raises(RefusedError, match="does not exist"):
+        submit(world, (1, bad))
+    with pytest.raises(RefusedError, match="does not exist"):
+        submit(world, stop=(bad,))
+    assert not world.worker(0).inbox
+
+
+def test_cancelling_in_the_queue_sends_nothing() -> None:
+    world = World(serve_options(1)).bring_up()
+    readers = [submit(world) for _ in range(3)]
+    before = len(world.worker(0).inbox)
+    readers[2].answer.cancel()
+    assert ended(readers[2]).reason is FinishReason.ABORT
+    assert len(world.worker(0).inbox) == before
+    readers[2].answer.cancel()
+    assert world.core.tally.requests_aborted == 1
+
+
+def test_the_slot_of_a_cancelled_request_is_free_only_once_the_owner_says_so() -> None:
+    world = World(serve_options(1)).bring_up()
+    first, _, waiting = (submit(world, max_tokens=50) for _ in range(3))
+    world.turn(2)
+    first.answer.cancel()
+    assert ended(first).reason is FinishReason.ABORT
+    owner = world.core.book.get(0)
+    assert owner is not None
+    assert owner.free_slots == 0
+    world.turn()
+    world.turn()
+    assert waiting.read().grants
+    assert owner.free_slots == 0
+
+
+def test_cancelling_before_it_is_accepted_still_frees_the_slot() -> None:
+    world = World(serve_options(1)).bring_up()
+    reader = submit(world)
+    reader.answer.cancel()
+    world.turn()
+    world.turn()
+    owner = world.core.book.get(0)
+    assert owner is not None
+    assert not owner.leases
+    assert ended(reader).reason is FinishReason.ABORT
+    assert world.core.tally.prompt_tokens == 0
+
+
+def test_an_abort_that_a_congested_owner_did_not_take_is_repeated() -> None:
+    world = World(serve_options(1)).bring_up()
+    reader = submit(world, max_tokens=50)
+    world.turn()
+    identity = world.worker(0).identity
+    world.congested.add(identity)
+    reader.answer.cancel()
+    world.turn()
+    assert world.worker(0).running
+    world.congested.clear()
+    world.pass_time(0.1)
+    world.turn(2)
+    assert not world.worker(0).running
+
+
+def test_a_lost_worker_costs_no_token_and_repeats_none() -> None:
+    world = World().bring_up()
+    readers = [submit(world, (n,), 10, seed=n) for n in range(4)]
+    world.turn(3)
+    world.worker(0).kill()
+    world.pass_time(0.1)
+    world.turn(20)
+    for n, reader in enumerate(readers):
+        assert ended(reader).reason is FinishReason.LENGTH
+        assert reader.ids == expected(generation((n,), seed=n), 10)
+    assert world.core.tally.requests_replayed == 2
+    assert world.core.tally.worker_deaths == 1
+
+
+def test_the_last_messages_of_a_dead_process_still_count() -> None:
+    world = World(serve_options(1)).bring_up()
+    reader = submit(world, max_tokens=2)
+    world.worker(0).turn()
+    world.worker(0).turn()
+    world.worker(0).kill()
+    world.pass_time(0.1)
+    assert ended(reader).reason is FinishReason.LENGTH
+
+
+def test_messages_that_come_in_just_after_the_exit_still_count() -> None:
+    world = World(serve_options(1)).bring_up()
+    reader = submit(world, max_tokens=1)
+    worker = world.worker(0)
+    worker.turn()
+    late = list(world.arrived)
+    world.arrived.clear()
+    worker.die(-9)
+    world.core.settle_exits()
+    world.arrived.extend(late)
+    world.clock.now += 0.03
+    world.core.settle_exits()
+    assert ended(reader).reason is FinishReason.LENGTH
+    assert world.core.supervisor.workers[0].status is WorkerStatus.LOST
+
+
+def test_an_answer_that_was_complete_is_not_generated_again() -> None:
+    world = World().bring_up()
+    whole = expected(generation(), 3)
+    by_length = submit(world, max_tokens=2)
+    by_stop = submit(world, max_tokens=9, stop=(whole[1],))
+    for worker in world.alive():
+        worker.turn()
+        worker.turn()
+    # The reports of the ends are lost with the workers.
+    world.arrived = type(world.arrived)(
+        (identity, fact) for identity, fact in world.arrived if fact.tag != "finished"
+    )
+    for worker in world.alive():
+        worker.kill()
+    world.pass_time(0.1)
+    assert ended(by_length).reason is FinishReason.LENGTH
+    assert ended(by_stop).reason is FinishReason.STOP
+    assert world.core.tally.requests_replayed == 0
+
+
+def test_a_request_that_crashes_its_worker_twice_ends_as_poison() -> None:
+    world = World().bring_up()
+    poison = submit(world)
+    for _ in range(2):
+        world.settle()
+        owner = poison.read().grants[-1].owner
+        world.worker(owner).kill()
+        world.pass_time(0.1)
+    assert ended(poison).code == "request_crashed_worker"
+    assert world.core.tally.worker_deaths == 2
+
+
+def test_a_request_that_makes_progress_has_its_attempts() -> None:
+    world = World(serve_options(1)).bring_up()
+    reader = submit(world, max_tokens=50)
+    for attempt in range(3):
+        world.turn(2)
+        assert reader.read().ended is None, attempt
+        world.worker(0).kill()
+        world.recover()
+    end = ended(reader)
+    assert (end.code, end.status) == ("worker_lost", 502)
+    assert reader.ids == expected(generation(), 6)
+
+
+def test_a_grant_lost_before_it_was_accepted_is_no_attempt() -> None:
+    world = World().bring_up()
+    reader = submit(world, max_tokens=2)
+    world.worker(0).kill()
+    world.pass_time(0.1)
+    world.turn(2)
+    assert ended(reader).reason is FinishReason.LENGTH
+    assert world.core.tally.requests_replayed == 0
+
+
+def test_what_a_replaced_worker_says_changes_nothing() -> None:
+    world = World(limits=None).bring_up()
+    reader = submit(world, max_tokens=6)
+    world.turn(2)
+    old = world.worker(0)
+    old.stopped = True
+    world.deaf_to_abort = True
+    for _ in range(30):
+        world.pass_time(0.5)
+        world.turn(1)
+    assert ended(reader).reason is FinishReason.LENGTH
+    assert reader.ids == expected(generation(), 6)
+    assert [grant.owner for grant in reader.grants] == [0, 1]
+    old.alive = True
+    old.stopped = False
+    before = world.unknown_frames
+    old.turn()
+    world.core.on_arrival()
+    assert world.unknown_frames > before
+
+
+def test_a_gap_in_the_tokens_replaces_the_worker() -> None:
+    world = World().bring_up()
+    reader = submit(world, max_tokens=4)
+    world.turn()
+    chunk = TokenChunk(request_id=1, epoch=1, index=3, ids=(5,))
+    world.worker(0).say(Tokens(chunks=(chunk,)))
+    world.core.on_arrival()
+    assert world.core.tally.protocol_errors == 1
+    assert world.core.supervisor.workers[0].status is WorkerStatus.LOST
+    world.turn(5)
+    assert reader.read().ids == expected(generation(), 4)
+
+
+def test_repeated_tokens_are_dropped() -> None:
+    world = World().bring_up()
+    reader = submit(world, max_tokens=4)
+    world.turn(2)
+    first = expected(generation(), 1)[0]
+    chunk = TokenChunk(request_id=1, epoch=1, index=0, ids=(first,))
+    world.worker(0).say(Tokens(chunks=(chunk,)))
+    world.turn(2)
+    assert reader.read().ids == expected(generation(), 4)
+    assert world.core.tally.stale_facts == 1
+    assert world.core.tally.protocol_errors == 0
+
+
+def test_facts_of_another_epoch_are_stale() -> None:
+    world = World().bring_up()
+    reader = submit(world, max_tokens=4)
+    world.turn(2)
+    worker = world.worker(0)
+    worker.say(Tokens(chunks=(TokenChunk(request_id=1, epoch=9, index=2, ids=(5,)),)))
+    worker.say(Accepted(request_id=77, epoch=1, slot=0))
+    world.turn(2)
+    assert reader.read().ids == expected(generation(), 4)
+    assert world.core.tally.stale_facts == 2
+
+
+def test_a_malformed_message_replaces_the_worker() -> None:
+    world = World().bring_up()
+    world.arrived.append((world.worker(1).identity, ProtocolError("malformed")))
+    # What came in the same batch is not heard either.
+    world.worker(1).say(Tokens(chunks=()))
+    world.core.on_arrival()
+    assert world.core.tally.protocol_errors == 1
+    assert world.worker(1).signals == ["kill"]
+    world.recover()
+    assert world.core.supervisor.workers[1].status is WorkerStatus.READY
+    assert world.core.supervisor.workers[1].restarts == 1
+
+
+def test_a_worker_that_steps_no_more_is_hung_and_replaced() -> None:
+    world = World().bring_up()
+    reader = submit(world, max_tokens=50)
+    world.turn(2)
+    world.deaf_to_abort = True
+    world.pass_time(9.0)
+    assert world.workers[0].signals == []
+    world.pass_time(1.5)
+    assert world.workers[0].signals == ["abort"]
+    world.pass_time(1.2)
+    assert world.workers[0].signals == ["abort", "kill"]
+    world.turn()
+    assert reader.read().grants[-1].owner == 1
+
+
+def test_a_worker_that_ignores_a_request_is_replaced() -> None:
+    world = World().bring_up()
+    reader = submit(world, max_tokens=2)
+    world.worker(0).inbox.clear()
+    world.pass_time(9.9)
+    assert world.worker(0).alive
+    world.pass_time(0.6)
+    assert not world.workers[0].alive
+    world.turn(2)
+    assert ended(reader).reason is FinishReason.LENGTH
+
+
+def test_a_worker_that_keeps_a_cancelled_request_is_replaced() -> None:
+    world = World().bring_up()
+    reader = submit(world, max_tokens=50)
+    world.turn()
+    world.worker(0).inbox.clear()
+    reader.answer.cancel()
+    world.worker(0).inbox.clear()
+    for _ in range(32):
+        world.worker(0).step += 1
+        world.pass_time(1.0)
+    assert not world.workers[0].alive
+
+
+def test_a_silent_worker_gets_no_new_requests_and_is_not_lost_at_once() -> None:
+    world = World().bring_up()
+    world.pass_time(0.5)
+    world.worker(0).stopped = True
+    world.pass_time(3.0)
+    readers = [submit(world, max_tokens=50) for _ in range(3)]
+    owner = world.core.book.get(0)
+    assert owner is not None
+    assert not owner.leases
+    world.turn()
+    assert {grant.owner for reader in readers for grant in reader.read().grants} == {1}
+    world.worker(0).stopped = False
+    world.pass_time(0.5)
+    world.turn()
+    assert readers[2].read().grants[0].owner == 0
+
+
+def test_nobody_is_judged_by_time_that_the_controller_slept() -> None:
+    world = World().bring_up()
+    submit(world, max_tokens=50)
+    world.turn()
+    world.clock.now += 60.0
+    world.core.tick()
+    world.pass_time(5.0)
+    assert all(worker.alive for worker in world.workers)
+
+
+def test_no_start_is_late_by_time_that_the_controller_slept() -> None:
+    world = World()
+    world.core.begin()
+    world.clock.now += 700.0
+    world.core.tick()
+    assert world.workers[0].alive
+
+
+def test_waiting_too_long_ends_with_queue_timeout() -> None:
+    world = World(serve_options(1, queue=QueueOptions(queue_timeout_s=5.0))).bring_up()
+    readers = [submit(world, max_tokens=900) for _ in range(3)]
+    world.turn()
+    for _ in range(6):
+        world.turn()
+        world.pass_time(1.0)
+    end = ended(readers[2])
+    assert (end.code, end.status) == ("queue_timeout", 503)
+    assert readers[0].read().ended is None
+
+
+def test_running_too_long_ends_with_request_timeout_and_frees_the_slot() -> None:
+    world = World(serve_options(1, queue=QueueOptions(request_timeout_s=5.0))).bring_up()
+    reader = submit(world, max_tokens=900)
+    for _ in range(6):
+        world.turn()
+        world.pass_time(1.0)
+    end = ended(reader)
+    assert (end.code, end.status) == ("request_timeout", 504)
+    world.turn(2)
+    owner = world.core.book.get(0)
+    assert owner is not None
+    assert not owner.leases
+
+
+def test_a_request_that_found_no_slot_is_queued_again_in_its_place() -> None:
+    world = World(serve_options(1)).bring_up()
+    # The worker has fewer slots than it said.
+    world.readies = {0: ready(slots=1)}
+    first, second = submit(world, (1,), 3), submit(world, (2,), 3)
+    world.turn()
+    assert first.read().grants
+    assert not second.read().grants
+    # Asking again at once would only be refused again.
+    assert not world.worker(0).inbox
+    world.turn(3)
+    world.pass_time(0.6)
+    world.turn(4)
+    assert second.read().ids == expected(generation((2,)), 3)
+
+
+@pytest.mark.parametrize("reason", [RejectReason.INVALID, RejectReason.TOO_LONG])
+def test_a_request_that_a_worker_finds_wrong_ends(reason: RejectReason) -> None:
+    world = World().bring_up()
+    reader = submit(world)
+    world.worker(0).inbox.clear()
+    world.worker(0).say(Rejected(request_id=1, epoch=1, reason=reason, message="why"))
+    world.core.on_arrival()
+    end = ended(reader)
+    assert (end.code, end.status, end.message) == (f"rejected_{reason.value}", 400, "why")
+    owner = world.core.book.get(0)
+    assert owner is not None
+    assert not owner.leases
+
+
+def test_a_draining_worker_gets_nothing_more() -> None:
+    world = World().bring_up()
+    reader = submit(world, max_tokens=2)
+    world.worker(0).inbox.clear()
+    draining = Rejected(request_id=1, epoch=1, reason=RejectReason.DRAINING, message="")
+    world.worker(0).say(draining)
+    world.core.on_arrival()
+    world.pass_time(1.0)
+    world.turn(2)
+    assert [grant.owner for grant in reader.read().grants] == [1]
+    with pytest.raises(OverloadedError):
+        submit(world, rank=0)
+
+
+FINISHED = Finished(request_id=1, epoch=1, reason=FinishReason.LENGTH, num_tokens=0)
+ACCEPTED = Accepted(request_id=1, epoch=1, slot=0)
+REJECTED = Rejected(request_id=1, epoch=1, reason=RejectReason.NO_SLOT, message="")
+CHUNK = TokenChunk(request_id=1, epoch=1, index=0, ids=(1, 2))
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        (FINISHED,),
+        (ACCEPTED, replace(FINISHED, num_tokens=2)),
+        (ACCEPTED, REJECTED),
+        (Tokens(chunks=(CHUNK,)),),
+        (Hello(pid=1),),
+        (ready(),),
+    ],
+    ids=("early_end", "lost_token", "late_no", "early_token", "hello", "ready"),
+)
+def test_facts_that_cannot_be_replace_the_worker(facts: tuple[Up, ...]) -> None:
+    world = World().bring_up()
+    reader = submit(world)
+    world.worker(0).inbox.clear()
+    for fact in facts:
+        world.worker(0).say(fact)
+    world.core.on_arrival()
+    assert world.core.tally.protocol_errors == 1
+    assert world.worker(0).signals == ["kill"]
+    world.turn(4)
+    assert reader.read().ids == expected(generation(), 4)
+
+
+@pytest.mark.parametrize(
+    "fact",
+    [
+        replace(ACCEPTED, epoch=9),
+        replace(REJECTED, epoch=9),
+        replace(FINISHED, epoch=9),
+        replace(FINISHED, request_id=9),
+        replace(REJECTED, request_id=9),
+        ACCEPTED,
+    ],
+)
+def test_stale_facts_change_nothing(fact: Up) -> None:
+    world = World().bring_up()
+    reader = submit(world)
+    world.turn()
+    world.worker(0).say(fact)
+    world.turn(3)
+    assert reader.read().ids == expected(generation(), 4)
+    assert len(reader.grants) == 1
+    assert world.core.tally.stale_facts == 1
+    assert world.core.tally.protocol_errors == 0
+
+
+def test_lost_requests_go_to_the_front_in_the_order_they_had() -> None:
+    world = World().bring_up()
+    for n in range(4):
+        submit(world, (n,), 50)
+    waiting = submit(world, (9,), 50)
+    world.turn()
+    world.worker(0).die(-9)
+    world.pass_time(0.1)
+    (head,) = world.core.desk.queue.heads()
+    assert head.request_id == 1
+    assert not waiting.read().grants
+
+
+@pytest.mark.parametrize(
+    ("reason", "code"),
+    [(FinishReason.ABORT, "worker_aborted"), (FinishReason.ERROR, "engine_error")],
+)
+def test_an_end_that_is_the_workers_own_is_an_error(reason: FinishReason, code: str) -> None:
+    world = World().bring_up()
+    reader = submit(world)
+    world.turn()
+    world.worker(0).say(replace(FINISHED, reason=reason, num_tokens=1, message="why"))
+    world.core.on_arrival()
+    assert ended(reader).code == code
+
+
+def test_what_waits_for_its_rank_holds_up_nobody_else() -> None:
+    world = World().bring_up()
+    for _ in range(2):
+        submit(world, rank=0, max_tokens=50)
+    pinned = submit(world, rank=0)
+    free = submit(world)
+    assert [grant.owner for grant in (world.turn(), free.read())[1].grants] == [1]
+    assert not pinned.read().grants
+
+
+def test_what_frees_at_a_rank_is_kept_for_the_large_request_that_waits_for_it() -> None:
+    world = World(serve_options(1))
+    world.readies = {0: ready(slots=9, pool=100)}
+    world.bring_up()
+    submit(world, (1,), 60)
+    large = submit(world, (1,), 90, rank=0)
+    small = submit(world, (1,), 5)
+    world.turn(10)
+    assert not small.read().grants
+    world.turn(60)
+    assert large.read().grants
+
+
+def test_a_pinned_request_whose_owner_fails_for_good_ends() -> None:
+    world = World(limits=ControlLimits(max_attempts=99)).bring_up()
+    for _ in range(2):
+        submit(world, rank=1, max_tokens=900)
+    waiting = submit(world, rank=1)
+    world.auto_ready = False
+    world.worker(1).die(-9)
+    for _ in range(1200):
+        world.pass_time(0.1)
+        if world.core.supervisor.workers[1].status is WorkerStatus.FAILED:
+            break
+        for worker in world.alive():
+            if worker.index == 1:
+                worker.die(1)
+    end = ended(waiting)
+    assert (end.code, end.status) == ("worker_failed", 503)
+    assert world.core.status() is ServiceStatus.READY
+
+
+def test_a_worker_that_is_not_connected_when_granted_is_lost_and_the_request_goes_on() -> None:
+    world = World().bring_up()
+    world.cut.add(world.worker(0).identity)
+    reader = submit(world, max_tokens=2)
+    world.turn(2)
+    assert ended(reader).reason is FinishReason.LENGTH
+    assert reader.grants[0].owner == 1
+    assert world.worker(0).signals == ["kill"]
+
+
+def test_a_congested_worker_gets_nothing_until_it_is_heard() -> None:
+    world = World().bring_up()
+    identity = world.worker(0).identity
+    world.congested.add(identity)
+    readers = [submit(world, max_tokens=9) for _ in range(3)]
+    assert len(world.core.desk.queue) == 1
+    world.congested.clear()
+    world.turn()
+    assert len(world.core.desk.queue) == 1
+    world.pass_time(0.1)
+    world.turn()
+    assert readers[2].read().grants[0].owner == 0
+
+
+def test_a_start_failure_that_would_repeat_stops_the_whole_service_with_its_cause() -> None:
+    world = World(serve_options(3))
+    world.auto_ready = False
+    world.core.begin()
+    world.greet()
+    world.workers[0].fail(FailureKind.CONFIG, "there is no model at /nowhere")
+    world.pass_time(0.1)
+    assert world.core.status() is ServiceStatus.DEAD
+    assert len(world.workers) == 1
+    cause = world.core.supervisor.cause
+    assert cause is not None
+    assert cause.detail == "there is no model at /nowhere"
+    assert cause.failure is FailureKind.CONFIG
+
+
+def test_a_worker_that_does_not_fit_into_memory_leaves_the_others_serving() -> None:
+    world = World()
+    world.auto_ready = False
+    world.core.begin()
+    world.greet()
+    world.settle()
+    world.workers[0].become_ready()
+    world.settle()
+    world.greet()
+    world.workers[1].fail(FailureKind.OUT_OF_MEMORY, "no room", 7)
+    world.pass_time(40.0)
+    assert world.core.status() is ServiceStatus.READY
+    assert world.core.supervisor.workers[1].status is WorkerStatus.FAILED
+    assert len(world.workers) == 2
+    with pytest.raises(OverloadedError):
+        submit(world, rank=1)
+
+
+def test_a_crash_loop_ends_in_failure_and_ends_what_waits() -> None:
+    world = World(serve_options(1)).bring_up()
+    readers = [submit(world, max_tokens=900) for _ in range(4)]
+    world.auto_ready = False
+    world.worker(0).kill()
+    for _ in range(1200):
+        world.pass_time(0.1)
+        if world.core.status() is ServiceStatus.DEAD:
+            break
+        for worker in world.alive():
+            worker.die(1)
+    assert world.core.status() is ServiceStatus.DEAD
+    assert len(world.workers) == 6
+    assert {ended(reader).code for reader in readers} == {"no_worker"}
+    with pytest.raises(OverloadedError) as refused:
+        submit(world)
+    assert refused.value.status == 503
+
+
+def test_a_group_restarts_as_one_and_only_the_culprit_counts() -> None:
+    world = World(serve_options(2, group=True)).bring_up()
+    assert world.core.status() is ServiceStatus.READY
+    readers = [submit(world, (n,), 6, seed=n) for n in range(2)]
+    world.turn(2)
+    world.worker(1).kill()
+    world.pass_time(0.1)
+    assert not world.alive() or all(worker.pid > 1001 for worker in world.alive())
+    assert world.core.status() is ServiceStatus.STARTING
+    world.recover()
+    assert world.core.supervisor.epoch(0) == world.core.supervisor.epoch(1) == 1
+    assert [worker.index for worker in world.workers] == [0, 1, 0, 1]
+    world.turn(6)
+    for n, reader in enumerate(readers):
+        assert reader.read().ids == expected(generation((n,), seed=n), 6)
+
+
+def test_draining_refuses_new_requests_and_finishes_those_in_hand() -> None:
+    world = World().bring_up()
+    reader = submit(world, max_tokens=3)
+    world.core.draining = True
+    with pytest.raises(OverloadedError) as refused:
+        submit(world)
+    assert refused.value.status == 503
+    world.turn(3)
+    assert ended(reader).reason is FinishReason.LENGTH
+    assert world.core.desk.idle
+
+
+def test_no_process_to_be_had_is_retried() -> None:
+    world = World(serve_options(1))
+    world.no_processes = True
+    world.core.begin()
+    assert world.core.supervisor.workers[0].status is WorkerStatus.LOST
+    world.no_processes = False
+    world.recover()
+    assert world.core.status() is ServiceStatus.READY
+
+
+def test_a_worker_that_never_becomes_ready_is_killed_and_counted_as_failed_start() -> None:
+    world = World(serve_options(1))
+    world.auto_ready = False
+    world.core.begin()
+    world.greet()
+    world.pass_time(600.2)
+    assert world.workers[0].signals == ["kill"]
+    assert world.core.supervisor.workers[0].message == "not ready after 600 s"
+
+
+def test_a_worker_that_never_says_hello_holds_up_the_others_for_a_minute_only() -> None:
+    world = World()
+    world.core.begin()
+    world.pass_time(60.2)
+    assert world.workers[0].signals == ["kill"]
+    world.pass_time(0.1)
+    assert world.workers[1].index == 1
+
+
+def test_counters_reconcile() -> None:
+    world = World().bring_up()
+    readers = [submit(world, (n,), 5) for n in range(8)]
+    readers[7].answer.cancel()
+    world.turn(2)
+    world.worker(0).kill()
+    world.recover(1.0)
+    world.turn(40)
+    tally = world.core.tally
+    assert tally.requests_started == 8
+    assert tally.requests_ok + tally.requests_error + tally.requests_aborted == 8
+    assert tally.worker_deaths == tally.worker_restarts == 1
+    assert sum(tally.generated_by_owner.values()) == tally.generated_tokens == 35

@@ -1,0 +1,63 @@
+"""Refusals before the queue."""
+
+from dataclasses import replace
+
+import pytest
+from control_world import VOCAB, generation
+
+from mlx_dp.orchestrator.control.gate import check_generation, check_rank
+from mlx_dp.orchestrator.service import Generation, RefusedError
+from mlx_dp.proto.admission import AdmissionLimits
+from mlx_dp.proto.sampling_params import SamplingParams
+
+LIMITS = AdmissionLimits(context_length=100, pool_tokens=50)
+
+
+def refusal(wanted: Generation) -> RefusedError:
+    with pytest.raises(RefusedError) as refused:
+        check_generation(wanted, LIMITS, VOCAB)
+    return refused.value
+
+
+def test_what_fits_passes() -> None:
+    check_generation(generation((1, VOCAB - 1), 49, stop=(5,)), LIMITS, VOCAB)
+    check_generation(generation((1,) * 50, None), LIMITS, VOCAB)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "param", "text"),
+    [
+        (generation(()), "prompt", "empty"),
+        (generation((1,) * 99, 2), "prompt", "99 in the prompt"),
+        (generation((1,), 60), "max_tokens", "50 KV tokens"),
+        (generation((1,), 0), "max_tokens", "at least 1"),
+        (generation((VOCAB,)), "prompt", f"token id {VOCAB} does not exist"),
+        (generation((-1, 5)), "prompt", "token id -1"),
+        (generation(stop=(VOCAB,)), "stop_token_ids", "does not exist"),
+        (generation(stop=(1,) * 257), "stop_token_ids", "at most 256"),
+    ],
+)
+def test_what_could_never_run_is_refused_with_its_field(
+    wanted: Generation, param: str, text: str
+) -> None:
+    refused = refusal(wanted)
+    assert refused.param == param
+    assert text in str(refused)
+
+
+def test_a_bias_on_a_token_that_does_not_exist_is_refused() -> None:
+    params = SamplingParams(logit_bias=((VOCAB, 1.0),))
+    assert refusal(replace(generation(), params=params)).param == "logit_bias"
+
+
+def test_parameters_that_break_the_protocol_never_reach_a_worker() -> None:
+    params = SamplingParams(temperature=1e9)
+    assert "100" in str(refusal(replace(generation(), params=params)))
+
+
+def test_ranks_are_those_that_exist() -> None:
+    for rank in (None, 0, 1):
+        check_rank(rank, 2)
+    for rank in (-1, 2):
+        with pytest.raises(RefusedError, match="use 0 to 1"):
+            check_rank(rank, 2)

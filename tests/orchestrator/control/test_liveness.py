@@ -1,0 +1,106 @@
+"""Judging a worker by its beats."""
+
+import pytest
+
+from mlx_dp.orchestrator.control.liveness import (
+    LivenessLimits,
+    OwnLag,
+    Pulse,
+    Verdict,
+    judge,
+    overdue,
+)
+from mlx_dp.proto.messages import Heartbeat, WorkerPhase
+
+LIMITS = LivenessLimits()
+
+
+def heartbeat(*, step: int = 0, running: int = 0) -> Heartbeat:
+    return Heartbeat(
+        phase=WorkerPhase.SERVING,
+        step=step,
+        running=running,
+        prefilling=0,
+        used_tokens=0,
+        reserved_tokens=0,
+        auxiliary_used=0,
+        rss_nbytes=0,
+        device_nbytes=0,
+    )
+
+
+def pulse() -> Pulse:
+    return Pulse(heard_at=0.0, moved_at=0.0)
+
+
+def verdict(pulse: Pulse, now: float, *, prefilling: bool = False) -> Verdict:
+    return judge(pulse, LIMITS, prefilling=prefilling, now=now)
+
+
+def test_an_idle_worker_that_beats_lives_for_ever() -> None:
+    beating = pulse()
+    for second in range(100):
+        beating.beat(heartbeat(), float(second))
+    assert verdict(beating, 99.5) is Verdict.ALIVE
+
+
+def test_four_missed_beats_are_suspicious_and_the_time_out_is_silence() -> None:
+    assert verdict(pulse(), 2.0) is Verdict.ALIVE
+    assert verdict(pulse(), 2.1) is Verdict.SUSPICIOUS
+    assert verdict(pulse(), 10.0) is Verdict.SUSPICIOUS
+    assert verdict(pulse(), 10.1) is Verdict.SILENT
+
+
+def test_a_step_that_prefills_may_take_longer() -> None:
+    assert verdict(pulse(), 100.0, prefilling=True) is Verdict.SUSPICIOUS
+    assert verdict(pulse(), 120.1, prefilling=True) is Verdict.SILENT
+
+
+def test_beats_without_a_step_while_something_runs_are_a_hang() -> None:
+    stuck = pulse()
+    for second in range(15):
+        stuck.beat(heartbeat(step=5, running=1), float(second))
+    assert verdict(stuck, 10.0) is Verdict.ALIVE
+    assert verdict(stuck, 10.1) is Verdict.HUNG
+    assert verdict(stuck, 14.0, prefilling=True) is Verdict.ALIVE
+
+
+def test_each_step_is_progress() -> None:
+    stepping = pulse()
+    for second in range(60):
+        stepping.beat(heartbeat(step=second // 9, running=1), float(second))
+    assert verdict(stepping, 59.0) is Verdict.ALIVE
+
+
+def test_the_time_before_there_was_anything_to_do_does_not_count() -> None:
+    waking = pulse()
+    for second in range(60):
+        waking.beat(heartbeat(), float(second))
+    waking.beat(heartbeat(running=1), 60.0)
+    assert verdict(waking, 61.0) is Verdict.ALIVE
+
+
+def test_tokens_are_progress_before_the_next_beat() -> None:
+    talking = pulse()
+    talking.beat(heartbeat(step=1, running=1), 0.0)
+    talking.moved(9.0)
+    assert verdict(talking, 18.9) is not Verdict.HUNG
+
+
+def test_a_message_is_overdue_only_once_the_loop_has_turned_since() -> None:
+    beating = pulse()
+    beating.beats = 7
+    assert not overdue(beating, since=0.0, beats=7, timeout_s=10.0, now=60.0)
+    beating.beats = 8
+    assert not overdue(beating, since=0.0, beats=7, timeout_s=10.0, now=60.0)
+    beating.beats = 9
+    assert overdue(beating, since=0.0, beats=7, timeout_s=10.0, now=60.0)
+    assert not overdue(beating, since=0.0, beats=7, timeout_s=10.0, now=10.0)
+
+
+@pytest.mark.parametrize(("late_s", "missed_s"), [(0.0, 0.0), (0.9, 0.0), (60.0, 60.0)])
+def test_own_lag_beyond_the_tolerance_is_sleep(late_s: float, missed_s: float) -> None:
+    lag = OwnLag(tolerance_s=1.0)
+    assert lag.slept(0.0, 0.1) == 0.0
+    assert lag.slept(0.1 + late_s, 0.1) == pytest.approx(missed_s)
+    assert lag.slept(0.2 + late_s, 0.1) == 0.0

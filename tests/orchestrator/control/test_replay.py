@@ -1,0 +1,79 @@
+"""What becomes of a request whose owner is lost: the table of outcomes."""
+
+import pytest
+from control_world import generation, ready
+
+from mlx_dp.orchestrator.control.ledger import Ledger, RequestEntry
+from mlx_dp.orchestrator.control.owner_book import Lease, Owner, OwnerBook, terms
+from mlx_dp.orchestrator.control.replay import after_loss
+from mlx_dp.orchestrator.service import Ended
+from mlx_dp.proto.messages import FinishReason
+
+
+class Life:
+    """One request and its lease on the owner that is about to be lost."""
+
+    def __init__(self, max_tokens: int = 9, stop: tuple[int, ...] = ()) -> None:
+        self.ledger = Ledger()
+        self.entry: RequestEntry = self.ledger.open(
+            generation(max_tokens=max_tokens, stop=stop), 0.0
+        )
+        self.entry.max_tokens = max_tokens
+        self.owner: Owner = OwnerBook().add(0, "w0-0", ready(), 0.0)
+
+    def grant(self, *emitted: int, accepted: bool = True) -> Lease:
+        self.ledger.grant(self.entry, 0, 0.0)
+        granted = terms(self.owner.limits, self.entry)
+        assert granted is not None
+        lease = self.owner.grant(self.entry, granted, "", 0.0)
+        if accepted:
+            self.owner.accepted(lease)
+            self.ledger.accept(self.entry, 0)
+        if emitted:
+            self.ledger.append(self.entry, len(self.entry.emitted), emitted, 0.0)
+        return lease
+
+    def lose(self, lease: Lease, *, culprit: bool = True) -> Ended | None:
+        self.owner.release(lease)
+        ended = after_loss(self.entry, lease, "gone", culprit=culprit, max_attempts=3)
+        if ended is None:
+            self.ledger.requeue(self.entry)
+        return ended
+
+
+def codes(life: Life, *rounds: tuple[int, ...], **grant: bool) -> list[str | None]:
+    ends = [life.lose(life.grant(*emitted, **grant)) for emitted in rounds]
+    return [None if end is None else end.code for end in ends]
+
+
+def test_progress_between_deaths_uses_up_the_attempts() -> None:
+    assert codes(Life(), (1,), (2,), (3,)) == [None, None, "worker_lost"]
+
+
+def test_no_progress_at_the_second_death_is_poison() -> None:
+    assert codes(Life(), (), ()) == [None, "request_crashed_worker"]
+    assert codes(Life(), (1,), ()) == [None, "request_crashed_worker"]
+
+
+def test_progress_at_the_second_death_is_no_poison() -> None:
+    assert codes(Life(), (), (1,)) == [None, None]
+
+
+def test_grants_that_never_arrived_are_bounded_but_no_attempts() -> None:
+    life = Life()
+    assert codes(life, (), (), accepted=False) == [None, None]
+    assert life.entry.attempts == 0
+    assert codes(life, (), accepted=False) == ["worker_lost"]
+
+
+def test_a_request_is_not_suspected_for_what_another_worker_did() -> None:
+    life = Life()
+    assert life.lose(life.grant(), culprit=False) is None
+    assert life.lose(life.grant(), culprit=False) is None
+    assert life.entry.deaths == 0
+
+
+@pytest.mark.parametrize(("emitted", "reason"), [((1, 2, 3), "length"), ((1, 7), "stop")])
+def test_a_complete_answer_ends_as_it_would_have(emitted: tuple[int, ...], reason: str) -> None:
+    life = Life(max_tokens=3, stop=(7,))
+    assert life.lose(life.grant(*emitted)) == Ended(reason=FinishReason(reason))

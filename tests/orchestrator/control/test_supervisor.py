@@ -1,0 +1,277 @@
+"""The workers' life cycles: events in, instructions out."""
+
+import random
+
+import pytest
+
+from mlx_dp.orchestrator.control.life_cycle import IllegalStepError
+from mlx_dp.orchestrator.control.supervisor import Supervisor, SupervisorLimits
+from mlx_dp.orchestrator.control.supervisor_steps import (
+    Abort,
+    AddOwner,
+    GiveUp,
+    Kill,
+    Loss,
+    LossKind,
+    RemoveOwner,
+    SendStart,
+    Spawn,
+)
+from mlx_dp.orchestrator.control.worker_record import NEXT
+from mlx_dp.orchestrator.process.exit_status import describe_exit, failure_of
+from mlx_dp.orchestrator.service import WorkerStatus
+from mlx_dp.proto.errors import ProtocolError
+from mlx_dp.proto.exit_codes import ExitCode
+from mlx_dp.proto.messages import FailureKind
+from mlx_dp.proto.parallel import ReplicaMode
+
+HUNG = Loss(kind=LossKind.HUNG, detail="no step")
+BROKEN = Loss(kind=LossKind.PROTOCOL, detail="junk")
+
+
+def supervisor(size: int = 2, *, group: bool = False) -> Supervisor:
+    mode = ReplicaMode.DP_ATTENTION if group else ReplicaMode.DATA_PARALLEL
+    return Supervisor(size, mode, SupervisorLimits(), random.Random(0))
+
+
+def up(size: int = 2, *, group: bool = False) -> Supervisor:
+    made = supervisor(size, group=group)
+    made.start(0.0)
+    for index in range(size):
+        made.spawned(index, 100 + index)
+        made.greeted(index, 0.0)
+        made.ready(index, 0.0)
+    return made
+
+
+def kinds(steps) -> list[type]:
+    return [type(step) for step in steps]
+
+
+def due(made: Supervisor, since: float) -> tuple[float, list]:
+    """Tick on until something happens."""
+    for tenth in range(1, 400):
+        now = since + tenth / 10
+        steps = made.tick(now)
+        if steps:
+            return now, steps
+    raise AssertionError("nothing happens")
+
+
+def test_every_status_is_in_the_table() -> None:
+    assert NEXT.keys() == set(WorkerStatus)
+
+
+def test_an_illegal_step_names_both_sides() -> None:
+    made = up()
+    with pytest.raises(IllegalStepError, match="a ready worker cannot become stopped"):
+        made.workers[0].move(WorkerStatus.STOPPED)
+
+
+def test_starts_are_staged_and_each_has_its_own_identity() -> None:
+    made = supervisor()
+    (first,) = made.start(0.0)
+    assert isinstance(first, Spawn)
+    assert first.identity.startswith("w0-")
+    assert made.tick(1.0) == []
+    assert made.greeted(0, 1.0) == [SendStart(0, first.identity)]
+    added, second = made.ready(0, 2.0)
+    assert added == AddOwner(0, first.identity)
+    assert isinstance(second, Spawn)
+    assert second.index == 1
+    assert second.identity.partition("-")[2] != first.identity.partition("-")[2]
+
+
+def test_facts_out_of_turn_are_protocol_errors() -> None:
+    made = supervisor()
+    made.start(0.0)
+    with pytest.raises(ProtocolError, match="ready while starting"):
+        made.ready(0, 0.0)
+    made.greeted(0, 0.0)
+    with pytest.raises(ProtocolError, match="hello while starting"):
+        made.greeted(0, 0.0)
+    made.ready(0, 0.0)
+    with pytest.raises(ProtocolError, match="ready while ready"):
+        made.ready(0, 0.0)
+
+
+@pytest.mark.parametrize("status", [0, 1, -9, -11])
+def test_an_exit_nobody_asked_for_is_a_death_and_is_followed_by_a_restart(status: int) -> None:
+    made = up()
+    (removed,) = made.exited(0, status, 10.0)
+    assert isinstance(removed, RemoveOwner)
+    assert removed.culprit
+    now, (spawn,) = due(made, 10.0)
+    assert isinstance(spawn, Spawn)
+    assert 10.1 <= now <= 10.3
+    assert made.workers[0].restarts == 1
+    assert made.workers[1].status is WorkerStatus.READY
+
+
+def test_nobody_is_restarted_before_the_old_process_is_gone() -> None:
+    made = up()
+    assert kinds(made.lost(0, BROKEN, 10.0)) == [RemoveOwner, Kill]
+    assert made.tick(20.0) == []
+    assert made.exited(0, -9, 20.0) == []
+    assert kinds(due(made, 20.0)[1]) == [Spawn]
+
+
+def test_a_hung_worker_writes_its_stacks_before_it_is_killed() -> None:
+    made = up()
+    assert kinds(made.lost(0, HUNG, 10.0)) == [RemoveOwner, Abort]
+    assert made.tick(10.9) == []
+    assert kinds(made.tick(11.0)) == [Kill]
+
+
+def test_one_that_says_it_failed_has_time_to_exit_by_itself() -> None:
+    made = up()
+    assert kinds(made.failed(0, FailureKind.INTERNAL, "broke", 10.0)) == [RemoveOwner]
+    assert made.tick(11.9) == []
+    assert kinds(made.tick(12.0)) == [Kill]
+
+
+def test_a_second_loss_changes_nothing() -> None:
+    made = up()
+    made.lost(0, BROKEN, 10.0)
+    assert made.lost(0, HUNG, 10.0) == []
+    assert made.workers[0].message == "junk"
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [FailureKind.CONFIG, FailureKind.UNSUPPORTED_MODEL, FailureKind.OUT_OF_MEMORY],
+)
+def test_a_start_that_would_fail_again_is_not_repeated_and_ends_the_service(
+    kind: FailureKind,
+) -> None:
+    made = supervisor(3)
+    made.start(0.0)
+    made.greeted(0, 0.0)
+    made.failed(0, kind, "no", 1.0)
+    assert kinds(made.exited(0, 3, 1.0)) == [GiveUp] * 3
+    assert made.dead
+    assert made.cause is not None
+    assert (made.cause.detail, made.cause.failure) == ("no", kind)
+
+
+def test_the_exit_status_tells_the_same_when_no_message_came() -> None:
+    made = supervisor()
+    made.start(0.0)
+    assert GiveUp in kinds(made.exited(0, ExitCode.UNSUPPORTED_MODEL, 1.0))
+    assert made.dead
+
+
+def test_memory_that_sufficed_once_is_tried_again() -> None:
+    made = up(1)
+    made.exited(0, ExitCode.OUT_OF_MEMORY, 10.0)
+    assert kinds(due(made, 10.0)[1]) == [Spawn]
+    assert not made.dead
+
+
+def test_a_crash_loop_fails_with_its_first_cause_and_the_others_go_on() -> None:
+    made = up()
+    made.exited(0, -11, 10.0)
+    now = 10.0
+    for _ in range(5):
+        now, (spawn,) = due(made, now)
+        assert isinstance(spawn, Spawn)
+        made.exited(0, 1, now)
+    assert made.workers[0].status is WorkerStatus.FAILED
+    assert made.workers[0].message == "killed by SIGSEGV (5 restarts did not help)"
+    assert made.workers[1].status is WorkerStatus.READY
+    assert not made.dead
+
+
+def test_deaths_that_lie_far_apart_never_spend_the_budget() -> None:
+    made = up(1)
+    now = 0.0
+    for _ in range(20):
+        now += 100.0
+        made.exited(0, -9, now)
+        now, (spawn,) = due(made, now)
+        assert isinstance(spawn, Spawn)
+        made.greeted(0, now)
+        made.ready(0, now)
+    assert made.workers[0].restarts == 20
+
+
+def test_a_failed_start_passes_the_turn_on() -> None:
+    made = supervisor(2)
+    made.start(0.0)
+    _, spawn = made.exited(0, 1, 0.0)
+    assert isinstance(spawn, Spawn)
+    assert spawn.index == 1
+
+
+def test_a_group_is_lost_and_restarted_as_one_under_a_new_epoch() -> None:
+    made = up(3, group=True)
+    steps = made.exited(1, -9, 10.0)
+    assert kinds(steps) == [RemoveOwner, Kill, RemoveOwner, RemoveOwner, Kill]
+    culprits = [step.culprit for step in steps if isinstance(step, RemoveOwner)]
+    assert culprits == [False, True, False]
+    made.exited(0, -9, 10.0)
+    assert made.tick(11.0) == []
+    made.exited(2, -9, 11.0)
+    now, _ = due(made, 11.0)
+    for index in range(3):
+        assert made.workers[index].status is WorkerStatus.STARTING
+        made.greeted(index, now)
+        made.ready(index, now)
+    assert {made.epoch(index) for index in range(3)} == {1}
+    assert [worker.restarts for worker in made.workers] == [1, 1, 1]
+
+
+def test_stopping_restarts_nobody() -> None:
+    made = up()
+    made.stop()
+    assert made.workers[0].status is WorkerStatus.DRAINING
+    assert kinds(made.exited(0, 0, 10.0)) == [RemoveOwner]
+    made.exited(1, -9, 10.0)
+    assert [worker.status for worker in made.workers] == [WorkerStatus.STOPPED] * 2
+    assert made.gone
+    assert made.tick(99.0) == []
+    made.stop()
+
+
+def test_stopping_ends_who_waits_for_a_start() -> None:
+    made = supervisor(2)
+    made.start(0.0)
+    made.stop()
+    assert made.workers[1].status is WorkerStatus.STOPPED
+    assert made.exited(0, -15, 1.0) == [
+        RemoveOwner(
+            0,
+            made.workers[0].identity,
+            Loss(kind=LossKind.EXIT, detail="killed by SIGTERM"),
+            culprit=False,
+        )
+    ]
+
+
+def test_starts_are_not_late_by_what_the_controller_slept() -> None:
+    made = supervisor(1)
+    made.start(0.0)
+    made.forgive(500.0)
+    assert made.tick(400.0) == []
+    assert kinds(made.tick(561.0)) == [RemoveOwner, Kill]
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (0, "exited with status 0 (ok)"),
+        (3, "exited with status 3 (config)"),
+        (99, "exited with status 99"),
+        (-11, "killed by SIGSEGV"),
+        (-9, "killed by SIGKILL, possibly out of memory"),
+        (-99, "killed by signal 99"),
+    ],
+)
+def test_exits_are_told_in_words(status: int, words: str) -> None:
+    assert describe_exit(status) == words
+    assert "memory" not in describe_exit(status, expected=True)
+
+
+def test_every_exit_code_has_a_failure() -> None:
+    final = {code for code in ExitCode if failure_of(code) is not FailureKind.INTERNAL}
+    assert final == {code for code in ExitCode if code.would_fail_again}

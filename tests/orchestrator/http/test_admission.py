@@ -1,0 +1,63 @@
+"""What is refused before any work is done, as a function of the books."""
+
+from dataclasses import replace
+
+import pytest
+from scripted_service import STATE
+
+from mlx_dp.orchestrator.http.admission import refuse_overload, vocab_size
+from mlx_dp.orchestrator.openai.errors import ApiError
+from mlx_dp.orchestrator.service import ServiceState, WorkerStatus
+from mlx_dp.proto.model_shape import ModelShape
+
+SLOTS = 16
+"""Of both owners together; the queue holds as many."""
+
+
+def admits(state: ServiceState, *, preparing: int = 0, choices: int = 1) -> bool:
+    try:
+        refuse_overload(state, preparing=preparing, choices=choices)
+    except ApiError as error:
+        if error.status != 429:
+            raise
+        return False
+    return True
+
+
+def test_queue_takes_as_many_as_it_holds() -> None:
+    assert admits(replace(STATE, queued_requests=15))
+    assert not admits(replace(STATE, queued_requests=16))
+    assert admits(replace(STATE, queued_requests=13), choices=3)
+    assert not admits(replace(STATE, queued_requests=14), choices=3)
+
+
+def test_requests_that_prepare_are_counted_beyond_the_free_slots() -> None:
+    assert admits(STATE, preparing=SLOTS + 15)
+    assert not admits(STATE, preparing=SLOTS + 16)
+    busy = replace(STATE, owners=tuple(replace(o, running=8) for o in STATE.owners))
+    assert admits(busy, preparing=15)
+    assert not admits(busy, preparing=16)
+    lost = replace(STATE, owners=tuple(replace(o, status=WorkerStatus.LOST) for o in STATE.owners))
+    assert not admits(lost, preparing=16)
+
+
+def test_queue_of_no_length_still_serves_one_at_a_time() -> None:
+    assert admits(replace(STATE, max_queued_requests=0))
+
+
+@pytest.mark.parametrize(("sizes", "expected"), [((), 512), ((100, 90), 90)])
+def test_vocabulary_is_the_models_once_it_is_loaded(sizes: tuple[int, ...], expected: int) -> None:
+    shape = ModelShape(
+        num_layers=1,
+        attention_layers=1,
+        auxiliary_layers=0,
+        kv_bytes_per_token=1,
+        auxiliary_bytes_per_slot=0,
+        vocab_size=1,
+        context_length=1,
+        weights_nbytes=1,
+    )
+    owners = tuple(
+        replace(STATE.owners[0], shape=replace(shape, vocab_size=size)) for size in sizes
+    )
+    assert vocab_size(replace(STATE, owners=owners), 512) == expected

@@ -1,0 +1,263 @@
+"""Health, loads, metrics, models: what load balancers ask; and which routes need the key."""
+
+from dataclasses import replace
+
+import pytest
+from fastapi.routing import APIRoute
+from http_calls import CHAT, HI, call, error
+from prometheus_client.parser import text_string_to_metric_families
+from scripted_service import API_KEY, OPTIONS, STATE, ScriptedService, granted, says
+
+from mlx_dp.orchestrator.http.app import create_app
+from mlx_dp.orchestrator.options import HttpOptions
+from mlx_dp.orchestrator.service import Ended, Generation, ServiceStatus, WorkerStatus
+from mlx_dp.orchestrator.text.fake_tokenizer import fake_text_model
+from mlx_dp.proto.messages import FinishReason
+
+KEYED = HttpOptions(served_model_name="m", api_key=API_KEY)
+
+
+def get(path: str, service: ScriptedService | None = None) -> object:
+    response = call(service or ScriptedService(), "GET", path)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+@pytest.mark.parametrize("status", ServiceStatus)
+def test_health_is_200_only_when_ready_and_live_always(status: ServiceStatus) -> None:
+    service = ScriptedService()
+    service.current = replace(STATE, status=status)
+    response = call(service, "GET", "/health")
+    assert response.status_code == (200 if status is ServiceStatus.READY else 503)
+    assert response.json()["status"] == status.value
+    if response.status_code == 503:
+        assert status.value in response.json()["reason"]
+        assert "retry-after" in response.headers
+    assert call(service, "GET", "/live").status_code == 200
+
+
+@pytest.mark.parametrize("method", ["HEAD", "OPTIONS"])
+def test_health_answers_balancers_that_do_not_get(method: str) -> None:
+    assert call(ScriptedService(), method, "/health").status_code == 200
+
+
+def test_health_generate_asks_every_ready_owner() -> None:
+    starting = replace(STATE.owners[0], owner=2, status=WorkerStatus.STARTING)
+    service = ScriptedService(owners=(*STATE.owners, starting))
+    body = call(service, "GET", "/health_generate").json()
+    assert [rank["ok"] for rank in body["ranks"]] == [True, True, False]
+    assert [a.generation.routed_dp_rank for a in service.answers] == [0, 1]
+    assert all(a.generation.max_tokens == 1 for a in service.answers)
+
+
+def test_health_generate_names_the_rank_that_fails() -> None:
+    def reply(generation: Generation) -> object:
+        if generation.routed_dp_rank == 1:
+            return [granted(1), Ended(reason=FinishReason.ERROR, message="it broke")]
+        return says("x")
+
+    response = call(ScriptedService(reply), "GET", "/health_generate")
+    assert response.status_code == 503
+    assert response.json()["reason"] == "rank 1: it broke"
+
+
+def test_health_generate_has_a_deadline_but_takes_progress_for_health() -> None:
+    options = HttpOptions(served_model_name="m", probe_timeout_s=0.01)
+    silent = ScriptedService(lambda _: [])
+    response = call(silent, "GET", "/health_generate", options=options)
+    assert response.status_code == 503
+    assert "rank 0: no token within 0.01 s" in response.json()["reason"]
+    assert all(answer.cancelled.is_set() for answer in silent.answers)
+
+    class Busy(ScriptedService):
+        def state(self) -> object:
+            owners = tuple(
+                replace(o, generated_tokens_total=o.generated_tokens_total + 1)
+                for o in self.current.owners
+            )
+            self.current = replace(self.current, owners=owners)
+            return self.current
+
+    assert call(Busy(lambda _: []), "GET", "/health_generate", options=options).is_success
+
+
+def test_health_generate_is_503_without_a_ready_service() -> None:
+    service = ScriptedService(owners=())
+    service.current = replace(service.current, status=ServiceStatus.STARTING)
+    assert call(service, "GET", "/health_generate").status_code == 503
+
+
+def test_models_have_what_routers_read() -> None:
+    body = get("/v1/models")
+    assert isinstance(body, dict)
+    (card,) = body["data"]
+    assert card["id"] == "demo/fake"
+    assert card["root"] == "fake"
+    assert card["max_model_len"] == 512
+    assert card["owned_by"] == "sglang"
+    assert get("/v1/models/demo/fake") == card
+    error(call(ScriptedService(), "GET", "/v1/models/..%2fx"), 404)
+
+
+def test_loads_are_per_owner_and_the_queue_is_in_the_aggregate() -> None:
+    busy = replace(
+        STATE.owners[0],
+        running=4,
+        used_tokens=250,
+        reserved_tokens=400,
+        generation_tokens_per_s=9.0,
+    )
+    service = ScriptedService(owners=(busy, STATE.owners[1]))
+    service.current = replace(service.current, queued_requests=3, queued_tokens=70)
+    body = get("/v1/loads?include=core,disagg,queues,memory", service)
+    assert isinstance(body, dict)
+    assert body["dp_rank_count"] == 2
+    first, second = body["loads"]
+    expected = {
+        "dp_rank": 0,
+        "num_running_reqs": 4,
+        "num_waiting_reqs": 0,
+        "num_waiting_uncached_tokens": 0,
+        "num_total_reqs": 4,
+        "num_used_tokens": 250,
+        "num_total_tokens": 250,
+        "max_total_num_tokens": 1000,
+        "token_usage": 0.25,
+        "gen_throughput": 9.0,
+        "cache_hit_rate": 0.0,
+        "utilization": 0.5,
+        "max_running_requests": 8,
+    }
+    assert expected.items() <= first.items()
+    assert second["num_running_reqs"] == 0
+    aggregate = body["aggregate"]
+    assert aggregate["num_waiting_reqs"] == aggregate["total_waiting_reqs"] == 3
+    assert aggregate["num_total_tokens"] == aggregate["total_tokens"] == 320
+    assert aggregate["max_running_requests"] == 16
+    loads = get("/get_load", service)
+    assert isinstance(loads, list)
+    assert {"dp_rank": 0, "num_reqs": 4, "num_waiting_reqs": 0, "num_tokens": 250}.items() <= loads[
+        0
+    ].items()
+
+
+def test_server_and_model_info_have_two_addresses_each() -> None:
+    info = get("/server_info")
+    assert isinstance(info, dict)
+    assert info == get("/get_server_info")
+    assert info["dp_size"] == 2
+    assert info["tp_size"] == 1
+    assert info["max_running_requests"] == 8
+    assert info["max_total_num_tokens"] == 1000
+    assert info["served_model_name"] == "demo/fake"
+    assert [owner["status"] for owner in info["owners"]] == ["ready", "ready"]
+    assert get("/model_info") == get("/get_model_info")
+    assert get("/version").keys() == {"version"}
+
+
+def test_metrics_have_both_families_and_a_type_line_each() -> None:
+    async_free = ScriptedService()
+    app_text = _metrics_after_a_request(async_free)
+    names = {
+        line.split()[0].split("{")[0] for line in app_text.splitlines() if not line.startswith("#")
+    }
+    for name in (
+        "vllm:num_requests_running",
+        "vllm:num_requests_waiting",
+        "vllm:kv_cache_usage_perc",
+        "vllm:gpu_cache_usage_perc",
+        "vllm:cache_config_info",
+        "vllm:prompt_tokens_total",
+        "vllm:generation_tokens_total",
+        "vllm:prefix_cache_queries_total",
+        "vllm:prefix_cache_hits_total",
+        "vllm:gpu_prefix_cache_hits_total",
+        "vllm:num_preemptions_total",
+        "vllm:time_to_first_token_seconds_bucket",
+        "vllm:time_per_output_token_seconds_count",
+        "vllm:inter_token_latency_seconds_sum",
+        "vllm:e2e_request_latency_seconds_bucket",
+        "vllm:request_queue_time_seconds_bucket",
+        "sglang:num_running_reqs",
+        "sglang:num_queue_reqs",
+        "sglang:token_usage",
+        "sglang:cache_config_info",
+    ):
+        assert name in names
+    typed = {line.split()[2] for line in app_text.splitlines() if line.startswith("# TYPE")}
+    suffixes = ("_bucket", "_count", "_sum")
+    for name in names:
+        family = next((name.removesuffix(s) for s in suffixes if name.endswith(s)), name)
+        assert family in typed, name
+    values = {
+        sample.name: sample.value
+        for family in text_string_to_metric_families(app_text)
+        for sample in family.samples
+    }
+    assert values["vllm:generation_tokens_total"] == 3
+    assert values["vllm:time_to_first_token_seconds_count"] == 1
+    assert values["vllm:inter_token_latency_seconds_count"] == 2
+    assert values["vllm:prompt_tokens_total"] == len(b"user: hi\nassistant: ")
+
+
+def _metrics_after_a_request(service: ScriptedService) -> str:
+    import asyncio
+
+    import httpx
+
+    service.reply = lambda _: says("ab")
+
+    async def run() -> str:
+        app = create_app(service, OPTIONS, fake_text_model(512))
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            await client.post(CHAT, json={"messages": HI})
+            response = await client.get("/metrics")
+            assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+            return response.text
+
+    return asyncio.run(run())
+
+
+def routes() -> list[tuple[str, str]]:
+    app = create_app(ScriptedService(), KEYED, fake_text_model(512))
+    found = [
+        (method, route.path.replace("{name:path}", "m"))
+        for route in app.routes
+        for method in sorted(getattr(route, "methods", None) or {"GET"})
+        if isinstance(route, APIRoute) or hasattr(route, "path")
+    ]
+    assert len(found) > 15
+    return found
+
+
+@pytest.mark.parametrize(("method", "path"), [*routes(), ("GET", "/nothing"), ("GET", "/health/")])
+def test_every_route_but_three_needs_the_key(method: str, path: str) -> None:
+    response = call(ScriptedService(), method, path, options=KEYED)
+    if path in ("/live", "/health", "/metrics"):
+        assert response.status_code != 401
+    else:
+        assert response.status_code == 401
+        assert response.headers["www-authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize(
+    ("header", "status"),
+    [
+        (b"Bearer " + API_KEY.encode(), 200),
+        (b"bearer " + API_KEY.encode(), 200),
+        (b"Bearer " + API_KEY.encode() + b"x", 401),
+        (b"Bearer " + API_KEY.encode()[:-1], 401),
+        (b"Bearer", 401),
+        (b"", 401),
+        (b"Basic " + API_KEY.encode(), 401),
+        (API_KEY.encode(), 401),
+        (b"Bearer \xff\xfe\x80", 401),
+        (b"Bearer ' OR 1=1 --", 401),
+    ],
+)
+def test_key_is_compared_as_bytes(header: bytes, status: int) -> None:
+    response = call(
+        ScriptedService(), "GET", "/v1/models", options=KEYED, headers={b"authorization": header}
+    )
+    assert response.status_code == status

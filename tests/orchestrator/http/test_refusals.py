@@ -1,0 +1,358 @@
+"""What is refused, with which status, and that it names field, value and bound."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from http_calls import CHAT, COMPLETIONS, HI, call, chat, complete, error
+from scripted_service import OPTIONS, STATE, ScriptedService
+
+from mlx_dp.orchestrator.options import HttpOptions
+from mlx_dp.orchestrator.service import ServiceStatus, WorkerStatus
+from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
+from mlx_dp.proto.admission import AdmissionLimits
+
+NUMBERS = {
+    "temperature": (0, 100),
+    "top_p": (None, 1),
+    "min_p": (0, 1),
+    "repetition_penalty": (None, 100),
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
+    "top_k": (-1, 2**31 - 1),
+    "seed": (0, 2**63 - 1),
+    "n": (1, 128),
+    "max_tokens": (1, 2**20),
+    "max_completion_tokens": (1, 2**20),
+    "routed_dp_rank": (0, 2**20),
+    "data_parallel_rank": (0, 2**20),
+    "top_logprobs": (0, 20),
+}
+
+
+def bad_numbers() -> list[tuple[str, object]]:
+    found: list[tuple[str, object]] = []
+    for name, (low, high) in NUMBERS.items():
+        found += [(name, True), (name, "1"), (name, [1]), (name, {}), (name, 10**30)]
+        found += [(name, -(10**30)), (name, (low or 0) - 1), (name, high + 1)]
+    return found
+
+
+@pytest.mark.parametrize(("name", "value"), bad_numbers())
+def test_numbers_are_bounded_on_both_sides(name: str, value: object) -> None:
+    service = ScriptedService()
+    found = error(chat(service, **{"logprobs": True, name: value}), 400)
+    assert found["param"] == name
+    assert found["message"].startswith(f"{name}: ")
+    assert found["type"] == "invalid_request_error"
+    assert not service.answers
+
+
+@pytest.mark.parametrize("name", [*NUMBERS, "logit_bias"])
+@pytest.mark.parametrize("number", ["NaN", "1e400", "-Infinity", "1e999999999"])
+def test_no_number_is_infinite_or_nan(name: str, number: str) -> None:
+    value = f'{{"1": {number}}}' if name == "logit_bias" else number
+    body = f'{{"messages": [{{"role": "user", "content": "x"}}], "{name}": {value}}}'
+    headers = {"content-type": "application/json"}
+    error(call(ScriptedService(), "POST", CHAT, content=body, headers=headers), 400)
+
+
+def test_error_names_field_value_and_bound() -> None:
+    message = error(chat(ScriptedService(), temperature=3000), 400)["message"]
+    assert message == "temperature: input should be less than or equal to 100, got 3000"
+    message = error(call(ScriptedService(), "POST", CHAT, json={}), 400)["message"]
+    assert message == "messages: this field is required"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("stop", ["a"] * 5),
+        ("stop", "x" * 257),
+        ("stop", ""),
+        ("stop", [""]),
+        ("stop", 1),
+        ("stop", [1]),
+        ("stop", {"a": 1}),
+        ("stop_token_ids", [-1]),
+        ("stop_token_ids", [512]),
+        ("stop_token_ids", [2**31]),
+        ("stop_token_ids", [True]),
+        ("stop_token_ids", [1] * 129),
+        ("logit_bias", {"512": 1}),
+        ("logit_bias", {"-1": 1}),
+        ("logit_bias", {"a": 1}),
+        ("logit_bias", {"1": 101}),
+        ("logit_bias", {"1": True}),
+        ("logit_bias", {"1": "1"}),
+        ("logit_bias", [1]),
+        ("logit_bias", {str(i): 1 for i in range(1025)}),
+        ("stream", 1),
+        ("stream", "true"),
+        ("logprobs", 1),
+        ("model", 1),
+        ("model", "x" * 1025),
+        ("messages", []),
+        ("messages", None),
+        ("messages", "hi"),
+        ("chat_template_kwargs", {"messages": []}),
+        ("chat_template_kwargs", {"__class__": True}),
+    ],
+)
+def test_other_bad_values_are_refused_by_name(name: str, value: object) -> None:
+    service = ScriptedService()
+    param = error(chat(service, **{name: value}), 400)["param"]
+    assert param.split(".")[0] == name
+    assert not service.answers
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"role": "user"}, "messages.0.content"),
+        ({"role": "user", "content": None}, "messages.0.content"),
+        ({"role": "user", "content": 1}, "messages.0.content"),
+        ({"role": "user", "content": [{"type": "image_url"}]}, "messages.0.content"),
+        ({"role": "user", "content": [{"type": "text", "text": 1}]}, "messages.0.content"),
+        ({"role": "tool", "content": "x"}, "messages.0.role"),
+        ({"content": "x"}, "messages.0.role"),
+        ({"role": "assistant", "content": "", "tool_calls": [{}]}, "messages.0.tool_calls"),
+        ("hi", "messages.0"),
+    ],
+)
+def test_bad_messages_are_refused_by_place(message: object, param: str) -> None:
+    assert error(chat(ScriptedService(), messages=[message]), 400)["param"] == param
+
+
+def test_image_parts_are_refused_by_name() -> None:
+    content = [{"type": "image_url", "image_url": {"url": "http://x"}}]
+    found = error(chat(ScriptedService(), messages=[{"role": "user", "content": content}]), 400)
+    assert "image_url" in found["message"]
+
+
+UNSUPPORTED = {
+    "tools": [{"type": "function"}],
+    "tool_choice": "required",
+    "functions": [{}],
+    "response_format": {"type": "json_object"},
+    "reasoning_effort": "high",
+    "audio": {},
+    "modalities": ["text", "audio"],
+    "prediction": {"type": "content"},
+    "store": True,
+    "suffix": "x",
+    "best_of": 3,
+    "use_beam_search": True,
+    "min_tokens": 1,
+    "guided_json": {},
+    "structured_outputs": {"json": {}},
+    "prompt_embeds": "AAAA",
+    "lora_path": "x",
+    "skip_special_tokens": False,
+    "continue_final_message": True,
+    "chat_template": "{{ x }}",
+    "cache_salt": "s",
+    "adapters": "x",
+}
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_unsupported_parameters_are_refused_by_name(name: str) -> None:
+    for send in (chat, complete):
+        found = error(send(ScriptedService(), **{name: UNSUPPORTED[name]}), 400)
+        assert found["code"] == "unsupported_parameter"
+        assert found["param"] == name
+
+
+NEUTRAL: dict[str, Any] = {
+    "tools": [],
+    "tool_choice": "none",
+    "response_format": {"type": "text"},
+    "modalities": ["text"],
+    "store": False,
+    "suffix": None,
+    "best_of": 1,
+    "min_tokens": 0,
+    "skip_special_tokens": True,
+    "no_stop_trim": False,
+    "lora_path": None,
+    "return_hidden_states": False,
+    "separate_reasoning": True,
+    "stream_reasoning": True,
+}
+
+
+def test_neutral_values_and_unknown_fields_are_fine() -> None:
+    for send in (chat, complete):
+        assert send(ScriptedService(), **NEUTRAL, a_router_added_this=1).status_code == 200
+        assert send(ScriptedService(), **dict.fromkeys(UNSUPPORTED)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"{", b"[]", b"1", b'"x"', b"null", b"[" * 100_000, b'{"a":' * 100_000, b"\xff\xfe",
+        b'{"messages": [{"role": "user", "content": "\\ud800"}]}', b"\x00", b"\xef\xbb\xbf{}",
+        b"9" * 5000, b'{"n": ' + b"9" * 5000 + b"}",
+    ],
+)  # fmt: skip
+def test_bodies_that_are_no_json_object_are_refused(body: bytes) -> None:
+    headers = {"content-type": "application/json"}
+    for path in (CHAT, COMPLETIONS):
+        error(call(ScriptedService(), "POST", path, content=body, headers=headers), 400)
+
+
+def test_error_messages_stay_short_and_on_one_line() -> None:
+    value = "a\nforged line\x1b[31m" + "x" * 10_000
+    found = error(chat(ScriptedService(), temperature=value), 400)
+    assert len(found["message"]) < 300
+    assert found["message"].isprintable()
+    found = error(call(ScriptedService(), "GET", "/" + "%0a" * 500), 404)
+    assert len(found["message"]) < 300
+    assert found["message"].isprintable()
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", ""])
+def test_only_json_is_read(content_type: str) -> None:
+    content = json.dumps({"messages": HI})
+    headers = {"content-type": content_type}
+    error(call(ScriptedService(), "POST", CHAT, content=content, headers=headers), 415)
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_body_over_the_cap_is_413(chunked: bool) -> None:
+    options = HttpOptions(served_model_name="m", max_body_nbytes=1000)
+    body = json.dumps({"messages": [{"role": "user", "content": "x" * 1000}]}).encode()
+
+    async def pieces() -> Any:
+        for at in range(0, len(body), 100):
+            yield body[at : at + 100]
+
+    content = pieces() if chunked else body
+    response = call(
+        ScriptedService(),
+        "POST",
+        CHAT,
+        options=options,
+        content=content,
+        headers={"content-type": "application/json"},
+    )
+    assert "1000" in error(response, 413)["message"]
+    assert response.headers["connection"] == "close"
+
+
+def test_unknown_model_route_and_method() -> None:
+    found = error(chat(ScriptedService(), model="gpt-4"), 404)
+    assert found["code"] == "model_not_found"
+    assert found["param"] == "model"
+    assert error(call(ScriptedService(), "GET", "/v1/nothing"), 404)["code"] == "unknown_route"
+    response = call(ScriptedService(), "GET", CHAT)
+    assert error(response, 405)["code"] == "method_not_allowed"
+    assert response.headers["allow"] == "POST"
+    assert chat(ScriptedService(), model=OPTIONS.served_model_name).is_success
+    assert chat(ScriptedService(), model=None).is_success
+
+
+class Untouchable(FakeTextModel):
+    """Fails when anything is tokenized."""
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+        raise AssertionError("tokenized before it was refused")
+
+
+@pytest.mark.parametrize("status", [s for s in ServiceStatus if s is not ServiceStatus.READY])
+def test_service_that_is_not_ready_answers_503_before_tokenizing(status: ServiceStatus) -> None:
+    service = ScriptedService()
+    service.current = replace(STATE, status=status)
+    for stream in (False, True):
+        response = call(
+            service,
+            "POST",
+            CHAT,
+            text=Untouchable(512),
+            json={"messages": HI, "stream": stream},
+        )
+        assert error(response, 503)["type"] == "overloaded_error"
+        assert int(response.headers["retry-after"]) > 0
+
+
+def test_full_queue_is_429_before_tokenizing() -> None:
+    service = ScriptedService()
+    service.current = replace(STATE, queued_requests=16)
+    response = call(service, "POST", CHAT, text=Untouchable(512), json={"messages": HI})
+    assert error(response, 429)["type"] == "overloaded_error"
+    assert response.headers["retry-after"] == "1"
+    service.current = replace(STATE, queued_requests=14)
+    response = call(service, "POST", CHAT, text=Untouchable(512), json={"messages": HI, "n": 3})
+    error(response, 429)
+
+
+def test_more_choices_than_the_queue_holds_can_never_work() -> None:
+    assert "16" in error(chat(ScriptedService(), n=17), 400)["message"]
+
+
+@pytest.mark.parametrize("rank", ["2", "-1", "x", "1.0", "", "9" * 40, "\u0661"])
+def test_rank_that_does_not_exist_is_400_before_tokenizing(rank: str) -> None:
+    response = call(
+        ScriptedService(),
+        "POST",
+        CHAT,
+        text=Untouchable(512),
+        json={"messages": HI},
+        headers={"X-Data-Parallel-Rank": rank.encode()},
+    )
+    assert error(response, 400)["param"] == "X-Data-Parallel-Rank"
+
+
+def test_rank_out_of_range_names_the_range() -> None:
+    found = error(chat(ScriptedService(), routed_dp_rank=2), 400)
+    assert found["message"] == "routed_dp_rank: 2 is out of range, ranks are 0 to 1"
+
+
+def test_request_for_an_owner_that_is_not_ready_is_never_moved() -> None:
+    lost = replace(STATE.owners[1], status=WorkerStatus.LOST)
+    service = ScriptedService(owners=(STATE.owners[0], lost))
+    assert "rank 1 is lost" in error(chat(service, routed_dp_rank=1), 503)["message"]
+    assert chat(service, routed_dp_rank=0).is_success
+
+
+def test_prompt_over_the_context_is_refused_with_the_numbers() -> None:
+    found = error(complete(ScriptedService(), prompt="x" * 500, max_tokens=13), 400)
+    assert "512" in found["message"]
+    assert "513" in found["message"]
+    assert found["code"] == "context_length_exceeded"
+
+
+class Measuring(FakeTextModel):
+    """Remembers how much was tokenized."""
+
+    longest = 0
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+        self.longest = max(self.longest, len(text))
+        return super().encode(text, add_special_tokens=add_special_tokens)
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_prompt_that_cannot_fit_is_not_tokenized_as_a_whole(path: str) -> None:
+    service = ScriptedService()
+    service.bounds = AdmissionLimits(context_length=100, pool_tokens=None)
+    prompt = "x" * 1_000_000
+    body = {"prompt": prompt, "messages": [{"role": "user", "content": prompt}]}
+    del body["messages" if path == COMPLETIONS else "prompt"]
+    text = Measuring(512)
+    found = error(call(service, "POST", path, text=text, json=body), 400)
+    assert found["code"] == "context_length_exceeded"
+    assert "more than 100 tokens" in found["message"]
+    assert text.longest < 2000
+
+
+def test_internal_errors_tell_nothing() -> None:
+    service = ScriptedService()
+
+    def fail() -> Any:
+        raise RuntimeError("secret")
+
+    service.state = fail
+    assert error(chat(service), 500)["message"] == "internal error"

@@ -1,0 +1,61 @@
+import stat
+import sys
+
+import pytest
+
+from mlx_dp.orchestrator.model.child_output import run_child
+from mlx_dp.proto.errors import ConfigError
+
+
+@pytest.fixture
+def fake_python(tmp_path, monkeypatch):
+    """Stands in for the interpreter: a shell script that gets ``-m mlx_dp.worker <arguments>``."""
+
+    def install(script):
+        path = tmp_path / "python"
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setattr(sys, "executable", str(path))
+
+    return install
+
+
+def test_json_lines_arrive_in_order_and_other_output_is_ignored(fake_python):
+    fake_python("""echo '{"done": 1}'; echo noise; echo "{\\"args\\": \\"$*\\"}" """)
+    lines = []
+    run_child(["convert", "a", "b"], lines.append)
+    assert lines == [{"done": 1}, {"args": "-m mlx_dp.worker convert a b"}]
+
+
+def test_an_error_line_becomes_the_error(fake_python):
+    fake_python("""echo '{"error": "no such tensor"}'; exit 1""")
+    with pytest.raises(ConfigError, match=r"^no such tensor$"):
+        run_child(["convert"], lambda line: None)
+
+
+def test_a_crash_is_told_with_its_last_words(fake_python):
+    fake_python("echo first >&2; echo boom >&2; exit 3")
+    with pytest.raises(ConfigError, match="'convert' failed with status 3: boom"):
+        run_child(["convert"], lambda line: None)
+
+
+def test_a_kill_is_told_with_the_memory_hint(fake_python):
+    fake_python("kill -9 $$")
+    with pytest.raises(ConfigError, match=r"signal 9 \(9 is often a lack of memory\)"):
+        run_child(["probe"], lambda line: None)
+
+
+def test_a_child_that_hangs_is_stopped(fake_python):
+    fake_python("exec sleep 600")
+    with pytest.raises(ConfigError, match=r"'probe' took longer than 0\.2 s"):
+        run_child(["probe"], lambda line: None, timeout_s=0.2)
+
+
+def test_an_error_of_ours_ends_the_child(fake_python):
+    fake_python("""echo '{"pid": '$$'}'; exec sleep 600""")
+
+    def fail(line):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_child(["convert"], fail)

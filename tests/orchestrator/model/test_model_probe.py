@@ -1,0 +1,66 @@
+import json
+import sys
+
+import pytest
+
+from mlx_dp.orchestrator.model.model_probe import DeviceFacts, probe_model
+from mlx_dp.proto.errors import ConfigError
+from mlx_dp.proto.model_shape import ModelShape
+
+SHAPE = {
+    "num_layers": 4,
+    "attention_layers": 1,
+    "auxiliary_layers": 3,
+    "kv_bytes_per_token": 256,
+    "auxiliary_bytes_per_slot": 9000,
+    "vocab_size": 300,
+    "context_length": 512,
+    "weights_nbytes": 100_000,
+}
+DEVICE = {"kind": "cpu", "name": "x", "memory_nbytes": 1000, "working_set_nbytes": 900}
+ANSWER = {"model_type": "qwen3_next", "shape": SHAPE, "quantization_bits": 4, "device": DEVICE}
+
+
+@pytest.fixture
+def fake_probe(tmp_path, monkeypatch):
+    def install(output):
+        answer = tmp_path / "answer"
+        answer.write_text(output)
+        script = tmp_path / "python"
+        script.write_text(f'#!/bin/sh\ncat "{answer}"\n')
+        script.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(script))
+
+    return install
+
+
+def test_the_childs_answer_is_read_into_values(tmp_path, fake_probe):
+    fake_probe(json.dumps(ANSWER))
+    probe = probe_model(tmp_path)
+    assert probe.shape == ModelShape(**SHAPE)
+    assert probe.device == DeviceFacts(**DEVICE)
+    assert (probe.model_type, probe.quantization_bits) == ("qwen3_next", 4)
+
+
+def test_no_answer_is_an_error(tmp_path, fake_probe):
+    fake_probe("")
+    with pytest.raises(ConfigError, match="0 answers"):
+        probe_model(tmp_path)
+
+
+@pytest.mark.mlx
+@pytest.mark.system
+def test_a_directory_without_a_model_is_one_sentence(tmp_path):
+    with pytest.raises(ConfigError, match="cannot read the model in"):
+        probe_model(tmp_path)
+
+
+@pytest.mark.mlx
+@pytest.mark.system
+@pytest.mark.model
+def test_the_demo_models_sizes(demo_model_dir):
+    shape = probe_model(demo_model_dir).shape
+    assert (shape.num_layers, shape.attention_layers, shape.auxiliary_layers) == (30, 30, 0)
+    assert shape.kv_bytes_per_token == 30 * 2 * 3 * 64 * 4
+    assert (shape.vocab_size, shape.context_length) == (49_152, 8_192)
+    assert shape.weights_nbytes == 538_060_032

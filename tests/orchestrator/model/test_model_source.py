@@ -1,0 +1,125 @@
+import json
+import platform
+import sys
+
+import pytest
+
+from mlx_dp.orchestrator.model.hub_model import ModelSourceError
+from mlx_dp.orchestrator.model.model_source import ModelOrigin, host_device, resolve_model
+from mlx_dp.orchestrator.model.progress import SilentProgress
+
+
+@pytest.fixture
+def resolve(tmp_path):
+    def call(model, *, revision=None, device="cpu"):
+        return resolve_model(
+            model,
+            revision=revision,
+            cache_dir=tmp_path / "cache",
+            progress=SilentProgress(),
+            device=device,
+        )
+
+    return call
+
+
+def model_dir(path, *, config=None, weights="model.safetensors"):
+    path.mkdir()
+    if config is not None:
+        (path / "config.json").write_text(config if isinstance(config, str) else json.dumps(config))
+    (path / weights).touch()
+    return path
+
+
+def test_a_model_directory_is_taken_as_it_is(tmp_path, resolve):
+    path = model_dir(tmp_path / "my-model", config={"model_type": "llama"})
+    resolved = resolve(str(path))
+    assert resolved.path == path
+    assert resolved.served_name == "my-model"
+    assert resolved.origin is ModelOrigin.DIRECTORY
+
+
+def test_a_relative_directory_is_served_by_its_own_name(tmp_path, resolve, monkeypatch):
+    path = model_dir(tmp_path / "my-model", config={"model_type": "llama"})
+    monkeypatch.chdir(path)
+    assert resolve(".").served_name == "my-model"
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({}, "has no config.json"),
+        ({"config": "{"}, "not valid JSON"),
+        ({"config": "[]"}, "no JSON object"),
+        ({"config": {}, "weights": "pytorch_model.bin"}, "has no weights"),
+        ({"config": {"model_file": "evil.py"}}, "run its own code"),
+    ],
+)
+def test_a_directory_that_cannot_be_served_is_refused(tmp_path, resolve, facts, words):
+    path = model_dir(tmp_path / "x", **facts)
+    with pytest.raises(ModelSourceError, match=words):
+        resolve(str(path))
+
+
+def test_an_auto_map_alone_runs_nothing_and_is_no_reason_to_refuse(tmp_path, resolve):
+    path = model_dir(tmp_path / "x", config={"auto_map": {"AutoModel": "x.Y"}})
+    assert resolve(str(path)).path == path
+
+
+@pytest.mark.parametrize("name", ["/no/such/model", "./model", "../model", "~/model", "m.gguf"])
+def test_a_path_that_does_not_exist_is_not_looked_up_on_the_hub(
+    tmp_path, resolve, monkeypatch, name
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(ModelSourceError, match="does not exist"):
+        resolve(name)
+
+
+def test_a_file_that_is_no_gguf_is_refused(tmp_path, resolve):
+    path = tmp_path / "model.bin"
+    path.touch()
+    with pytest.raises(ModelSourceError, match=r"neither a directory nor a \.gguf file"):
+        resolve(str(path))
+
+
+def test_a_revision_needs_a_hub_id(tmp_path, resolve):
+    directory = model_dir(tmp_path / "x", config={})
+    gguf = tmp_path / "x.gguf"
+    gguf.touch()
+    for model in (str(directory), str(gguf), None):
+        with pytest.raises(ModelSourceError, match="--revision v1 works with a hub id only"):
+            resolve(model, revision="v1")
+
+
+def test_a_hub_id_is_served_by_that_id(tmp_path, resolve, monkeypatch):
+    path = model_dir(tmp_path / "snapshot", config={})
+    monkeypatch.setattr(
+        "mlx_dp.orchestrator.model.model_source.hub_model", lambda name, revision, progress: path
+    )
+    resolved = resolve("org/name", revision="v1")
+    assert (resolved.served_name, resolved.origin) == ("org/name", ModelOrigin.HUB)
+
+
+@pytest.mark.mlx
+@pytest.mark.system
+@pytest.mark.parametrize(("device", "storage"), [("cpu", "float32"), ("metal", "4bit")])
+def test_a_gguf_file_is_stored_as_the_device_likes_it(
+    tmp_path, resolve, make_gguf, device, storage
+):
+    gguf = make_gguf().write(tmp_path / "tiny.gguf")
+    resolved = resolve(str(gguf), device=device)
+    assert f"-{storage}-" in resolved.path.name
+    assert (resolved.served_name, resolved.origin) == ("tiny", ModelOrigin.GGUF)
+    assert (resolved.path / "model.safetensors").is_file()
+
+
+def test_apple_silicon_is_metal_and_all_else_is_cpu(monkeypatch):
+    for system, machine, device in [
+        ("darwin", "arm64", "metal"),
+        ("darwin", "x86_64", "cpu"),
+        ("linux", "aarch64", "cpu"),
+    ]:
+        monkeypatch.setattr(sys, "platform", system)
+        monkeypatch.setattr(platform, "machine", lambda machine=machine: machine)
+        assert host_device() == device

@@ -1,0 +1,216 @@
+"""Worker processes: what they get, how they end, and what they leave."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+import psutil
+import pytest
+
+from mlx_dp.orchestrator.process import exit_watch
+from mlx_dp.orchestrator.process.launcher import ProcessLauncher
+
+pytestmark = pytest.mark.system
+
+DEADLINE_S = 20.0
+WAIT_FOR_PARENT = """
+import os, sys
+options = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+print("up", flush=True)
+os.read(int(options["--death-fd"]), 1)
+"""
+
+
+class Run:
+    """One launcher in the running loop, its lines, and its children's exits."""
+
+    def __init__(self, script: str, environment: dict[str, str] | None = None) -> None:
+        self.lines: list[tuple[int, str]] = []
+        self.exits: dict[int, asyncio.Future[int]] = {}
+        self._line_came = asyncio.Event()
+        self.launcher = ProcessLauncher(
+            lambda index: environment or dict(os.environ),
+            self._write,
+            log_level="debug",
+            command=(sys.executable, "-c", script),
+        )
+
+    def spawn(self, index: int):
+        future = self.exits[index] = asyncio.get_running_loop().create_future()
+        return self.launcher.spawn(index, f"w{index}", "ipc:///tmp/none", future.set_result)
+
+    async def exit_status(self, index: int) -> int:
+        return await asyncio.wait_for(self.exits[index], DEADLINE_S)
+
+    async def wait_for_lines(self, count: int) -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            while len(self.lines) < count:
+                self._line_came.clear()
+                await self._line_came.wait()
+
+    async def wait_for_line(self, index: int, text: str) -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            while (index, text) not in self.lines:
+                self._line_came.clear()
+                await self._line_came.wait()
+
+    def _write(self, index: int, line: str) -> None:
+        self.lines.append((index, line))
+        self._line_came.set()
+
+
+def alive(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+async def gone(pid: int) -> None:
+    """Wait until a killed grandchild is no more, which only its new parent is told of."""
+    async with asyncio.timeout(DEADLINE_S):
+        while alive(pid):
+            await asyncio.sleep(0.01)
+
+
+def test_a_worker_gets_its_arguments_and_its_output_is_read() -> None:
+    async def scenario() -> None:
+        run = Run("import sys; print(sys.argv[1:]); print('no newline', end='', file=sys.stderr)")
+        child = run.spawn(3)
+        assert await run.exit_status(3) == 0
+        assert not psutil.pid_exists(child.pid), "not reaped"
+        texts = [line for index, line in run.lines if index == 3]
+        said = " ".join(texts)
+        for expected in (
+            "'--endpoint', 'ipc:///tmp/none'",
+            "'--identity', 'w3'",
+            f"'--parent-pid', '{os.getpid()}'",
+            "'--death-fd'",
+            "'--log-level', 'debug'",
+            "no newline",
+        ):
+            assert expected in said
+
+    asyncio.run(scenario())
+
+
+def test_statuses_and_signals_are_told_apart() -> None:
+    async def scenario() -> None:
+        run = Run("import os, signal; os._exit(3)")
+        run.spawn(0)
+        assert await run.exit_status(0) == 3
+        run = Run(WAIT_FOR_PARENT)
+        child = run.spawn(0)
+        await run.wait_for_line(0, "up")
+        child.terminate()
+        assert await run.exit_status(0) == -signal.SIGTERM
+        child.kill()
+        child.terminate()
+        child.abort()
+
+    asyncio.run(scenario())
+
+
+def test_each_worker_leads_its_own_group_and_the_group_is_killed() -> None:
+    script = """
+import subprocess, sys, time
+inner = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print(inner.pid, flush=True)
+time.sleep(600)
+"""
+
+    async def scenario() -> None:
+        run = Run(script)
+        child = run.spawn(0)
+        await run.wait_for_lines(1)
+        inner = int(run.lines[0][1])
+        assert os.getpgid(child.pid) == child.pid != os.getpgid(0)
+        assert os.getpgid(inner) == child.pid
+        child.kill()
+        assert await run.exit_status(0) == -signal.SIGKILL
+        await gone(inner)
+
+    asyncio.run(scenario())
+
+
+def test_what_a_dead_worker_leaves_behind_goes_too() -> None:
+    script = """
+import os, subprocess, sys
+inner = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print(inner.pid, flush=True)
+os._exit(1)
+"""
+
+    async def scenario() -> None:
+        run = Run(script)
+        run.spawn(0)
+        assert await run.exit_status(0) == 1
+        await gone(int(run.lines[0][1]))
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_holds_no_siblings_death_pipe() -> None:
+    script = """
+import os, sys
+print(sorted(int(fd) for fd in os.listdir("/dev/fd") if int(fd) > 2), flush=True)
+options = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+print(options["--death-fd"], flush=True)
+os.read(int(options["--death-fd"]), 1)
+"""
+
+    async def scenario() -> None:
+        run = Run(script)
+        children = [run.spawn(index) for index in range(3)]
+        await run.wait_for_lines(6)
+        for index in range(3):
+            opened, own = (line for owner, line in run.lines if owner == index)
+            # The listing itself opens one more.
+            assert len(opened.split(",")) == 2, opened
+            assert own in opened
+        for index, child in enumerate(children):
+            child.kill()
+            await run.exit_status(index)
+
+    asyncio.run(scenario())
+
+
+def test_exits_are_noticed_without_pidfds_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exit_watch, "_open_pidfd", lambda pid: None)
+
+    async def scenario() -> None:
+        run = Run(WAIT_FOR_PARENT)
+        child = run.spawn(0)
+        await run.wait_for_line(0, "up")
+        child.kill()
+        assert await run.exit_status(0) == -signal.SIGKILL
+        assert not psutil.pid_exists(child.pid)
+
+    asyncio.run(scenario())
+
+
+def test_a_spawn_that_fails_leaks_no_descriptor() -> None:
+    def broken(index: int, line: str) -> None:
+        raise AssertionError
+
+    async def scenario() -> None:
+        launcher = ProcessLauncher(
+            lambda index: {}, broken, log_level="info", command=("/nonexistent/program",)
+        )
+        before = len(os.listdir("/dev/fd"))
+        on_exit: Callable[[int], None] = lambda status: None  # noqa: E731
+        with pytest.raises(OSError, match="nonexistent"):
+            launcher.spawn(0, "w0", "ipc:///tmp/none", on_exit)
+        assert len(os.listdir("/dev/fd")) == before
+
+    asyncio.run(scenario())
+
+
+def test_long_lines_are_cut_not_kept() -> None:
+    async def scenario() -> None:
+        run = Run("print('x' * 100_000)")
+        run.spawn(0)
+        assert await run.exit_status(0) == 0
+        assert sum(len(line) for _, line in run.lines) == 100_000
+        assert len(run.lines) > 1
+
+    asyncio.run(scenario())
