@@ -66,15 +66,15 @@ def _add_health(app: FastAPI, endpoint: Endpoint) -> None:
     methods = ["GET", "HEAD", "OPTIONS"]
 
     @app.api_route("/live", methods=methods, include_in_schema=False)
-    async def live() -> Response:
+    async def live_route() -> Response:
         return health.live()
 
     @app.api_route("/health", methods=methods, include_in_schema=False)
-    async def health() -> Response:
+    async def health_route() -> Response:
         return health.health(endpoint)
 
     @app.get("/health_generate")
-    async def health_generate() -> Response:
+    async def health_generate_route() -> Response:
         return await health.health_generate(endpoint)
 
     metrics = Metrics(endpoint)
@@ -86,32 +86,32 @@ def _add_health(app: FastAPI, endpoint: Endpoint) -> None:
 
 def _add_metadata(app: FastAPI, endpoint: Endpoint) -> None:
     @app.get("/v1/models")
-    async def models() -> Response:
+    async def models_route() -> Response:
         return _json(models.models(endpoint))
 
     # Served names may contain slashes.
     @app.get("/v1/models/{name:path}")
-    async def model(name: str) -> Response:
+    async def model_route(name: str) -> Response:
         return _json(models.model(endpoint, name))
 
     @app.get("/v1/loads")
-    async def loads() -> Response:
+    async def loads_route() -> Response:
         return _json(loads.loads(endpoint))
 
     @app.get("/get_load")
-    async def get_load() -> Response:
+    async def get_load_route() -> Response:
         return _json(loads.get_load(endpoint))
 
     @app.get("/version")
-    async def server_version() -> Response:
+    async def server_version_route() -> Response:
         return _json(models.server_version())
 
     @app.get("/server_info")
     @app.get("/get_server_info")
-    async def server_info() -> Response:
+    async def server_info_route() -> Response:
         return _json(models.server_info(endpoint))
 
     @app.get("/model_info")
     @app.get("/get_model_info")
-    async def model_info() -> Response:
+    async def model_info_route() -> Response:
         return _json(models.model_info(endpoint))
