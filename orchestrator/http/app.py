@@ -7,6 +7,7 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel
 
+from mlx_dp.orchestrator.http import health, loads, models
 from mlx_dp.orchestrator.http.edge import Edge
 from mlx_dp.orchestrator.http.endpoint import Endpoint
 from mlx_dp.orchestrator.http.errors import install_error_handlers
