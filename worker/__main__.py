@@ -21,15 +21,34 @@ LAST_WORDS_S: Final = 2.0
 def main(argv: Sequence[str]) -> int:
     match list(argv):
         case ["convert", *rest]:
+            errand = _watched(rest)
             from mlx_dp.worker import convert
 
-            return convert.main(rest)
+            return convert.main(errand)
         case ["probe", *rest]:
+            errand = _watched(rest)
             from mlx_dp.worker import probe
 
-            return probe.main(rest)
+            return probe.main(errand)
         case _:
             return _serve(_parser().parse_args(argv))
+
+
+def _watch_parser(*, required: bool) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--parent-pid", type=int, required=required, help="the process to end with")
+    parser.add_argument(
+        "--death-fd", type=int, required=required, help="a pipe that ends when the parent does"
+    )
+    return parser
+
+
+def _watched(argv: list[str]) -> list[str]:
+    """Set the parent watch where it is asked for; return the errand's own arguments."""
+    arguments, rest = _watch_parser(required=False).parse_known_args(argv)
+    if arguments.parent_pid is not None and arguments.death_fd is not None:
+        watch_parent(arguments.parent_pid, arguments.death_fd)
+    return rest
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -37,13 +56,13 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m mlx_dp.worker", description="Started by mlx-dp, not by hand."
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    serve = commands.add_parser("serve", help="be a worker of the controller that starts this")
+    serve = commands.add_parser(
+        "serve",
+        parents=[_watch_parser(required=True)],
+        help="be a worker of the controller that starts this",
+    )
     serve.add_argument("--endpoint", required=True, help="where the controller listens")
     serve.add_argument("--identity", required=True, help="owner and incarnation, never used twice")
-    serve.add_argument("--parent-pid", type=int, required=True, help="the process to end with")
-    serve.add_argument(
-        "--death-fd", type=int, required=True, help="a pipe that ends when the parent does"
-    )
     serve.add_argument(
         "--log-level",
         default="info",

@@ -1,11 +1,13 @@
 """Run one of the worker's helper children, and read the JSON lines that it prints."""
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from mlx_dp.proto.errors import ConfigError
@@ -25,16 +27,15 @@ def run_child(
     The child's own ``{"error": ...}`` line becomes a ``ConfigError``, and so does an end without
     one. Whatever else ends this call ends the child too. It inherits the files ``keep_open``.
     """
-    command = [sys.executable, "-m", "mlx_dp.worker", *arguments]
-    with tempfile.TemporaryFile() as stderr:
+    with tempfile.TemporaryFile() as stderr, _death_pipe() as death_fd:
         child = subprocess.Popen(
-            command,
+            _command(arguments, death_fd),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,
             encoding="utf-8",
-            pass_fds=keep_open,
+            pass_fds=(death_fd, *keep_open),
         )
         overdue = threading.Event()
         alarm = _alarm(child, overdue, timeout_s)
@@ -51,6 +52,23 @@ def run_child(
             raise ConfigError(error)
         if status != 0:
             raise ConfigError(_account(arguments[0], status, _tail(stderr.fileno())))
+
+
+def _command(arguments: list[str], death_fd: int) -> list[str]:
+    name, *rest = arguments
+    watch = ["--parent-pid", str(os.getpid()), "--death-fd", str(death_fd)]
+    return [sys.executable, "-m", "mlx_dp.worker", name, *watch, *rest]
+
+
+@contextmanager
+def _death_pipe() -> Iterator[int]:
+    """Yield the end to read of a pipe whose other end closes when this process is no more."""
+    read_end, write_end = os.pipe()
+    try:
+        yield read_end
+    finally:
+        os.close(read_end)
+        os.close(write_end)
 
 
 def _alarm(

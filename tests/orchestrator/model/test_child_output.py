@@ -1,6 +1,10 @@
+import os
+import re
 import stat
+import subprocess
 import sys
 
+import psutil
 import pytest
 
 from mlx_dp.orchestrator.model.child_output import run_child
@@ -24,7 +28,9 @@ def test_json_lines_arrive_in_order_and_other_output_is_ignored(fake_python):
     fake_python("""echo '{"done": 1}'; echo noise; echo "{\\"args\\": \\"$*\\"}" """)
     lines = []
     run_child(["convert", "a", "b"], lines.append)
-    assert lines == [{"done": 1}, {"args": "-m mlx_dp.worker convert a b"}]
+    assert lines[0] == {"done": 1}
+    watch = rf"--parent-pid {os.getpid()} --death-fd \d+"
+    assert re.fullmatch(rf"-m mlx_dp\.worker convert {watch} a b", lines[1]["args"])
 
 
 def test_an_error_line_becomes_the_error(fake_python):
@@ -59,3 +65,30 @@ def test_an_error_of_ours_ends_the_child(fake_python):
 
     with pytest.raises(KeyboardInterrupt):
         run_child(["convert"], fail)
+
+
+@pytest.mark.system
+@pytest.mark.mlx
+def test_a_child_ends_with_a_parent_that_is_killed(tmp_path):
+    # Reading the configuration blocks for ever, as a long conversion would.
+    os.mkfifo(tmp_path / "config.json")
+    body = (
+        "import sys; from mlx_dp.orchestrator.model.child_output import run_child; "
+        "run_child(['probe', sys.argv[1]], print)"
+    )
+    with subprocess.Popen([sys.executable, "-c", body, str(tmp_path)]) as parent:
+        try:
+            child = _wait_for_child(parent.pid)
+        finally:
+            parent.kill()
+    gone, left = psutil.wait_procs([child], timeout=2.0)
+    assert gone == [child], left
+
+
+def _wait_for_child(pid):
+    """Wait until the child reads its model, so that the parent watch is in place."""
+    parent = psutil.Process(pid)
+    while True:
+        for child in parent.children():
+            if "probe" in child.cmdline() and child.num_threads() > 1:
+                return child
