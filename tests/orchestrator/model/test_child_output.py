@@ -82,6 +82,8 @@ def test_a_child_ends_with_a_parent_that_is_killed(tmp_path):
         finally:
             parent.kill()
     gone, left = psutil.wait_procs([child], timeout=2.0)
+    for orphan in left:
+        orphan.kill()
     assert gone == [child], left
 
 
