@@ -66,7 +66,8 @@ class ModelCache:
         try:
             yield folder
         finally:
-            shutil.rmtree(folder)
+            # A conversion that failed inside the block has swept this folder too.
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _sweep(self) -> None:
         for leftover in self._models.glob(".*.tmp"):

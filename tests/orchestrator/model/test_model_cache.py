@@ -45,6 +45,18 @@ def test_a_failed_conversion_leaves_nothing(tmp_path, monkeypatch):
 
 @pytest.mark.mlx
 @pytest.mark.system
+def test_a_conversion_stopped_inside_a_workspace_leaves_nothing(tmp_path, monkeypatch):
+    def stop(*_, **__):
+        raise SystemExit(0)
+
+    monkeypatch.setattr("mlx_dp.orchestrator.model.model_cache.run_child", stop)
+    cache = ModelCache(tmp_path, SilentProgress())
+    target = cache.path_of("x", "0" * 8, "float32")
+    with pytest.raises(SystemExit), cache.locked() as lock, cache.workspace() as folder:
+        cache.convert(folder / "x.gguf", target, "float32", lock)
+    assert names_in(tmp_path) == [".lock"]
+
+
 def test_a_gguf_file_is_converted_once_and_again_when_it_changes(tmp_path, make_gguf):
     tiny = make_gguf()
     gguf = tiny.write(tmp_path / "tiny.gguf")
