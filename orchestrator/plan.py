@@ -7,6 +7,7 @@ from mlx_dp.orchestrator.flags import Flags
 from mlx_dp.orchestrator.preparation import PreparedModel
 from mlx_dp.orchestrator.process.memory_share import share_memory
 from mlx_dp.proto.messages import FakeEngineOptions
+from mlx_dp.proto.model_shape import resolve_context_length
 from mlx_dp.proto.ownership import OwnerCapacity, Ownership, OwnerSlice, resolve_capacity
 from mlx_dp.proto.parallel import ReplicaMode
 from mlx_dp.proto.token_pool import MemoryDivision, divide_memory
@@ -39,6 +40,9 @@ class ServicePlan:
 
 def make_plan(flags: Flags, ownership: Ownership, model: PreparedModel) -> ServicePlan:
     """Give every owner its part. Raises ConfigError when an owner could serve no request."""
+    shape = model.shape
+    of_model = flags.fake.fake_context_length if shape is None else shape.context_length
+    resolve_context_length(flags.model.context_length, of_model)
     share_nbytes: int | None = None
     if model.shape is not None and model.memory is not None:
         share_nbytes = share_memory(
@@ -54,6 +58,7 @@ def make_plan(flags: Flags, ownership: Ownership, model: PreparedModel) -> Servi
     warnings = [*ownership.warnings]
     if ownership.mode is ReplicaMode.DP_ATTENTION:
         warnings.append(_WHOLE_MODEL_WARNING)
+    warnings += _idle_flag_warnings(flags, model)
     # Owners are alike, so each sentence is said once.
     warnings += [text for owner in owners for text in _owner_warnings(flags, owner)]
     return ServicePlan(
@@ -90,6 +95,17 @@ def _plan_owner(
         tokens = memory.tokens
     capacity = resolve_capacity(share, pool_tokens=tokens, hybrid=hybrid, prefix_cache=prefix_cache)
     return PlannedOwner(owner=share.owner, process=process, capacity=capacity, memory=memory)
+
+
+def _idle_flag_warnings(flags: Flags, model: PreparedModel) -> list[str]:
+    """Name the flags that this model or engine has no use for."""
+    warnings = []
+    if model.shape is None and flags.model.model is not None:
+        warnings.append("--model does nothing with --engine fake, which needs no model")
+    hybrid = flags.fake.fake_hybrid if model.shape is None else model.shape.hybrid
+    if flags.owners.max_mamba_cache_size is not None and not hybrid:
+        warnings.append("--max-mamba-cache-size does nothing: this model has no auxiliary states")
+    return warnings
 
 
 def _owner_warnings(flags: Flags, owner: PlannedOwner) -> tuple[str, ...]:

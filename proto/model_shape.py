@@ -5,6 +5,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from mlx_dp.proto.errors import ConfigError
+
 Count = Annotated[int, Meta(ge=0, lt=2**53)]
 
 
@@ -30,3 +32,15 @@ class ModelShape:
     def hybrid(self) -> bool:
         """Some layers hold auxiliary state, so that requests need auxiliary slots."""
         return self.auxiliary_layers > 0
+
+
+def resolve_context_length(asked: int | None, of_model: int) -> int:
+    """Return the context length of requests. Raises ConfigError beyond the model's own."""
+    if asked is None:
+        return of_model
+    if asked > of_model:
+        raise ConfigError(
+            f"--context-length {asked} exceeds the model's {of_model}: use at most that, or omit "
+            "the flag"
+        )
+    return asked

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final, assert_never
 
-from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.exit_codes import ExitCode
 from mlx_dp.proto.messages import (
     Abort,
@@ -22,6 +21,7 @@ from mlx_dp.proto.messages import (
     Submit,
     WorkerPhase,
 )
+from mlx_dp.proto.model_shape import resolve_context_length
 from mlx_dp.proto.ownership import OwnerCapacity, resolve_capacity
 from mlx_dp.worker import pulse
 from mlx_dp.worker.chunk_budget import ChunkBudget
@@ -128,14 +128,7 @@ def _resolve(start: Start, facts: EngineFacts) -> tuple[OwnerCapacity, int]:
                 f"{pool_tokens} KV tokens",
             )
         pool_tokens = min(pool_tokens, asked)
-    context_length = facts.context_length
-    if start.context_length is not None:
-        if start.context_length > context_length:
-            raise ConfigError(
-                f"--context-length {start.context_length} exceeds the model's {context_length}: "
-                "use at most that, or omit the flag"
-            )
-        context_length = start.context_length
+    context_length = resolve_context_length(start.context_length, facts.context_length)
     capacity = resolve_capacity(
         start.share,
         pool_tokens=pool_tokens,

@@ -121,3 +121,19 @@ def test_json_has_every_figure() -> None:
     assert set(owner) >= {"owner", "process", "request_slots", "auxiliary_slots", "kv_tokens"}
     parts = ("weights_nbytes", "kv_nbytes", "states_nbytes", "reserve_nbytes")
     assert sum(owner[part] for part in parts) <= 4 * GB
+
+
+@pytest.mark.parametrize(("model", "limit"), [(FAKE, 8192), (real(DENSE), 4096)])
+def test_a_context_beyond_the_models_is_refused(model: PreparedModel, limit: int) -> None:
+    asked = limit + 1
+    with pytest.raises(ConfigError, match=f"--context-length {asked} exceeds the model's {limit}:"):
+        planned(flags(model=ModelFlags(context_length=asked)), model)
+    planned(flags(model=ModelFlags(context_length=limit)), model)
+
+
+def test_flags_that_do_nothing_are_named() -> None:
+    plan = planned(flags(model=ModelFlags(model="x"), owners=OwnerFlags(max_mamba_cache_size=15)))
+    assert plan.warnings == (
+        "--model does nothing with --engine fake, which needs no model",
+        "--max-mamba-cache-size does nothing: this model has no auxiliary states",
+    )
