@@ -112,8 +112,9 @@ class ServiceRun:
     async def _drain(self) -> None:
         state = self._control.state()
         running = sum(owner.running for owner in state.owners) + state.queued_requests
+        requests = "1 request" if running == 1 else f"{running} requests"
         self._say(
-            f"mlx-dp: draining {running} requests for up to {self._drain_timeout_s:g} s; "
+            f"mlx-dp: draining {requests} for up to {self._drain_timeout_s:g} s; "
             "a second signal stops at once"
         )
         await self._control.drain(self._drain_timeout_s)

@@ -49,11 +49,13 @@ def share_memory(memory: SharedMemory, shape: ModelShape, *, workers: int, fract
     fewer = next(
         (n for n in range(workers - 1, 0, -1) if _fits(memory.of_one(n, fraction), shape)), None
     )
-    advice = (
-        "one worker does not fit either: use a smaller or more quantised model"
-        if fewer is None
-        else f"use --dp-size {fewer}, or a smaller or more quantised model"
-    )
+    model = "a smaller or more quantised model"
+    if fewer is not None:
+        advice = f"use --dp-size {fewer}, a larger --mem-fraction-static, or {model}"
+    elif _fits(memory.of_one(1, 1.0), shape):
+        advice = f"not even one worker fits, so use a larger --mem-fraction-static or {model}"
+    else:
+        advice = f"not even one worker fits, so use {model}"
     per_device = -(-workers // memory.devices)
     count = "1 worker" if per_device == 1 else f"{per_device} workers"
     raise ConfigError(

@@ -53,16 +53,22 @@ def test_too_many_workers_are_refused_with_the_sum_and_the_number_that_fits() ->
         share_memory(memory, SHAPE, workers=4, fraction=0.8)
     assert str(refused.value) == (
         "4 workers x (0.54 GB of weights + 0.07 GB for activations) exceed 2.00 GB "
-        "(--mem-fraction-static 0.8 of 2.50 GB, half of the RAM): use --dp-size 3, or a smaller "
-        "or more quantised model"
+        "(--mem-fraction-static 0.8 of 2.50 GB, half of the RAM): use --dp-size 3, a larger "
+        "--mem-fraction-static, or a smaller or more quantised model"
     )
     assert share_memory(memory, SHAPE, workers=3, fraction=0.8) > 0
 
 
 def test_a_model_that_fits_nowhere_gets_no_advice_on_workers() -> None:
     memory = shared_memory(device("cpu"), ram_nbytes=GB)
-    with pytest.raises(ConfigError, match=r"^1 worker x .*: one worker does not fit either"):
+    with pytest.raises(ConfigError, match=r"^1 worker x .*: not even one worker fits, so use a sm"):
         share_memory(memory, SHAPE, workers=1, fraction=0.8)
+
+
+def test_a_fraction_that_is_too_small_is_what_the_advice_names() -> None:
+    memory = shared_memory(device("cpu"), ram_nbytes=5 * GB)
+    with pytest.raises(ConfigError, match="so use a larger --mem-fraction-static or a smaller"):
+        share_memory(memory, SHAPE, workers=2, fraction=0.01)
 
 
 def test_the_smallest_pool_counts() -> None:
