@@ -69,10 +69,22 @@ class Generation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Granted:
-    """An owner took the request. ``reason`` says why this one."""
+    """The request went to an owner. ``reason`` says why to this one.
+
+    It comes before the owner has said anything, and again whenever the request moves.
+    """
 
     owner: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """An owner accepted the request, for the first time.
+
+    ``cached_tokens`` of its prompt were there already.
+    """
+
     cached_tokens: int
 
 
@@ -97,7 +109,7 @@ class Ended:
     status: int = 500
 
 
-AnswerEvent = Granted | NewTokens | Ended
+AnswerEvent = Granted | Started | NewTokens | Ended
 
 
 class Answer(Protocol):
@@ -110,6 +122,9 @@ class Answer(Protocol):
 
     def cancel(self) -> None:
         """Say that nobody wants the rest. Idempotent, in every state; the slot is freed."""
+
+    def complete(self) -> None:
+        """Like ``cancel``, but the client has all it asked for: the answer ends as STOP."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +149,8 @@ class OwnerState:
     rss_nbytes: int
     device_nbytes: int
     step: int
+    prompt_tokens_total: int
+    cached_tokens_total: int
     generated_tokens_total: int
     generation_tokens_per_s: float
     phase: str
@@ -172,4 +189,4 @@ class Service(Protocol):
         """Totals since the start, for metrics."""
 
     def observe(self, observer: RequestObserver) -> None:
-        """Tell this observer of every request that ends from now on."""
+        """Tell this observer of what happens to requests from now on."""

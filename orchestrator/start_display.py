@@ -1,4 +1,4 @@
-"""How far each worker is while the service starts: a live table on a terminal, else plain lines."""
+"""How far each worker is while the service starts: a live table on a terminal."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,35 +44,18 @@ def stage_of(state: OwnerState) -> OwnerStage:
 def start_display(console: Console) -> Iterator[StartDisplay]:
     """The display that fits the console, shown until the block ends."""
     if not console.is_terminal:
-        yield LineDisplay(console)
+        # The log has a line for each of these events.
+        yield NoDisplay()
         return
     with Live(console=console, transient=True, refresh_per_second=10) as live:
         yield LiveDisplay(live)
 
 
-class LineDisplay:
-    """One line for each change of an owner, for logs and pipes."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._shown: dict[int, OwnerStage] = {}
+class NoDisplay:
+    """Shows nothing."""
 
     def show(self, owners: tuple[OwnerState, ...], elapsed_s: float) -> None:
-        for state in owners:
-            now = stage_of(state)
-            if self._shown.get(now.owner) == now:
-                continue
-            self._shown[now.owner] = now
-            # Everyone begins there, so that it is no news.
-            if now.stage == "queued":
-                continue
-            detail = f": {now.detail}" if now.detail else ""
-            self._console.print(
-                f"owner {now.owner}: {now.stage}{detail} ({elapsed_s:.1f} s)",
-                markup=False,
-                highlight=False,
-                soft_wrap=True,
-            )
+        pass
 
 
 class LiveDisplay:

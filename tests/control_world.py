@@ -13,7 +13,7 @@ from mlx_dp.orchestrator.control.core import ControlCore
 from mlx_dp.orchestrator.control.fleet import Outside
 from mlx_dp.orchestrator.control.limits import ControlLimits
 from mlx_dp.orchestrator.options import HttpOptions, QueueOptions, ServeOptions, WorkerOptions
-from mlx_dp.orchestrator.service import Ended, Generation, Granted, NewTokens
+from mlx_dp.orchestrator.service import Ended, Generation, Granted, NewTokens, Started
 from mlx_dp.proto.codec import decode_down, decode_up, encode
 from mlx_dp.proto.controller_channel import PeerCongestedError, PeerLostError
 from mlx_dp.proto.errors import ProtocolError
@@ -409,6 +409,7 @@ class Reader:
         self.answer = answer
         self.ids: list[int] = []
         self.grants: list[Granted] = []
+        self.starts: list[Started] = []
         self.ended: Ended | None = None
 
     def read(self) -> "Reader":
@@ -417,6 +418,8 @@ class Reader:
             match event:
                 case Granted():
                     self.grants.append(event)
+                case Started():
+                    self.starts.append(event)
                 case NewTokens(ids=ids):
                     self.ids += ids
                 case Ended():

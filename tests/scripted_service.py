@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from owner_states import READY
 
+from mlx_dp.orchestrator.control.counters import ControllerCounters, RequestObserver, Tally
 from mlx_dp.orchestrator.options import HttpOptions
 from mlx_dp.orchestrator.service import (
     Answer,
@@ -19,6 +20,7 @@ from mlx_dp.orchestrator.service import (
     RefusedError,
     ServiceState,
     ServiceStatus,
+    Started,
 )
 from mlx_dp.proto.admission import AdmissionLimits, refusal
 from mlx_dp.proto.messages import FinishReason
@@ -38,8 +40,8 @@ STATE = ServiceState(
 )
 
 
-def granted(owner: int = 0, cached_tokens: int = 0) -> Granted:
-    return Granted(owner=owner, reason="least", cached_tokens=cached_tokens)
+def granted(owner: int = 0, reason: str = "least") -> Granted:
+    return Granted(owner=owner, reason=reason)
 
 
 def says(text: str, reason: FinishReason = FinishReason.STOP, owner: int = 0) -> list[AnswerEvent]:
@@ -47,7 +49,7 @@ def says(text: str, reason: FinishReason = FinishReason.STOP, owner: int = 0) ->
     tokens = [NewTokens(ids=(byte,)) for byte in text.encode()]
     if reason is FinishReason.STOP:
         tokens.append(NewTokens(ids=(256,)))
-    return [granted(owner), *tokens, Ended(reason=reason)]
+    return [granted(owner), Started(cached_tokens=0), *tokens, Ended(reason=reason)]
 
 
 class ScriptedAnswer:
@@ -57,6 +59,7 @@ class ScriptedAnswer:
         self.request_id = request_id
         self.generation = generation
         self.cancelled = asyncio.Event()
+        self.completed = False
         self._events: asyncio.Queue[AnswerEvent] = asyncio.Queue()
         self._ended = False
 
@@ -68,6 +71,10 @@ class ScriptedAnswer:
         if not self.cancelled.is_set() and not self._ended:
             self.cancelled.set()
             self.feed([Ended(reason=FinishReason.ABORT)])
+
+    def complete(self) -> None:
+        self.completed = True
+        self.cancel()
 
     async def __aiter__(self) -> AsyncIterator[AnswerEvent]:
         while True:
@@ -92,6 +99,8 @@ class ScriptedService:
         self.current = replace(STATE, owners=owners)
         self.bounds: AdmissionLimits | None = AdmissionLimits(context_length=512, pool_tokens=1000)
         self.refuse_from: int | None = None
+        self.tally = Tally()
+        self.observers: list[RequestObserver] = []
         self.submitted = asyncio.Event()
 
     def state(self) -> ServiceState:
@@ -99,6 +108,12 @@ class ScriptedService:
 
     def limits(self) -> AdmissionLimits | None:
         return self.bounds
+
+    def counters(self) -> ControllerCounters:
+        return self.tally.snapshot(unknown_frames=0)
+
+    def observe(self, observer: RequestObserver) -> None:
+        self.observers.append(observer)
 
     def submit(self, generation: Generation) -> Answer:
         if self.refuse_from is not None and len(self.answers) >= self.refuse_from:

@@ -7,8 +7,8 @@ from typing import Final
 from mlx_dp.orchestrator.control.answers import RequestAnswer
 from mlx_dp.orchestrator.control.counters import RequestObserver, RequestTimings, Tally
 from mlx_dp.orchestrator.control.ledger import RequestEntry
-from mlx_dp.orchestrator.service import Ended, Granted
-from mlx_dp.proto.messages import FinishReason, TokenLogprob
+from mlx_dp.orchestrator.service import Ended, Granted, Started
+from mlx_dp.proto.messages import FinishReason, TokenChunk
 
 _logger = logging.getLogger(__name__)
 
@@ -16,9 +16,9 @@ _logger = logging.getLogger(__name__)
 class AnswerDesk:
     """One answer per request in the ledger. It ends exactly once, and is then forgotten here."""
 
-    def __init__(self, tally: Tally, cancel: Callable[[int], None]) -> None:
+    def __init__(self, tally: Tally, leave: Callable[[int, FinishReason], None]) -> None:
         self._tally: Final = tally
-        self._cancel: Final = cancel
+        self._leave: Final = leave
         self._answers: Final[dict[int, RequestAnswer]] = {}
         self._observers: Final[list[RequestObserver]] = []
 
@@ -30,26 +30,36 @@ class AnswerDesk:
 
     def open(self, entry: RequestEntry) -> RequestAnswer:
         """Open the answer of a new request."""
-        answer = RequestAnswer(entry.request_id, self._cancel)
+        answer = RequestAnswer(entry.request_id, self._leave)
         self._answers[entry.request_id] = answer
         self._tally.requests_started += 1
         return answer
 
     def granted(self, entry: RequestEntry, owner: int, reason: str) -> None:
-        """An owner has accepted it; with a replay, not for the first time."""
+        """It was sent to an owner; with a replay, not for the first time."""
         self._tally.grants[reason] += 1
-        if entry.attempts == 1:
-            self._tally.prompt_tokens += len(entry.generation.prompt_ids)
-            self._tally.cached_tokens += entry.cached_tokens
-        self._answers[entry.request_id].push(
-            Granted(owner=owner, reason=reason, cached_tokens=entry.cached_tokens)
-        )
+        self._answers[entry.request_id].push(Granted(owner=owner, reason=reason))
 
-    def tokens(
-        self, entry: RequestEntry, ids: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]
-    ) -> None:
-        self._tally.generated_tokens += len(ids)
-        self._answers[entry.request_id].push_tokens(ids, logprobs)
+    def accepted(self, entry: RequestEntry, owner: int) -> None:
+        """The owner has said that it has it. Replays are no news to the client."""
+        if entry.attempts > 1:
+            return
+        assert entry.granted_at is not None, f"request {entry.request_id} has no grant"
+        for observer in self._observers:
+            observer.started(entry.granted_at - entry.queued_at)
+        self._tally.prompt_by_owner[owner] += len(entry.generation.prompt_ids)
+        self._tally.cached_by_owner[owner] += entry.cached_tokens
+        self._answers[entry.request_id].push(Started(cached_tokens=entry.cached_tokens))
+
+    def tokens(self, entry: RequestEntry, chunk: TokenChunk, *, before: float | None) -> None:
+        """Tokens have come. ``before``: when the last ones came, None for the first."""
+        assert entry.last_token_at is not None, f"request {entry.request_id} has no tokens"
+        for observer in self._observers:
+            if before is None:
+                observer.first_token(entry.last_token_at - entry.queued_at)
+            else:
+                observer.next_tokens(entry.last_token_at - before)
+        self._answers[entry.request_id].push_tokens(chunk.ids, chunk.logprobs)
 
     def end(self, entry: RequestEntry, ended: Ended, now: float) -> None:
         """Close the answer, count it and tell the observers."""

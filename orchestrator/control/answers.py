@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Final
 
 from mlx_dp.orchestrator.service import AnswerEvent, Ended, NewTokens
-from mlx_dp.proto.messages import TokenLogprob
+from mlx_dp.proto.messages import FinishReason, TokenLogprob
 
 
 class RequestAnswer:
@@ -16,11 +16,11 @@ class RequestAnswer:
     costs one wake-up, and no more memory than the answer itself.
     """
 
-    __slots__ = ("_cancel", "_ended", "_events", "_ids", "_logprobs", "_request_id", "_waiter")
+    __slots__ = ("_ended", "_events", "_ids", "_leave", "_logprobs", "_request_id", "_waiter")
 
-    def __init__(self, request_id: int, cancel: Callable[[int], None]) -> None:
+    def __init__(self, request_id: int, leave: Callable[[int, FinishReason], None]) -> None:
         self._request_id: Final = request_id
-        self._cancel: Final = cancel
+        self._leave: Final = leave
         self._events: Final[deque[AnswerEvent]] = deque()
         self._ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
@@ -34,7 +34,12 @@ class RequestAnswer:
     def cancel(self) -> None:
         """Say that nobody wants the rest. Idempotent, in every state; the slot is freed."""
         if not self._ended:
-            self._cancel(self._request_id)
+            self._leave(self._request_id, FinishReason.ABORT)
+
+    def complete(self) -> None:
+        """Like ``cancel``, but the client has all it asked for: the answer ends as STOP."""
+        if not self._ended:
+            self._leave(self._request_id, FinishReason.STOP)
 
     def __aiter__(self) -> AsyncIterator[AnswerEvent]:
         return self

@@ -127,7 +127,6 @@ class Controller:
         """Refuse what is new, let what is in hand finish within the time, then stop."""
         core = self._core
         core.draining = True
-        _logger.info("draining: %s requests in hand", len(core.answers))
         await core.conditions.wait(lambda: core.desk.idle or core.supervisor.dead, timeout_s)
         await self.stop()
 

@@ -23,6 +23,7 @@ from mlx_dp.orchestrator.control.worker_record import ALIVE
 from mlx_dp.orchestrator.control.worker_starts import worker_starts
 from mlx_dp.orchestrator.options import ServeOptions
 from mlx_dp.orchestrator.service import Generation, ServiceStatus
+from mlx_dp.proto.messages import FinishReason
 from mlx_dp.proto.parallel import ReplicaMode
 
 _logger = logging.getLogger(__name__)
@@ -59,7 +60,7 @@ class ControlCore:
         )
         self.book: Final = OwnerBook(ahead=limits.ahead)
         self.fleet: Final = Fleet(self.supervisor, self.book, outside, starts, self.tally, self)
-        self.answers: Final = AnswerDesk(self.tally, self._cancel)
+        self.answers: Final = AnswerDesk(self.tally, self._leave)
         self.desk: Final = RequestDesk(
             options.queue, limits.max_attempts, self.book, self.answers, self.tally, self.fleet.post
         )
@@ -68,9 +69,10 @@ class ControlCore:
         self._health: Final = HealthWatch(
             limits.liveness, self.book, lag_tolerance_s=limits.lag_tolerance_s
         )
-        rates = TokenRates(self.tally.generated_by_owner)
-        self._rates: Final = rates
-        self.view: Final = ServiceView(self.supervisor, self.fleet, self.book, rates)
+        self._rates: Final = TokenRates(self.tally.generated_by_owner)
+        self.view: Final = ServiceView(
+            self.supervisor, self.fleet, self.book, self._rates, self.tally
+        )
 
     def status(self) -> ServiceStatus:
         if self.supervisor.dead:
@@ -95,9 +97,9 @@ class ControlCore:
         self._turn(now)
         return answer
 
-    def _cancel(self, request_id: int) -> None:
+    def _leave(self, request_id: int, reason: FinishReason) -> None:
         now = self._clock()
-        self.desk.cancel(request_id, now)
+        self.desk.leave(request_id, reason, now)
         self._turn(now)
 
     def abandon(self) -> None:

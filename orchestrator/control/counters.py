@@ -1,4 +1,4 @@
-"""What the controller counts, and what it tells of each request that has ended."""
+"""What the controller counts, and what it tells of each request."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -40,6 +40,15 @@ class RequestTimings:
 class RequestObserver(Protocol):
     """Whoever keeps histograms. Called from the event loop, so it must be quick."""
 
+    def started(self, queued_s: float) -> None:
+        """An owner has accepted a request, which had waited so long for its grant."""
+
+    def first_token(self, waited_s: float) -> None:
+        """A request's first token came, so long after its arrival."""
+
+    def next_tokens(self, gap_s: float) -> None:
+        """Further tokens of a request came, so long after those before."""
+
     def ended(self, timings: RequestTimings) -> None: ...
 
 
@@ -60,7 +69,7 @@ class ControllerCounters:
     """Requests that ended with an error, by its code."""
     requests_replayed: int
     grants: Mapping[str, int]
-    """Requests given to an owner, by the router's reason."""
+    """Requests given to an owner, by the router's reason; replays count again."""
     prompt_tokens: int
     """Of requests when they are first accepted by an owner."""
     cached_tokens: int
@@ -68,9 +77,15 @@ class ControllerCounters:
     worker_deaths: int
     worker_restarts: int
     protocol_errors: int
+    """Messages that cost a worker its life: malformed, or such as could not be."""
+    malformed_frames: int
+    """Those of them that were no message at all."""
     stale_facts: int
     """Facts about requests that have ended or moved on, which were dropped."""
+    duplicate_chunks: int
+    """Tokens that had arrived before, which were dropped."""
     unknown_frames: int
+    """Frames of peers that nobody expects to hear, which were dropped."""
 
 
 @dataclass(slots=True)
@@ -82,13 +97,14 @@ class Tally:
     requests_error: int = 0
     requests_aborted: int = 0
     requests_replayed: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    generated_tokens: int = 0
     worker_deaths: int = 0
     worker_restarts: int = 0
     protocol_errors: int = 0
+    malformed_frames: int = 0
     stale_facts: int = 0
+    duplicate_chunks: int = 0
+    prompt_by_owner: Counter[int] = field(default_factory=Counter)
+    cached_by_owner: Counter[int] = field(default_factory=Counter)
     generated_by_owner: Counter[int] = field(default_factory=Counter)
     requests_refused: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
@@ -114,12 +130,14 @@ class Tally:
             errors=MappingProxyType(dict(self.errors)),
             requests_replayed=self.requests_replayed,
             grants=MappingProxyType(dict(self.grants)),
-            prompt_tokens=self.prompt_tokens,
-            cached_tokens=self.cached_tokens,
-            generated_tokens=self.generated_tokens,
+            prompt_tokens=self.prompt_by_owner.total(),
+            cached_tokens=self.cached_by_owner.total(),
+            generated_tokens=self.generated_by_owner.total(),
             worker_deaths=self.worker_deaths,
             worker_restarts=self.worker_restarts,
             protocol_errors=self.protocol_errors,
+            malformed_frames=self.malformed_frames,
             stale_facts=self.stale_facts,
+            duplicate_chunks=self.duplicate_chunks,
             unknown_frames=unknown_frames,
         )

@@ -25,7 +25,7 @@ class Dispatcher:
         self._router: Final = router
         self._post: Final = post
 
-    def next_grant(self, now: float) -> RequestEntry | None:
+    def next_grant(self, now: float) -> tuple[RequestEntry, Choice] | None:
         """Grant one request and send it, or return None: nobody can go now."""
         while len(self._queue):
             found = self._next()
@@ -33,7 +33,7 @@ class Dispatcher:
                 return None
             entry, choice = found
             if self._grant(entry, choice, now):
-                return entry
+                return found
         return None
 
     def _next(self) -> tuple[RequestEntry, Choice] | None:
@@ -60,7 +60,7 @@ class Dispatcher:
         self._ledger.grant(entry, owner.index, now)
         if entry.max_tokens is None:
             entry.max_tokens = choice.terms.max_tokens
-        lease = owner.grant(entry, choice.terms, choice.reason, now)
+        lease = owner.grant(entry, choice.terms, now)
         if self._post(owner, _submit(entry)):
             return True
         self.take_back(owner, lease, entry)

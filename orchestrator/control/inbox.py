@@ -47,6 +47,7 @@ class Inbox:
             return
         try:
             if isinstance(fact, ProtocolError):
+                self._tally.malformed_frames += 1
                 raise fact
             self._take(index, fact, now)
         except ProtocolError as error:

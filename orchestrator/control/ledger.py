@@ -118,7 +118,7 @@ class Ledger:
         entry.attempts += 1
         if entry.attempts == 1:
             # A replay finds its own prefix, which would count more than the prompt has.
-            entry.cached_tokens = cached_tokens
+            entry.cached_tokens = min(cached_tokens, len(entry.generation.prompt_ids))
 
     def append(self, entry: RequestEntry, index: int, ids: tuple[int, ...], now: float) -> bool:
         """Append tokens of the present epoch; False for a duplicate, which changes nothing.

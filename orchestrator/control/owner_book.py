@@ -44,8 +44,6 @@ class Lease:
     """Tokens that it has there: prompt and answer so far."""
     since: float
     beats: int
-    reason: str
-    """Why the router chose this owner."""
     accepted: bool = False
     yielded: bool = False
     """A token has come out of this grant."""
@@ -102,7 +100,7 @@ class Owner:
         free_tokens = self.free_tokens
         return self.free_slots > 0 and (free_tokens is None or needed.reserved <= free_tokens)
 
-    def grant(self, entry: RequestEntry, granted: Terms, reason: str, now: float) -> Lease:
+    def grant(self, entry: RequestEntry, granted: Terms, now: float) -> Lease:
         """Set a slot and tokens aside for the entry's present epoch."""
         assert self.has_room(granted), f"owner {self.index} has no room for {entry.request_id}"
         assert entry.request_id not in self.leases, f"{entry.request_id} is leased already"
@@ -113,7 +111,6 @@ class Owner:
             held=entry.num_tokens,
             since=now,
             beats=self.pulse.beats,
-            reason=reason,
         )
         self.leases[entry.request_id] = lease
         self.unaccepted[entry.request_id] = lease

@@ -74,14 +74,16 @@ class RequestDesk:
 
     def dispatch(self, now: float) -> None:
         """Grant whatever can be granted."""
-        while (entry := self._dispatcher.next_grant(now)) is not None:
+        while (granted := self._dispatcher.next_grant(now)) is not None:
+            entry, choice = granted
             self._ends.granted(entry)
+            self._answers.granted(entry, choice.owner.index, choice.reason)
 
-    def cancel(self, request_id: int, now: float) -> None:
+    def leave(self, request_id: int, reason: FinishReason, now: float) -> None:
         """Nobody wants the rest; requests that have ended are no error."""
         entry = self._ledger.get(request_id)
         if entry is not None:
-            self._ends.end_early(entry, Ended(reason=FinishReason.ABORT), now)
+            self._ends.end_early(entry, Ended(reason=reason), now)
 
     def expire(self, now: float) -> None:
         """End what has waited or lived for too long, and repeat what could not be said."""
@@ -108,7 +110,7 @@ class RequestDesk:
         entry = self._current(lease)
         if entry is not None:
             self._ledger.accept(entry, fact.cached_tokens)
-            self._answers.granted(entry, owner.index, lease.reason)
+            self._answers.accepted(entry, owner.index)
 
     def rejected(self, owner: Owner, fact: Rejected, now: float) -> None:
         lease = owner.lease(fact.request_id, fact.epoch)
@@ -148,12 +150,13 @@ class RequestDesk:
     def _extend(
         self, owner: Owner, lease: Lease, entry: RequestEntry, chunk: TokenChunk, now: float
     ) -> None:
+        before = entry.last_token_at
         if self._ledger.append(entry, chunk.index, chunk.ids, now):
             owner.yielded(lease, len(chunk.ids))
             self._tally.generated_by_owner[owner.index] += len(chunk.ids)
-            self._answers.tokens(entry, chunk.ids, chunk.logprobs)
+            self._answers.tokens(entry, chunk, before=before)
         else:
-            self._tally.stale_facts += 1
+            self._tally.duplicate_chunks += 1
 
     def finished(self, owner: Owner, fact: Finished, now: float) -> None:
         """Raises ProtocolError when tokens are missing."""

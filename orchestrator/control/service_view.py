@@ -3,6 +3,7 @@
 from collections import Counter
 from typing import Final
 
+from mlx_dp.orchestrator.control.counters import Tally
 from mlx_dp.orchestrator.control.fleet import Fleet
 from mlx_dp.orchestrator.control.owner_book import OwnerBook
 from mlx_dp.orchestrator.control.supervisor import Supervisor
@@ -36,20 +37,23 @@ class TokenRates:
     def rate(self, owner: int) -> float:
         return self._rates.get(owner, 0.0)
 
-    def total(self, owner: int) -> int:
-        return self._generated[owner]
-
 
 class ServiceView:
     """One ``OwnerState`` per worker. An owner that is not ready holds nothing."""
 
     def __init__(
-        self, supervisor: Supervisor, fleet: Fleet, book: OwnerBook, rates: TokenRates
+        self,
+        supervisor: Supervisor,
+        fleet: Fleet,
+        book: OwnerBook,
+        rates: TokenRates,
+        tally: Tally,
     ) -> None:
         self._supervisor: Final = supervisor
         self._fleet: Final = fleet
         self._book: Final = book
         self._rates: Final = rates
+        self._tally: Final = tally
 
     def owners(self) -> tuple[OwnerState, ...]:
         return tuple(self._owner(worker) for worker in self._supervisor.workers)
@@ -75,7 +79,9 @@ class ServiceView:
             rss_nbytes=0 if beat is None else beat.rss_nbytes,
             device_nbytes=0 if beat is None else beat.device_nbytes,
             step=0 if beat is None else beat.step,
-            generated_tokens_total=self._rates.total(worker.index),
+            prompt_tokens_total=self._tally.prompt_by_owner[worker.index],
+            cached_tokens_total=self._tally.cached_by_owner[worker.index],
+            generated_tokens_total=self._tally.generated_by_owner[worker.index],
             generation_tokens_per_s=self._rates.rate(worker.index),
             phase=worker.status.value if beat is None else beat.phase.value,
             message=worker.message,

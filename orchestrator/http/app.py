@@ -12,6 +12,7 @@ from mlx_dp.orchestrator.http.edge import Edge
 from mlx_dp.orchestrator.http.endpoint import Endpoint
 from mlx_dp.orchestrator.http.errors import install_error_handlers
 from mlx_dp.orchestrator.http.generation import GenerationRoutes
+from mlx_dp.orchestrator.http.histograms import RequestHistograms
 from mlx_dp.orchestrator.http.metrics import CONTENT_TYPE, Metrics
 from mlx_dp.orchestrator.openai.chat_request import ChatRequest
 from mlx_dp.orchestrator.openai.completion_request import CompletionRequest
@@ -78,7 +79,9 @@ def _add_health(app: FastAPI, endpoint: Endpoint) -> None:
     async def health_generate_route() -> Response:
         return await health.health_generate(endpoint)
 
-    metrics = Metrics(endpoint)
+    histograms = RequestHistograms()
+    endpoint.service.observe(histograms)
+    metrics = Metrics(endpoint, histograms)
 
     @app.get("/metrics")
     async def metrics_page() -> Response:

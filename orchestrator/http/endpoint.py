@@ -3,7 +3,6 @@
 import time
 from dataclasses import dataclass, field
 
-from mlx_dp.orchestrator.http.counters import HttpCounters
 from mlx_dp.orchestrator.options import HttpOptions
 from mlx_dp.orchestrator.service import Service
 from mlx_dp.orchestrator.text.text_model import TextModel
@@ -11,12 +10,11 @@ from mlx_dp.orchestrator.text.text_model import TextModel
 
 @dataclass(slots=True, kw_only=True)
 class Endpoint:
-    """One endpoint: the service behind it, its model's text side, and its books."""
+    """One endpoint: the service behind it, and its model's text side."""
 
     service: Service
     text: TextModel
     options: HttpOptions
-    counters: HttpCounters = field(default_factory=HttpCounters)
     created: int = field(default_factory=lambda: int(time.time()))
     preparing: int = 0
     """Requests that were let in and are not queued yet."""

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Protocol, assert_never
 
 from mlx_dp.orchestrator.http.errors import from_overloaded, from_refused
-from mlx_dp.orchestrator.http.meter import AnswerMeter
 from mlx_dp.orchestrator.openai.answer_format import Usage
 from mlx_dp.orchestrator.openai.errors import ApiError
 from mlx_dp.orchestrator.service import (
@@ -18,6 +17,7 @@ from mlx_dp.orchestrator.service import (
     OverloadedError,
     RefusedError,
     Service,
+    Started,
 )
 from mlx_dp.orchestrator.text.choice_text import ChoiceText, Piece
 from mlx_dp.proto.messages import FinishReason
@@ -25,11 +25,10 @@ from mlx_dp.proto.messages import FinishReason
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One answer to generate, with what becomes of it."""
+    """One answer to generate, and what its tokens become."""
 
     generation: Generation
     text: ChoiceText
-    meter: AnswerMeter
 
 
 class Sink(Protocol):
@@ -53,6 +52,7 @@ class Exchange:
         self._choices = tuple(choices)
         self._firsts = range(0, len(choices), per_prompt)
         self._answers: list[Answer] = []
+        self._grants: list[Granted | None] = [None] * len(choices)
         self._cached = [0] * len(choices)
 
     def submit(self) -> None:
@@ -61,25 +61,18 @@ class Exchange:
             for choice in self._choices:
                 self._answers.append(self._service.submit(choice.generation))
         except OverloadedError as error:
-            self._refused()
             raise from_overloaded(error) from error
         except RefusedError as error:
-            self._refused()
             raise from_refused(error) from error
-
-    def _refused(self) -> None:
-        for choice in self._choices:
-            choice.meter.refused()
 
     def cancel(self) -> None:
         for answer in self._answers:
             answer.cancel()
 
     @property
-    def owners(self) -> tuple[int, ...]:
-        """The owners that are known to have the choices, without repeats."""
-        found = (choice.meter.owner for choice in self._choices)
-        return tuple(dict.fromkeys(owner for owner in found if owner is not None))
+    def grants(self) -> tuple[Granted, ...]:
+        """Who has the choices and why, as far as they have an owner yet."""
+        return tuple(grant for grant in self._grants if grant is not None)
 
     def usage(self) -> Usage:
         prompts = [len(self._choices[first].generation.prompt_ids) for first in self._firsts]
@@ -106,17 +99,8 @@ class Exchange:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _run_choice(self, index: int, sink: Sink) -> None:
-        choice = self._choices[index]
-        outcome = "disconnected"
-        try:
-            piece, reason = await self._follow(index, sink)
-            outcome = reason.value
-            await sink.close(index, piece, reason.value)
-        except ApiError:
-            outcome = "error"
-            raise
-        finally:
-            choice.meter.ended(outcome)
+        piece, reason = await self._follow(index, sink)
+        await sink.close(index, piece, reason.value)
 
     async def _follow(self, index: int, sink: Sink) -> tuple[Piece, FinishReason]:
         """Pass pieces on up to the last one, which is returned with the reason of the end."""
@@ -125,29 +109,21 @@ class Exchange:
             match event:
                 case NewTokens():
                     piece = choice.text.push(event)
-                    choice.meter.tokens(len(event.ids))
                     if choice.text.stopped:
-                        answer.cancel()
+                        answer.complete()
                         return piece, FinishReason.STOP
                     if piece:
                         await sink.piece(index, piece)
-                case Granted(owner=owner, cached_tokens=cached):
-                    self._grant(index, owner, cached)
+                case Granted():
+                    self._grants[index] = event
                     await sink.granted()
+                case Started(cached_tokens=cached):
+                    self._cached[index] = cached
                 case Ended():
                     return choice.text.finish(), _finish_reason(event, choice.text)
                 case _:
                     assert_never(event)
         raise AssertionError(f"answer {answer.request_id} has no end")
-
-    def _grant(self, index: int, owner: int, cached_tokens: int) -> None:
-        choice = self._choices[index]
-        prompt_tokens = len(choice.generation.prompt_ids)
-        cached = min(cached_tokens, prompt_tokens)
-        if choice.meter.owner is None:
-            # A later owner also finds what was already answered: that is not the client's prompt.
-            self._cached[index] = cached
-        choice.meter.granted(owner, prompt_tokens=prompt_tokens, cached_tokens=cached)
 
 
 def _finish_reason(ended: Ended, text: ChoiceText) -> FinishReason:

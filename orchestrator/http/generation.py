@@ -22,7 +22,6 @@ from mlx_dp.orchestrator.http.admission import (
 from mlx_dp.orchestrator.http.body import read_json_body
 from mlx_dp.orchestrator.http.endpoint import Endpoint
 from mlx_dp.orchestrator.http.exchange import Choice, Exchange
-from mlx_dp.orchestrator.http.meter import AnswerMeter
 from mlx_dp.orchestrator.http.prompt import prompt_ids
 from mlx_dp.orchestrator.http.reply import StreamReply, WholeReply
 from mlx_dp.orchestrator.openai.answer_format import AnswerFormat, AnswerHead
@@ -57,7 +56,6 @@ class _Work:
     logprobs: int | None
     rank: int | None
     label: str
-    arrived_at: float
 
 
 class GenerationRoutes:
@@ -67,7 +65,6 @@ class GenerationRoutes:
         self._endpoint = endpoint
 
     async def chat(self, request: Request) -> Response:
-        arrived_at = time.monotonic()
         with self._preparing():
             fields, rank = await self._fields(request, ChatRequest, CHAT_NEUTRAL)
             logprobs = fields.wanted_logprobs()
@@ -78,7 +75,6 @@ class GenerationRoutes:
                 logprobs=logprobs,
                 rank=rank,
                 label=request.state.request_id,
-                arrived_at=arrived_at,
             )
             answers = ChatFormat(
                 self._head("chatcmpl"),
@@ -89,7 +85,6 @@ class GenerationRoutes:
             return self._reply(work, answers)
 
     async def completions(self, request: Request) -> Response:
-        arrived_at = time.monotonic()
         with self._preparing():
             fields, rank = await self._fields(request, CompletionRequest, COMPLETION_NEUTRAL)
             fields.check()
@@ -101,7 +96,6 @@ class GenerationRoutes:
                 logprobs=fields.logprobs,
                 rank=rank,
                 label=request.state.request_id,
-                arrived_at=arrived_at,
             )
             answers = CompletionFormat(
                 self._head("cmpl"),
@@ -210,7 +204,6 @@ class GenerationRoutes:
                         label=work.label,
                     ),
                     ChoiceText(text.detokenizer(), StopStrings(fields.stop), frozenset(stops)),
-                    AnswerMeter(self._endpoint.counters, work.arrived_at),
                 )
 
 

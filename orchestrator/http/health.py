@@ -17,6 +17,7 @@ from mlx_dp.orchestrator.service import (
     OverloadedError,
     RefusedError,
     ServiceStatus,
+    Started,
     WorkerStatus,
 )
 from mlx_dp.proto.messages import FinishReason
@@ -110,8 +111,9 @@ async def _first_token(answer: Answer) -> str:
     async for event in answer:
         match event:
             case NewTokens() | Ended(reason=FinishReason.STOP | FinishReason.LENGTH):
+                answer.complete()
                 return ""
-            case Granted():
+            case Granted() | Started():
                 continue
             case Ended():
                 return event.message or event.code or event.reason.value

@@ -18,14 +18,14 @@ Json = Mapping[str, Any]
 def loads(endpoint: Endpoint) -> Json:
     """The body of GET /v1/loads."""
     state = endpoint.service.state()
-    owners = [_owner(endpoint, owner) for owner in state.owners]
+    owners = [_owner(owner) for owner in state.owners]
     now = time.time()
     return {
         "timestamp": datetime.fromtimestamp(now, UTC).isoformat(),
         "version": "1",
         "dp_rank_count": len(owners),
         "loads": owners,
-        "aggregate": _aggregate(endpoint, state, owners),
+        "aggregate": _aggregate(state, owners),
     }
 
 
@@ -43,7 +43,7 @@ def get_load(endpoint: Endpoint) -> Sequence[Json]:
     ]
 
 
-def _owner(endpoint: Endpoint, owner: OwnerState) -> Json:
+def _owner(owner: OwnerState) -> Json:
     pool = (owner.capacity.pool_tokens if owner.capacity else None) or 0
     slots = owner.capacity.request_slots if owner.capacity else 0
     return {
@@ -59,21 +59,21 @@ def _owner(endpoint: Endpoint, owner: OwnerState) -> Json:
         "max_total_num_tokens": pool,
         "token_usage": _ratio(owner.used_tokens, pool),
         "gen_throughput": owner.generation_tokens_per_s,
-        "cache_hit_rate": endpoint.counters.cache_hit_rate(owner.owner),
+        "cache_hit_rate": _ratio(owner.cached_tokens_total, owner.prompt_tokens_total),
         "utilization": _ratio(owner.running, slots),
         "max_running_requests": slots,
     }
 
 
-def _aggregate(endpoint: Endpoint, state: ServiceState, owners: Sequence[Json]) -> Json:
+def _aggregate(state: ServiceState, owners: Sequence[Json]) -> Json:
     def total(name: str) -> Any:
         return sum(owner[name] for owner in owners)
 
     running, used = total("num_running_reqs"), total("num_used_tokens")
     waiting, waiting_tokens = state.queued_requests, state.queued_tokens
     pool, slots = total("max_total_num_tokens"), total("max_running_requests")
-    prompt = sum(endpoint.counters.prompt_tokens.values())
-    cached = sum(endpoint.counters.cached_tokens.values())
+    prompt = sum(owner.prompt_tokens_total for owner in state.owners)
+    cached = sum(owner.cached_tokens_total for owner in state.owners)
     newer = {
         "num_running_reqs": running,
         "num_waiting_reqs": waiting,

@@ -1,4 +1,8 @@
-"""GET /metrics: rendered from values at hand, under the names that routers read."""
+"""GET /metrics: rendered from values at hand, under the names that routers read.
+
+What is counted is counted by the controller alone. Every label has few values: owners, and the
+controller's own words for outcomes, reasons and error codes.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
@@ -12,8 +16,9 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from mlx_dp.orchestrator.http.counters import Timings
+from mlx_dp.orchestrator.control.counters import ControllerCounters
 from mlx_dp.orchestrator.http.endpoint import Endpoint
+from mlx_dp.orchestrator.http.histograms import RequestHistograms, Timings
 from mlx_dp.orchestrator.service import OwnerState, WorkerStatus
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -25,9 +30,9 @@ BLOCK_TOKENS: Final = 64
 class Metrics:
     """The page of one endpoint, with a registry of its own."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, histograms: RequestHistograms) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_EndpointCollector(endpoint))
+        self._registry.register(_EndpointCollector(endpoint, histograms))
 
     def page(self) -> bytes:
         return generate_latest(self._registry)
@@ -36,28 +41,30 @@ class Metrics:
 class _EndpointCollector(Collector):
     """Every family has one name, so each gets its own TYPE line, as a router insists."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, histograms: RequestHistograms) -> None:
         self._endpoint = endpoint
+        self._times = histograms
         self._labels = {"model_name": endpoint.model}
 
     def collect(self) -> Iterator[Metric]:
         state = self._endpoint.service.state()
+        counters = self._endpoint.service.counters()
         ready = [owner for owner in state.owners if owner.status is WorkerStatus.READY]
-        yield from self._gauges(ready, queued=state.queued_requests)
+        yield from self._gauges(ready, counters, queued=state.queued_requests)
         yield from self._cache_config(ready)
-        yield from self._counters()
+        yield from self._counters(counters)
         yield from self._histograms()
+        yield from _control_metrics(counters)
         yield from _owner_metrics(state.owners)
 
-    def _gauges(self, ready: Iterable[OwnerState], *, queued: int) -> Iterator[Metric]:
-        ready = list(ready)
+    def _gauges(
+        self, ready: Sequence[OwnerState], counters: ControllerCounters, *, queued: int
+    ) -> Iterator[Metric]:
         running = sum(owner.running for owner in ready)
         used = sum(owner.used_tokens for owner in ready)
         pool = sum(owner.capacity.pool_tokens or 0 for owner in ready if owner.capacity)
         usage = used / pool if pool else 0.0
-        counters = self._endpoint.counters
-        prompt = sum(counters.prompt_tokens.values())
-        cached = sum(counters.cached_tokens.values())
+        prompt, cached = counters.prompt_tokens, counters.cached_tokens
         throughput = sum(owner.generation_tokens_per_s for owner in ready)
         for names, text, value in (
             (("vllm:num_requests_running", "sglang:num_running_reqs"), "Running requests", running),
@@ -94,16 +101,14 @@ class _EndpointCollector(Collector):
             labels = {**self._labels, size: str(BLOCK_TOKENS), count: blocks}
             yield _gauge(name, text, labels, 1)
 
-    def _counters(self) -> Iterator[Metric]:
-        counters = self._endpoint.counters
-        prompt = sum(counters.prompt_tokens.values())
-        cached = sum(counters.cached_tokens.values())
+    def _counters(self, counters: ControllerCounters) -> Iterator[Metric]:
+        prompt, cached = counters.prompt_tokens, counters.cached_tokens
         for names, text, value in (
             (("vllm:prompt_tokens", "sglang:prompt_tokens"), "Prompt tokens", prompt),
             (
                 ("vllm:generation_tokens", "sglang:generation_tokens"),
                 "Generated tokens",
-                counters.generation_tokens,
+                counters.generated_tokens,
             ),
             (
                 ("vllm:prefix_cache_queries", "vllm:gpu_prefix_cache_queries"),
@@ -115,28 +120,27 @@ class _EndpointCollector(Collector):
                 "Prompt tokens found in a prefix cache",
                 cached,
             ),
-            # Nothing is preempted yet; routers want the name.
-            (("vllm:num_preemptions",), "Preempted requests", 0),
+            # What vLLM recomputes for want of memory, we recompute for want of its owner.
+            (
+                ("vllm:num_preemptions",),
+                "Requests taken up again elsewhere, from their prompt and their answer so far",
+                counters.requests_replayed,
+            ),
+            (("sglang:num_requests",), "Ended requests", _ended(counters)),
         ):
             for name in names:
                 family = CounterMetricFamily(name, text, labels=list(self._labels))
                 family.add_metric(list(self._labels.values()), value)
                 yield family
-        outcomes = CounterMetricFamily(
-            "mlx_dp:answers", "Ended answers by outcome", labels=["outcome"]
-        )
-        for outcome, count in counters.requests.items():
-            outcomes.add_metric([outcome], count)
-        yield outcomes
 
     def _histograms(self) -> Iterator[Metric]:
-        counters = self._endpoint.counters
+        times = self._times
         for name, text, timings in (
-            ("time_to_first_token_seconds", "Arrival to first token", counters.first_token),
-            ("inter_token_latency_seconds", "Between tokens", counters.inter_token),
-            ("time_per_output_token_seconds", "Mean of an answer", counters.per_output_token),
-            ("e2e_request_latency_seconds", "Arrival to end", counters.end_to_end),
-            ("request_queue_time_seconds", "Arrival to grant", counters.queued),
+            ("time_to_first_token_seconds", "Arrival to first token", times.to_first_token),
+            ("inter_token_latency_seconds", "Between tokens", times.inter_token),
+            ("time_per_output_token_seconds", "Mean of an answer", times.per_output_token),
+            ("e2e_request_latency_seconds", "Arrival to end", times.end_to_end),
+            ("request_queue_time_seconds", "Arrival to grant", times.queued),
         ):
             for family in ("vllm", "sglang"):
                 yield self._histogram(f"{family}:{name}", text, timings)
@@ -151,6 +155,41 @@ def _gauge(name: str, text: str, labels: Mapping[str, str], value: float) -> Met
     family = GaugeMetricFamily(name, text, labels=list(labels))
     family.add_metric(list(labels.values()), value)
     return family
+
+
+def _ended(counters: ControllerCounters) -> int:
+    return counters.requests_ok + counters.requests_error + counters.requests_aborted
+
+
+def _control_metrics(counters: ControllerCounters) -> Iterator[Metric]:
+    """What only the controller knows, under names of ours."""
+    for name, text, value in (
+        ("requests_started", "Requests let in", counters.requests_started),
+        ("requests_replayed", "Requests whose owner was lost", counters.requests_replayed),
+        ("worker_deaths", "Workers lost, for whatever reason", counters.worker_deaths),
+        ("worker_restarts", "Workers started again", counters.worker_restarts),
+        ("protocol_errors", "Messages for which a worker was given up", counters.protocol_errors),
+        ("malformed_frames", "Frames that were no message", counters.malformed_frames),
+        ("unknown_frames", "Frames of peers that are not expected", counters.unknown_frames),
+        ("stale_facts", "Messages about requests that had moved on", counters.stale_facts),
+        ("duplicate_chunks", "Tokens that had arrived before", counters.duplicate_chunks),
+    ):
+        yield CounterMetricFamily(f"mlx_dp:{name}", text, value=value)
+    outcomes = {
+        "ok": counters.requests_ok,
+        "error": counters.requests_error,
+        "aborted": counters.requests_aborted,
+    }
+    for name, text, label, values in (
+        ("requests", "Ended requests", "outcome", outcomes),
+        ("request_errors", "Requests that ended with an error", "code", counters.errors),
+        ("requests_refused", "Requests not let in", "reason", counters.requests_refused),
+        ("grants", "Requests given to an owner", "routing_reason", counters.grants),
+    ):
+        family = CounterMetricFamily(f"mlx_dp:{name}", text, labels=[label])
+        for word, count in values.items():
+            family.add_metric([word], count)
+        yield family
 
 
 # Ours, per owner: bounded labels, since the number of owners is fixed.

@@ -90,6 +90,26 @@ def server_info(endpoint: Endpoint) -> Mapping[str, Any]:
         "weight_version": "default",
         "status": state.status.value,
         "owners": [_owner(owner) for owner in state.owners],
+        "internal_states": [_internal_state(owner) for owner in state.owners],
+    }
+
+
+def _internal_state(owner: OwnerState) -> Mapping[str, Any]:
+    """What SGLang's clients read of each scheduler. Memory is in GB there, and only there."""
+    capacity, shape = owner.capacity, owner.shape
+    pool = (capacity.pool_tokens if capacity else None) or 0
+    kv_nbytes = pool * shape.kv_bytes_per_token if shape else 0
+    return {
+        "dp_rank": owner.owner,
+        "last_gen_throughput": owner.generation_tokens_per_s,
+        "effective_max_running_requests_per_dp": capacity.request_slots if capacity else 0,
+        "max_total_num_tokens": pool,
+        "memory_usage": {
+            "weight": round(shape.weights_nbytes / 1e9, 2) if shape else 0.0,
+            "kvcache": round(kv_nbytes / 1e9, 2),
+            "token_capacity": pool,
+            "graph": 0.0,
+        },
     }
 
 

@@ -7,9 +7,13 @@ from mlx_dp.orchestrator.text.choice_text import Piece, ShownToken
 
 
 def rank_headers(exchange: Exchange) -> list[tuple[bytes, bytes]]:
-    """Name the owners that serve, as far as they are known."""
-    owners = ",".join(map(str, exchange.owners))
-    return [(b"x-dp-rank", owners.encode())] if owners else []
+    """Name the owners that serve, and why they do, as far as they are known."""
+    grants = exchange.grants
+    if not grants:
+        return []
+    owners = ",".join(dict.fromkeys(str(grant.owner) for grant in grants))
+    reasons = ",".join(dict.fromkeys(grant.reason for grant in grants))
+    return [(b"x-dp-rank", owners.encode()), (b"x-routing-reason", reasons.encode())]
 
 
 class StreamSink:

@@ -9,7 +9,8 @@ from starlette.types import Send
 
 from mlx_dp.orchestrator.openai.answer_format import KEEP_ALIVE
 
-# An idle owner takes a request within this, and then the headers can name it.
+# An owner that has room refuses what it cannot run within this, and one that is about to have
+# room can still be named in the headers.
 GRANT_GRACE_S: Final = 0.1
 
 _HEADERS: Final = (

@@ -172,7 +172,9 @@ class Chaos:
         assert tally.requests_started == len(self.readers)
         ends = tally.requests_ok + tally.requests_error + tally.requests_aborted
         assert tally.requests_started == ends
-        assert tally.generated_tokens == sum(len(reader.ids) for _, reader in self.readers)
+        assert tally.generated_by_owner.total() == sum(
+            len(reader.ids) for _, reader in self.readers
+        )
         assert tally.worker_deaths == tally.worker_restarts
         errors = Counter(
             reader.ended.code

@@ -7,7 +7,7 @@ from owner_states import LOADING, QUEUED, READY, WARMING
 from rich.console import Console
 
 from mlx_dp.orchestrator.service import WorkerStatus
-from mlx_dp.orchestrator.start_display import LineDisplay, stage_of, start_display
+from mlx_dp.orchestrator.start_display import stage_of, start_display
 
 
 def test_each_stage_has_its_word() -> None:
@@ -18,26 +18,11 @@ def test_each_stage_has_its_word() -> None:
     assert (stage_of(failed).stage, stage_of(failed).detail) == ("failed", "no weights")
 
 
-def test_plain_lines_tell_changes_once_and_only_news() -> None:
-    output = io.StringIO()
-    display = LineDisplay(Console(file=output, width=200))
-    second = replace(QUEUED, owner=1)
-    for now, states in enumerate(
-        [(QUEUED, second), (LOADING, second), (LOADING, second), (READY, replace(LOADING, owner=1))]
-    ):
-        display.show(states, float(now))
-    assert output.getvalue().splitlines() == [
-        "owner 0: loading (1.0 s)",
-        "owner 0: ready: 8 slots, 1,000 KV tokens (3.0 s)",
-        "owner 1: loading (3.0 s)",
-    ]
-
-
-def test_a_pipe_gets_lines_and_a_terminal_a_table() -> None:
+def test_a_terminal_gets_a_table_and_a_pipe_only_the_log() -> None:
     pipe, terminal = io.StringIO(), io.StringIO()
     with start_display(Console(file=pipe)) as display:
         display.show((LOADING,), 1.0)
-    assert pipe.getvalue() == "owner 0: loading (1.0 s)\n"
+    assert pipe.getvalue() == ""
     console = Console(file=terminal, force_terminal=True, width=100)
     with start_display(console) as display:
         display.show((LOADING,), 1.0)

@@ -15,7 +15,14 @@ from mlx_dp.orchestrator.control.fleet import Outside
 from mlx_dp.orchestrator.control.limits import control_limits
 from mlx_dp.orchestrator.options import ServeOptions
 from mlx_dp.orchestrator.process.launcher import ProcessLauncher
-from mlx_dp.orchestrator.service import Ended, Generation, Granted, NewTokens, ServiceStatus
+from mlx_dp.orchestrator.service import (
+    Ended,
+    Generation,
+    Granted,
+    NewTokens,
+    ServiceStatus,
+    Started,
+)
 from mlx_dp.proto.controller_channel import ControllerChannel
 from mlx_dp.proto.fake_engine_options import FakeEngineOptions
 from mlx_dp.proto.messages import FailureKind, FinishReason
@@ -78,6 +85,8 @@ async def read(controller: Controller, wanted: Generation) -> tuple[list[int], l
         match event:
             case Granted(owner=owner):
                 owners.append(owner)
+            case Started():
+                pass
             case NewTokens(ids=new):
                 ids += new
             case Ended():

@@ -1,6 +1,7 @@
 """The whole service, as processes, with the fake engine: start, refusals, signals, deaths."""
 
 import os
+import re
 import signal
 import socket
 import threading
@@ -116,7 +117,7 @@ def test_a_second_signal_ends_it_within_a_second() -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_during_the_load_ends_it_cleanly(number: signal.Signals) -> None:
     with Served(*FAKE, "--fake-load-time", "300") as served:
-        served.wait_for_line("owner 0: loading")
+        served.wait_for_line("worker 0: started")
         workers = served.workers()
         assert len(workers) == 1
         served.signal(number)
@@ -128,9 +129,21 @@ def test_health_is_503_until_a_worker_is_ready() -> None:
     with Served(*FAKE, "--fake-load-time", "300") as served:
         line = served.wait_for_line("listening on http://")
         served.url = "http://" + line.rpartition("http://")[2].split()[0]
-        served.wait_for_line("owner 0: loading")
+        served.wait_for_line("worker 0: started")
         assert served.get("/health")[0] == 503
         assert served.get("/live")[0] == 200
+
+
+def test_each_event_of_a_start_and_an_end_has_one_line_in_the_log() -> None:
+    with Served(*FAKE, "--dp-size", "2") as served:
+        served.wait_until_ready()
+        served.signal(signal.SIGTERM)
+        assert served.exit_status(20.0) == 0
+        for owner in (0, 1):
+            told = [line for line in served.lines if re.search(rf"(worker|owner) {owner}: ", line)]
+            words = [line.partition(f"r {owner}: ")[2].split()[0].strip(",") for line in told]
+            assert words == ["started", "ready", "pid"], told
+        assert len([line for line in served.lines if "draining" in line]) == 1
 
 
 def test_no_process_outlives_a_killed_controller(two_slow_owners: Served) -> None:
@@ -146,7 +159,7 @@ def test_no_process_outlives_a_killed_controller(two_slow_owners: Served) -> Non
 
 def test_no_process_outlives_a_controller_killed_during_the_load() -> None:
     with Served(*FAKE, "--fake-load-time", "300") as served:
-        served.wait_for_line("owner 0: loading")
+        served.wait_for_line("worker 0: started")
         workers = served.workers()
         assert workers
         served.signal(signal.SIGKILL)

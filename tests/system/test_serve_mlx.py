@@ -61,7 +61,7 @@ def test_no_worker_outlives_a_controller_killed_while_mlx_is_imported(
     demo_model_dir: Path,
 ) -> None:
     with Served("--model", str(demo_model_dir), "--dp-size", "2") as served:
-        served.wait_for_line("owner 0: loading")
+        served.wait_for_line("worker 0: started")
         (worker,) = served.workers()
         wait_until(
             lambda: loads_library(worker, "mlx/core") or loads_library(worker, "libmlx"),

@@ -9,12 +9,16 @@ from mlx_dp.orchestrator.control.conditions import Conditions
 from mlx_dp.orchestrator.service import Ended, Granted, NewTokens
 from mlx_dp.proto.messages import FinishReason, TokenLogprob
 
-GRANTED = Granted(owner=0, reason="round_robin", cached_tokens=0)
+GRANTED = Granted(owner=0, reason="round_robin")
 ENDED = Ended(reason=FinishReason.STOP)
 
 
-def answer(cancelled: list[int] | None = None) -> RequestAnswer:
-    return RequestAnswer(7, [].append if cancelled is None else cancelled.append)
+def answer(left: list[tuple[int, FinishReason]] | None = None) -> RequestAnswer:
+    def leave(request_id: int, reason: FinishReason) -> None:
+        if left is not None:
+            left.append((request_id, reason))
+
+    return RequestAnswer(7, leave)
 
 
 def test_tokens_at_hand_are_joined_and_keep_their_place_among_events() -> None:
@@ -82,12 +86,14 @@ def test_nothing_follows_the_end() -> None:
 
 
 def test_cancelling_an_answer_that_has_ended_tells_nobody() -> None:
-    cancelled: list[int] = []
-    made = answer(cancelled)
+    left: list[tuple[int, FinishReason]] = []
+    made = answer(left)
     made.cancel()
+    made.complete()
     made.push(ENDED)
     made.cancel()
-    assert cancelled == [7]
+    made.complete()
+    assert left == [(7, FinishReason.ABORT), (7, FinishReason.STOP)]
 
 
 def test_conditions_wake_who_waits_for_what_is_the_case() -> None:

@@ -100,6 +100,12 @@ def test_observers_are_told_of_each_end_once() -> None:
     class Observer:
         told: list[RequestTimings] = []  # noqa: RUF012 - one test, one list
 
+        def started(self, queued_s: float) -> None: ...
+
+        def first_token(self, waited_s: float) -> None: ...
+
+        def next_tokens(self, gap_s: float) -> None: ...
+
         def ended(self, timings: RequestTimings) -> None:
             self.told.append(timings)
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from control_world import Reader, World, expected, generation, ready, serve_options
 
+from mlx_dp.orchestrator.control.counters import RequestTimings
 from mlx_dp.orchestrator.control.limits import ControlLimits
 from mlx_dp.orchestrator.options import QueueOptions
 from mlx_dp.orchestrator.service import (
@@ -47,7 +48,7 @@ def test_a_request_is_granted_streamed_and_finished() -> None:
     assert reader.ids == expected(generation(), 3)
     assert [grant.owner for grant in reader.grants] == [0]
     assert world.core.tally.requests_ok == 1
-    assert world.core.tally.generated_tokens == 3
+    assert world.core.tally.generated_by_owner.total() == 3
 
 
 def test_workers_load_one_at_a_time() -> None:
@@ -184,7 +185,7 @@ def test_cancelling_before_it_is_accepted_still_frees_the_slot() -> None:
     assert owner is not None
     assert not owner.leases
     assert ended(reader).reason is FinishReason.ABORT
-    assert world.core.tally.prompt_tokens == 0
+    assert world.core.tally.prompt_by_owner.total() == 0
 
 
 def test_an_abort_that_a_congested_owner_did_not_take_is_repeated() -> None:
@@ -340,8 +341,8 @@ def test_repeated_tokens_are_dropped() -> None:
     world.worker(0).say(Tokens(chunks=(chunk,)))
     world.turn(2)
     assert reader.read().ids == expected(generation(), 4)
-    assert world.core.tally.stale_facts == 1
-    assert world.core.tally.protocol_errors == 0
+    assert world.core.tally.duplicate_chunks == 1
+    assert world.core.tally.stale_facts == world.core.tally.protocol_errors == 0
 
 
 def test_facts_of_another_epoch_are_stale() -> None:
@@ -362,7 +363,7 @@ def test_a_malformed_message_replaces_the_worker() -> None:
     # What came in the same batch is not heard either.
     world.worker(1).say(Tokens(chunks=()))
     world.core.on_arrival()
-    assert world.core.tally.protocol_errors == 1
+    assert world.core.tally.protocol_errors == world.core.tally.malformed_frames == 1
     assert world.worker(1).signals == ["kill"]
     world.recover()
     assert world.core.supervisor.workers[1].status is WorkerStatus.READY
@@ -476,8 +477,8 @@ def test_a_request_that_found_no_slot_is_queued_again_in_its_place() -> None:
     world.readies = {0: ready(slots=1)}
     first, second = submit(world, (1,), 3), submit(world, (2,), 3)
     world.turn()
-    assert first.read().grants
-    assert not second.read().grants
+    assert first.read().starts
+    assert not second.read().starts
     # Asking again at once would only be refused again.
     assert not world.worker(0).inbox
     world.turn(3)
@@ -509,7 +510,8 @@ def test_a_draining_worker_gets_nothing_more() -> None:
     world.core.on_arrival()
     world.pass_time(1.0)
     world.turn(2)
-    assert [grant.owner for grant in reader.read().grants] == [1]
+    assert [grant.owner for grant in reader.read().grants] == [0, 1]
+    assert len(reader.starts) == 1
     with pytest.raises(OverloadedError):
         submit(world, rank=0)
 
@@ -770,6 +772,94 @@ def test_a_worker_that_never_says_hello_holds_up_the_others_for_a_minute_only() 
     assert world.workers[1].index == 1
 
 
+def test_the_owner_is_told_at_the_grant_and_not_only_when_it_has_accepted() -> None:
+    world = World(serve_options(1)).bring_up()
+    world.readies = {0: ready(slots=1)}
+    reader = submit(world).read()
+    assert [(grant.owner, grant.reason) for grant in reader.grants] == [(0, "total_tokens")]
+    assert not reader.starts
+    world.settle()
+    assert len(reader.read().starts) == len(reader.grants) == 1
+
+
+def test_what_could_not_be_sent_is_no_grant() -> None:
+    world = World(serve_options(1)).bring_up()
+    world.congested = {world.worker(0).identity}
+    reader = submit(world).read()
+    assert not reader.grants
+    assert not world.core.tally.grants
+    world.congested = set()
+    world.pass_time(1.0)
+    world.settle()
+    assert len(reader.read().grants) == world.core.tally.grants["total_tokens"] == 1
+
+
+def test_a_replay_is_granted_again_but_starts_and_counts_once() -> None:
+    world = World().bring_up()
+    reader = submit(world, max_tokens=6)
+    world.turn(2)
+    world.worker(0).kill()
+    world.recover(1.0)
+    world.turn(6)
+    assert ended(reader).reason is FinishReason.LENGTH
+    assert [grant.owner for grant in reader.grants] == [0, 1]
+    assert len(reader.starts) == 1
+    assert world.core.tally.grants.total() == 2
+    assert world.core.tally.prompt_by_owner == {0: 3}
+    assert world.core.tally.cached_by_owner.total() == 0
+    assert world.core.tally.generated_by_owner == {0: 2, 1: 4}
+
+
+def test_an_answer_that_is_complete_ends_as_stop_and_one_nobody_wants_as_abort() -> None:
+    world = World().bring_up()
+    complete, unwanted = submit(world), submit(world)
+    world.turn()
+    complete.answer.complete()
+    unwanted.answer.cancel()
+    assert ended(complete).reason is FinishReason.STOP
+    assert ended(unwanted).reason is FinishReason.ABORT
+    assert (world.core.tally.requests_ok, world.core.tally.requests_aborted) == (1, 1)
+    world.turn(2)
+    assert not any(worker.running for worker in world.alive())
+
+
+def test_observers_hear_of_each_step_with_its_time() -> None:
+    heard: list[tuple[str, float]] = []
+
+    class Observer:
+        def started(self, queued_s: float) -> None:
+            heard.append(("started", round(queued_s, 1)))
+
+        def first_token(self, waited_s: float) -> None:
+            heard.append(("first", round(waited_s, 1)))
+
+        def next_tokens(self, gap_s: float) -> None:
+            heard.append(("next", round(gap_s, 1)))
+
+        def ended(self, timings: RequestTimings) -> None:
+            heard.append(("ended", round(timings.ended_s, 1)))
+
+    world = World(serve_options(1))
+    world.readies = {0: ready(slots=1)}
+    world.bring_up()
+    world.core.answers.observe(Observer())
+    first = submit(world, max_tokens=2)
+    world.turn(1)
+    second = submit(world, max_tokens=2)
+    world.pass_time(2.0)
+    world.turn(1)
+    assert ended(first).reason is FinishReason.LENGTH
+    world.turn(1)
+    world.pass_time(1.0)
+    world.turn(1)
+    assert ended(second).reason is FinishReason.LENGTH
+    assert heard[:3] == [("started", 0.0), ("first", 0.0), ("next", 2.0)]
+    assert heard.count(("ended", 2.0)) == 1
+    assert heard[-1] == ("ended", 3.0)
+    assert [each for each in heard if each[0] == "started"] == [("started", 0.0), ("started", 2.0)]
+    assert [each for each in heard if each[0] == "first"] == [("first", 0.0), ("first", 2.0)]
+
+
 def test_counters_reconcile() -> None:
     world = World().bring_up()
     readers = [submit(world, (n,), 5) for n in range(8)]
@@ -782,4 +872,4 @@ def test_counters_reconcile() -> None:
     assert tally.requests_started == 8
     assert tally.requests_ok + tally.requests_error + tally.requests_aborted == 8
     assert tally.worker_deaths == tally.worker_restarts == 1
-    assert sum(tally.generated_by_owner.values()) == tally.generated_tokens == 35
+    assert tally.generated_by_owner.total() == 35

@@ -98,6 +98,14 @@ def test_cached_tokens_are_those_of_the_first_attempt() -> None:
     assert entry.cached_tokens == 2
 
 
+def test_no_more_is_cached_than_the_prompt_has() -> None:
+    ledger = Ledger()
+    entry = ledger.open(generation((1, 2)), 0.0)
+    ledger.grant(entry, 0, 0.0)
+    ledger.accept(entry, 9)
+    assert entry.cached_tokens == 2
+
+
 class LedgerMachine(RuleBasedStateMachine):
     """Steps of all kinds, legal or not, against a model that is a dictionary of words."""
 

@@ -25,7 +25,7 @@ class Life:
         self.ledger.grant(self.entry, 0, 0.0)
         granted = terms(self.owner.limits, self.entry)
         assert granted is not None
-        lease = self.owner.grant(self.entry, granted, "", 0.0)
+        lease = self.owner.grant(self.entry, granted, 0.0)
         if accepted:
             self.owner.accepted(lease)
             self.ledger.accept(self.entry, 0)

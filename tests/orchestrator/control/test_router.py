@@ -27,7 +27,7 @@ def grant(
     if choice is None:
         return None
     ledger.grant(entry, choice.owner.index, 0.0)
-    return choice.owner, choice.owner.grant(entry, choice.terms, choice.reason, 0.0)
+    return choice.owner, choice.owner.grant(entry, choice.terms, 0.0)
 
 
 def chosen(router: Router, book: OwnerBook, times: int, **wanted) -> list[int | None]:
@@ -174,7 +174,7 @@ class BookMachine(RuleBasedStateMachine):
         assert rank in (None, choice.owner.index)
         self.ledger.grant(entry, choice.owner.index, 0.0)
         entry.max_tokens = choice.terms.max_tokens
-        lease = choice.owner.grant(entry, choice.terms, choice.reason, 0.0)
+        lease = choice.owner.grant(entry, choice.terms, 0.0)
         self.held[entry.request_id] = (choice.owner, lease, entry)
 
     @precondition(lambda self: self.held)

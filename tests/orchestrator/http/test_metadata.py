@@ -4,15 +4,16 @@ from dataclasses import replace
 
 import pytest
 from fastapi.routing import APIRoute
-from http_calls import CHAT, HI, call, error
-from prometheus_client.parser import text_string_to_metric_families
-from scripted_service import API_KEY, OPTIONS, STATE, ScriptedService, granted, says
+from http_calls import call, error
+from owner_states import LOADING
+from scripted_service import API_KEY, STATE, ScriptedService, granted, says
 
 from mlx_dp.orchestrator.http.app import create_app
 from mlx_dp.orchestrator.options import HttpOptions
 from mlx_dp.orchestrator.service import Ended, Generation, ServiceStatus, WorkerStatus
 from mlx_dp.orchestrator.text.fake_tokenizer import fake_text_model
 from mlx_dp.proto.messages import FinishReason
+from mlx_dp.proto.model_shape import ModelShape
 
 KEYED = HttpOptions(served_model_name="m", api_key=API_KEY)
 
@@ -103,6 +104,8 @@ def test_loads_are_per_owner_and_the_queue_is_in_the_aggregate() -> None:
     busy = replace(
         STATE.owners[0],
         running=4,
+        prompt_tokens_total=400,
+        cached_tokens_total=100,
         used_tokens=250,
         reserved_tokens=400,
         generation_tokens_per_s=9.0,
@@ -124,7 +127,7 @@ def test_loads_are_per_owner_and_the_queue_is_in_the_aggregate() -> None:
         "max_total_num_tokens": 1000,
         "token_usage": 0.25,
         "gen_throughput": 9.0,
-        "cache_hit_rate": 0.0,
+        "cache_hit_rate": 0.25,
         "utilization": 0.5,
         "max_running_requests": 8,
     }
@@ -134,6 +137,7 @@ def test_loads_are_per_owner_and_the_queue_is_in_the_aggregate() -> None:
     assert aggregate["num_waiting_reqs"] == aggregate["total_waiting_reqs"] == 3
     assert aggregate["num_total_tokens"] == aggregate["total_tokens"] == 320
     assert aggregate["max_running_requests"] == 16
+    assert aggregate["cache_hit_rate"] == 0.25
     loads = get("/get_load", service)
     assert isinstance(loads, list)
     assert {"dp_rank": 0, "num_reqs": 4, "num_waiting_reqs": 0, "num_tokens": 250}.items() <= loads[
@@ -155,68 +159,32 @@ def test_server_and_model_info_have_two_addresses_each() -> None:
     assert get("/version").keys() == {"version"}
 
 
-def test_metrics_have_both_families_and_a_type_line_each() -> None:
-    async_free = ScriptedService()
-    app_text = _metrics_after_a_request(async_free)
-    names = {
-        line.split()[0].split("{")[0] for line in app_text.splitlines() if not line.startswith("#")
+def test_server_info_has_the_internal_state_of_each_owner_as_sglang_names_it() -> None:
+    shape = ModelShape(
+        num_layers=2,
+        attention_layers=2,
+        auxiliary_layers=0,
+        kv_bytes_per_token=5_000_000,
+        auxiliary_bytes_per_slot=0,
+        vocab_size=9,
+        context_length=512,
+        weights_nbytes=2_540_000_000,
+    )
+    loaded = replace(STATE.owners[0], shape=shape, generation_tokens_per_s=12.5)
+    starting = replace(LOADING, owner=1)
+    info = get("/server_info", ScriptedService(owners=(loaded, starting)))
+    assert isinstance(info, dict)
+    first, second = info["internal_states"]
+    assert first == {
+        "dp_rank": 0,
+        "last_gen_throughput": 12.5,
+        "effective_max_running_requests_per_dp": 8,
+        "max_total_num_tokens": 1000,
+        "memory_usage": {"weight": 2.54, "kvcache": 5.0, "token_capacity": 1000, "graph": 0.0},
     }
-    for name in (
-        "vllm:num_requests_running",
-        "vllm:num_requests_waiting",
-        "vllm:kv_cache_usage_perc",
-        "vllm:gpu_cache_usage_perc",
-        "vllm:cache_config_info",
-        "vllm:prompt_tokens_total",
-        "vllm:generation_tokens_total",
-        "vllm:prefix_cache_queries_total",
-        "vllm:prefix_cache_hits_total",
-        "vllm:gpu_prefix_cache_hits_total",
-        "vllm:num_preemptions_total",
-        "vllm:time_to_first_token_seconds_bucket",
-        "vllm:time_per_output_token_seconds_count",
-        "vllm:inter_token_latency_seconds_sum",
-        "vllm:e2e_request_latency_seconds_bucket",
-        "vllm:request_queue_time_seconds_bucket",
-        "sglang:num_running_reqs",
-        "sglang:num_queue_reqs",
-        "sglang:token_usage",
-        "sglang:cache_config_info",
-    ):
-        assert name in names
-    typed = {line.split()[2] for line in app_text.splitlines() if line.startswith("# TYPE")}
-    suffixes = ("_bucket", "_count", "_sum")
-    for name in names:
-        family = next((name.removesuffix(s) for s in suffixes if name.endswith(s)), name)
-        assert family in typed, name
-    values = {
-        sample.name: sample.value
-        for family in text_string_to_metric_families(app_text)
-        for sample in family.samples
-    }
-    assert values["vllm:generation_tokens_total"] == 3
-    assert values["vllm:time_to_first_token_seconds_count"] == 1
-    assert values["vllm:inter_token_latency_seconds_count"] == 2
-    assert values["vllm:prompt_tokens_total"] == len(b"user: hi\nassistant: ")
-
-
-def _metrics_after_a_request(service: ScriptedService) -> str:
-    import asyncio
-
-    import httpx
-
-    service.reply = lambda _: says("ab")
-
-    async def run() -> str:
-        app = create_app(service, OPTIONS, fake_text_model(512))
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            await client.post(CHAT, json={"messages": HI})
-            response = await client.get("/metrics")
-            assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
-            return response.text
-
-    return asyncio.run(run())
+    assert second["dp_rank"] == 1
+    assert second["effective_max_running_requests_per_dp"] == 0
+    assert second["memory_usage"]["token_capacity"] == 0
 
 
 def routes() -> list[tuple[str, str]]:

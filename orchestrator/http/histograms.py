@@ -1,10 +1,11 @@
-"""What the request path counts and times, for /metrics and /v1/loads."""
+"""How long requests take, as the controller tells it, for /metrics."""
 
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
+
+from mlx_dp.orchestrator.control.counters import RequestTimings
 
 _LATENCY_S: Final = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
@@ -40,21 +41,25 @@ class Timings:
 
 
 @dataclass(slots=True)
-class HttpCounters:
-    """Totals since the start. Changed from the event loop only."""
+class RequestHistograms:
+    """Observes the service. Seconds count from the arrival in its queue."""
 
-    first_token: Timings = field(default_factory=lambda: Timings(_LATENCY_S))
+    queued: Timings = field(default_factory=lambda: Timings(_LATENCY_S))
+    to_first_token: Timings = field(default_factory=lambda: Timings(_LATENCY_S))
     inter_token: Timings = field(default_factory=lambda: Timings(_TOKEN_S))
     per_output_token: Timings = field(default_factory=lambda: Timings(_TOKEN_S))
     end_to_end: Timings = field(default_factory=lambda: Timings(_LATENCY_S))
-    queued: Timings = field(default_factory=lambda: Timings(_LATENCY_S))
-    prompt_tokens: Counter[int] = field(default_factory=Counter)
-    """By owner, counted when it takes the request."""
-    cached_tokens: Counter[int] = field(default_factory=Counter)
-    generation_tokens: int = 0
-    requests: Counter[str] = field(default_factory=Counter)
-    """Ended requests by outcome: stop, length, error, refused, disconnected."""
 
-    def cache_hit_rate(self, owner: int) -> float:
-        prompt = self.prompt_tokens[owner]
-        return self.cached_tokens[owner] / prompt if prompt else 0.0
+    def started(self, queued_s: float) -> None:
+        self.queued.observe(queued_s)
+
+    def first_token(self, waited_s: float) -> None:
+        self.to_first_token.observe(waited_s)
+
+    def next_tokens(self, gap_s: float) -> None:
+        self.inter_token.observe(gap_s)
+
+    def ended(self, timings: RequestTimings) -> None:
+        self.end_to_end.observe(timings.ended_s)
+        if timings.time_per_output_token_s is not None:
+            self.per_output_token.observe(timings.time_per_output_token_s)

@@ -1,0 +1,281 @@
+"""GET /metrics: the controller's counts under routers' names, and no other counts."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Coroutine, MutableMapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import httpx
+from control_world import SHAPE, World, ready, serve_options
+from fastapi import FastAPI
+from http_calls import CHAT, COMPLETIONS, HI, call
+from prometheus_client.parser import text_string_to_metric_families
+from scripted_service import OPTIONS, STATE, ScriptedService
+
+from mlx_dp.orchestrator.control.controller import Controller
+from mlx_dp.orchestrator.control.counters import ControllerCounters, RequestTimings
+from mlx_dp.orchestrator.control.fleet import Outside
+from mlx_dp.orchestrator.control.limits import ControlLimits
+from mlx_dp.orchestrator.http.app import create_app
+from mlx_dp.orchestrator.http.histograms import RequestHistograms
+from mlx_dp.orchestrator.service import Service
+from mlx_dp.orchestrator.text.fake_tokenizer import fake_text_model
+from mlx_dp.proto.messages import FinishReason
+
+ROUTERS_NAMES = (
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+    "vllm:kv_cache_usage_perc",
+    "vllm:gpu_cache_usage_perc",
+    "vllm:cache_config_info",
+    "vllm:prompt_tokens_total",
+    "vllm:generation_tokens_total",
+    "vllm:prefix_cache_queries_total",
+    "vllm:prefix_cache_hits_total",
+    "vllm:gpu_prefix_cache_hits_total",
+    "vllm:num_preemptions_total",
+    "vllm:time_to_first_token_seconds_bucket",
+    "vllm:time_per_output_token_seconds_count",
+    "vllm:inter_token_latency_seconds_sum",
+    "vllm:e2e_request_latency_seconds_bucket",
+    "vllm:request_queue_time_seconds_bucket",
+    "sglang:num_running_reqs",
+    "sglang:num_queue_reqs",
+    "sglang:token_usage",
+    "sglang:cache_config_info",
+)
+
+
+def samples(page: str) -> dict[str, float]:
+    """Values by name, with the labels of ours in braces."""
+    found = {}
+    for family in text_string_to_metric_families(page):
+        for sample in family.samples:
+            labels = {k: v for k, v in sample.labels.items() if k not in ("model_name", "le")}
+            found[sample.name + "".join(f"{{{value}}}" for value in labels.values())] = sample.value
+    return found
+
+
+def page_of(service: Service) -> str:
+    response = call(service, "GET", "/metrics")
+    assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+    return response.text
+
+
+def test_both_families_are_there_and_each_has_a_type_line() -> None:
+    page = page_of(ScriptedService())
+    lines = page.splitlines()
+    names = {line.split()[0].split("{")[0] for line in lines if not line.startswith("#")}
+    assert not set(ROUTERS_NAMES) - names
+    typed = {line.split()[2] for line in lines if line.startswith("# TYPE")}
+    for name in names:
+        family = name
+        for suffix in ("_bucket", "_count", "_sum"):
+            family = family.removesuffix(suffix)
+        assert family in typed or name in typed, name
+
+
+def test_every_count_is_the_controllers() -> None:
+    service = ScriptedService()
+    tally = service.tally
+    tally.requests_started, tally.requests_ok = 101, 102
+    tally.requests_error, tally.requests_aborted, tally.requests_replayed = 103, 104, 105
+    tally.worker_deaths, tally.worker_restarts = 106, 107
+    tally.protocol_errors, tally.malformed_frames = 108, 109
+    tally.stale_facts, tally.duplicate_chunks = 110, 111
+    tally.prompt_by_owner.update({0: 100, 1: 12})
+    tally.cached_by_owner.update({0: 13, 1: 15})
+    tally.generated_by_owner.update({0: 100, 1: 14})
+    tally.requests_refused["queue_full"] = 115
+    tally.errors["worker_lost"] = 116
+    tally.grants["total_tokens"] = 117
+    service.counters = lambda: tally.snapshot(unknown_frames=118)
+    found = samples(page_of(service))
+    expected = {
+        "mlx_dp:requests_started_total": 101,
+        "mlx_dp:requests_total{ok}": 102,
+        "mlx_dp:requests_total{error}": 103,
+        "mlx_dp:requests_total{aborted}": 104,
+        "sglang:num_requests_total": 309,
+        "mlx_dp:requests_replayed_total": 105,
+        "vllm:num_preemptions_total": 105,
+        "mlx_dp:worker_deaths_total": 106,
+        "mlx_dp:worker_restarts_total": 107,
+        "mlx_dp:protocol_errors_total": 108,
+        "mlx_dp:malformed_frames_total": 109,
+        "mlx_dp:stale_facts_total": 110,
+        "mlx_dp:duplicate_chunks_total": 111,
+        "vllm:prompt_tokens_total": 112,
+        "sglang:prompt_tokens_total": 112,
+        "vllm:prefix_cache_queries_total": 112,
+        "vllm:prefix_cache_hits_total": 28,
+        "sglang:cached_tokens_total": 28,
+        "sglang:cache_hit_rate": 0.25,
+        "vllm:generation_tokens_total": 114,
+        "sglang:generation_tokens_total": 114,
+        "mlx_dp:requests_refused_total{queue_full}": 115,
+        "mlx_dp:request_errors_total{worker_lost}": 116,
+        "mlx_dp:grants_total{total_tokens}": 117,
+        "mlx_dp:unknown_frames_total": 118,
+    }
+    assert {name: found.get(name) for name in expected} == expected
+    # A count that is added there must get a name here.
+    assert len(fields(ControllerCounters)) == 18
+
+
+def test_histograms_tell_what_the_observer_heard() -> None:
+    histograms = RequestHistograms()
+    histograms.started(0.5)
+    histograms.first_token(1.5)
+    histograms.next_tokens(0.25)
+    timings = RequestTimings(
+        reason=FinishReason.STOP,
+        code="",
+        prompt_tokens=1,
+        output_tokens=5,
+        cached_tokens=0,
+        owner=0,
+        attempts=1,
+        granted_s=0.5,
+        first_token_s=1.0,
+        last_token_s=3.0,
+        ended_s=4.0,
+    )
+    histograms.ended(timings)
+    histograms.ended(replace(timings, output_tokens=1))
+    totals = [
+        (each.total_s, each.cumulative()[-1][1])
+        for each in (
+            histograms.queued,
+            histograms.to_first_token,
+            histograms.inter_token,
+            histograms.per_output_token,
+            histograms.end_to_end,
+        )
+    ]
+    assert totals == [(0.5, 1), (1.5, 1), (0.25, 1), (0.5, 1), (8.0, 2)]
+
+
+@dataclass
+class Stage:
+    """The app over a controller whose fake workers turn by themselves, unless ``silent``."""
+
+    world: World
+    controller: Controller
+    app: FastAPI
+    client: httpx.AsyncClient
+    silent: bool = False
+
+    async def turn(self) -> None:
+        while True:
+            if not self.silent:
+                self.world.greet()
+                self.world.turn()
+            await asyncio.sleep(0)
+
+
+def play(act: Callable[[Stage], Coroutine]) -> None:
+    async def run() -> None:
+        world = World(limits=ControlLimits(tick_s=0.01, stop_grace_s=0.2))
+        # The text side's vocabulary.
+        loaded = replace(ready(), shape=replace(SHAPE, vocab_size=512))
+        world.readies = {0: loaded, 1: loaded}
+        controller = Controller(serve_options(), Outside(world, world), limits=world.limits)
+        world.core = controller._core
+        app = create_app(controller, OPTIONS, fake_text_model(512))
+        client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
+        stage = Stage(world, controller, app, client)
+        async with asyncio.timeout(20), client:
+            await controller.start()
+            turning = asyncio.create_task(stage.turn())
+            try:
+                while any(owner.status != "ready" for owner in controller.state().owners):
+                    await asyncio.sleep(0)
+                await act(stage)
+                await controller.stop()
+            finally:
+                turning.cancel()
+
+    asyncio.run(run())
+
+
+def test_the_page_agrees_with_what_clients_got() -> None:
+    async def act(stage: Stage) -> None:
+        usages = Counter()
+        for body in ({"max_tokens": 5}, {"max_tokens": 3, "n": 2}):
+            answer = await stage.client.post(COMPLETIONS, json={"prompt": [1, 2, 3], **body})
+            assert answer.status_code == 200, answer.text
+            usages.update(answer.json()["usage"] | {"prompt_tokens_details": 0})
+        refused = await stage.client.post(COMPLETIONS, json={"prompt": [1] * 1200})
+        assert refused.status_code == 400
+        found = samples((await stage.client.get("/metrics")).text)
+        assert found["vllm:generation_tokens_total"] == usages["completion_tokens"] == 11
+        # Each of two choices has the prompt for itself.
+        assert found["vllm:prompt_tokens_total"] == usages["prompt_tokens"] + 3 == 9
+        assert found["mlx_dp:requests_total{ok}"] == 3
+        assert found["mlx_dp:grants_total{total_tokens}"] == 3
+        for name in ("time_to_first_token", "e2e_request_latency", "request_queue_time"):
+            assert found[f"vllm:{name}_seconds_count"] == 3
+        assert found["vllm:inter_token_latency_seconds_count"] == 11 - 3
+        assert found["vllm:time_per_output_token_seconds_count"] == 3
+
+    play(act)
+
+
+def test_an_answer_that_a_stop_string_ends_counts_as_ok() -> None:
+    async def act(stage: Stage) -> None:
+        whole = await stage.client.post(COMPLETIONS, json={"prompt": [1, 2], "max_tokens": 8})
+        text = whole.json()["choices"][0]["text"]
+        body = {"prompt": [1, 2], "max_tokens": 200, "stop": text[2:4]}
+        stopped = await stage.client.post(COMPLETIONS, json=body)
+        assert stopped.json()["choices"][0]["finish_reason"] == "stop"
+        found = samples((await stage.client.get("/metrics")).text)
+        assert found["mlx_dp:requests_total{ok}"] == 2
+        assert found["mlx_dp:requests_total{aborted}"] == 0
+
+    play(act)
+
+
+def test_a_stream_names_its_owner_and_why_before_the_owner_has_said_a_word() -> None:
+    body = b'{"prompt": [1, 2], "stream": true, "max_tokens": 2, "routed_dp_rank": 1}'
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": COMPLETIONS,
+        "headers": [(b"content-type", b"application/json")],
+        "query_string": b"",
+    }
+
+    async def act(stage: Stage) -> None:
+        sent: asyncio.Queue[MutableMapping[str, Any]] = asyncio.Queue()
+        requests = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive() -> MutableMapping[str, Any]:
+            return requests.pop() if requests else await asyncio.Future()
+
+        stage.silent = True
+        reply = asyncio.create_task(stage.app(scope, receive, sent.put))
+        start = await sent.get()
+        stage.silent = False
+        await reply
+        headers = dict(start["headers"])
+        assert (start["status"], headers[b"x-dp-rank"]) == (200, b"1")
+        assert headers[b"x-routing-reason"] == b"explicit_rank"
+
+    play(act)
+
+
+def test_label_values_come_from_owners_and_the_controllers_own_words_only() -> None:
+    service = ScriptedService(owners=STATE.owners)
+    body = {"messages": HI, "user": "someone", "model": "demo/fake"}
+    assert call(service, "POST", CHAT, json=body, headers={"x-request-id": "r1"}).is_success
+    labels = {
+        (name, value)
+        for family in text_string_to_metric_families(page_of(service))
+        for sample in family.samples
+        for name, value in sample.labels.items()
+        if name not in ("le", "block_size", "num_gpu_blocks", "page_size", "num_pages")
+    }
+    outcomes = {("outcome", word) for word in ("ok", "error", "aborted")}
+    assert labels == {("model_name", "demo/fake"), ("dp_rank", "0"), ("dp_rank", "1")} | outcomes
