@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from control_world import Reader, World, expected, generation, ready, serve_options
+from control_world import Reader, Running, World, expected, generation, ready, serve_options
 
 from mlx_dp.orchestrator.control.counters import RequestTimings
 from mlx_dp.orchestrator.control.limits import ControlLimits
@@ -24,6 +24,7 @@ from mlx_dp.proto.messages import (
     Hello,
     Rejected,
     RejectReason,
+    Submit,
     TokenChunk,
     Tokens,
     Up,
@@ -808,6 +809,21 @@ def test_a_replay_is_granted_again_but_starts_and_counts_once() -> None:
     assert world.core.tally.prompt_by_owner == {0: 3}
     assert world.core.tally.cached_by_owner.total() == 0
     assert world.core.tally.generated_by_owner == {0: 2, 1: 4}
+
+
+def test_owners_show_what_each_of_them_had_to_do() -> None:
+    world = World(serve_options(1)).bring_up()
+    submit(world, (1, 2, 3), 4)
+    worker = world.worker(0)
+    (sent,) = worker.inbox
+    worker.inbox.clear()
+    assert isinstance(sent, Submit)
+    worker.running[sent.request_id] = Running(sent, 0)
+    worker.say(Accepted(request_id=sent.request_id, epoch=1, slot=0, cached_tokens=2))
+    world.turn(2)
+    (owner,) = world.core.view.owners()
+    totals = (owner.prompt_tokens_total, owner.cached_tokens_total, owner.generated_tokens_total)
+    assert totals == (3, 2, 2)
 
 
 def test_an_answer_that_is_complete_ends_as_stop_and_one_nobody_wants_as_abort() -> None:

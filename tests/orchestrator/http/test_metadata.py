@@ -49,6 +49,7 @@ def test_health_generate_asks_every_ready_owner() -> None:
     assert [rank["ok"] for rank in body["ranks"]] == [True, True, False]
     assert [a.generation.routed_dp_rank for a in service.answers] == [0, 1]
     assert all(a.generation.max_tokens == 1 for a in service.answers)
+    assert all(a.completed for a in service.answers)
 
 
 def test_health_generate_names_the_rank_that_fails() -> None:
