@@ -35,7 +35,7 @@ def create_app(service: Service, options: HttpOptions, text: TextModel) -> FastA
     _add_generation(app, endpoint)
     _add_health(app, endpoint)
     _add_metadata(app, endpoint)
-    app.add_middleware(Edge, api_key=options.api_key)
+    app.add_middleware(Edge, api_key=options.api_key, posts=endpoint.posts)
     return app
 
 

@@ -1,4 +1,4 @@
-"""What every request passes: the key, and the headers that name it.
+"""What every request passes: the key, the headers that name it, and the count of its answer.
 
 Pure ASGI: a middleware that wraps responses would hide from a stream that its client has left.
 """
@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import re
 import uuid
+from collections import Counter
 from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -29,8 +30,9 @@ class Edge:
     The id is the client's if it is harmless, and a fresh one otherwise. It only ever labels.
     """
 
-    def __init__(self, app: ASGIApp, api_key: str | None) -> None:
+    def __init__(self, app: ASGIApp, api_key: str | None, posts: Counter[int]) -> None:
         self._app = app
+        self._posts = posts
         self._key_digest = None if api_key is None else _digest(api_key.encode())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -50,8 +52,16 @@ class Edge:
         async def send_named(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message["headers"], *added]
+                if scope["method"] == "POST":
+                    self._posts[message["status"]] += 1
             await send(message)
 
+        if b"content-length" in headers and b"transfer-encoding" in headers:
+            # A proxy that believes the other one would take the rest for a request of its own.
+            error = ApiError(400, "send either Content-Length or Transfer-Encoding, not both")
+            error.headers["connection"] = "close"
+            await error_response(error)(scope, receive, send_named)
+            return
         if self._allowed(scope["path"], headers.get(b"authorization", b"")):
             await self._app(scope, receive, send_named)
             return

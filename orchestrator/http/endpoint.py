@@ -1,6 +1,7 @@
 """What all routes share."""
 
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 
 from mlx_dp.orchestrator.options import HttpOptions
@@ -16,6 +17,8 @@ class Endpoint:
     text: TextModel
     options: HttpOptions
     created: int = field(default_factory=lambda: int(time.time()))
+    posts: Counter[int] = field(default_factory=Counter)
+    """Answers to POSTs by status: most refusals are made before the service hears of them."""
     preparing: int = 0
     """Requests that were let in and are not queued yet."""
 

@@ -1,7 +1,8 @@
 """GET /metrics: rendered from values at hand, under the names that routers read.
 
-What is counted is counted by the controller alone. Every label has few values: owners, and the
-controller's own words for outcomes, reasons and error codes.
+What is counted is counted by the controller alone, but for the statuses of HTTP answers. Every
+label has few values: owners, statuses, and the controller's own words for outcomes, reasons and
+error codes.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -55,6 +56,12 @@ class _EndpointCollector(Collector):
         yield from self._counters(counters)
         yield from self._histograms()
         yield from _control_metrics(counters)
+        yield _by_word(
+            "http_responses",
+            "Answers to POSTs",
+            "status",
+            {str(status): count for status, count in self._endpoint.posts.items()},
+        )
         yield from _owner_metrics(state.owners)
 
     def _gauges(
@@ -186,10 +193,14 @@ def _control_metrics(counters: ControllerCounters) -> Iterator[Metric]:
         ("requests_refused", "Requests not let in", "reason", counters.requests_refused),
         ("grants", "Requests given to an owner", "routing_reason", counters.grants),
     ):
-        family = CounterMetricFamily(f"mlx_dp:{name}", text, labels=[label])
-        for word, count in values.items():
-            family.add_metric([word], count)
-        yield family
+        yield _by_word(name, text, label, values)
+
+
+def _by_word(name: str, text: str, label: str, values: Mapping[str, int]) -> Metric:
+    family = CounterMetricFamily(f"mlx_dp:{name}", text, labels=[label])
+    for word, count in values.items():
+        family.add_metric([word], count)
+    return family
 
 
 # Ours, per owner: bounded labels, since the number of owners is fixed.

@@ -11,7 +11,7 @@ from control_world import SHAPE, World, ready, serve_options
 from fastapi import FastAPI
 from http_calls import CHAT, COMPLETIONS, HI, call
 from prometheus_client.parser import text_string_to_metric_families
-from scripted_service import OPTIONS, STATE, ScriptedService
+from scripted_service import OPTIONS, ScriptedService
 
 from mlx_dp.orchestrator.control.controller import Controller
 from mlx_dp.orchestrator.control.counters import ControllerCounters, RequestTimings
@@ -266,8 +266,22 @@ def test_a_stream_names_its_owner_and_why_before_the_owner_has_said_a_word() -> 
     play(act)
 
 
+def test_what_is_refused_before_the_service_hears_of_it_is_counted_by_status() -> None:
+    async def act(stage: Stage) -> None:
+        for body in ({"prompt": [1], "max_tokens": 1}, {"prompt": [1], "max_tokens": 0}, {}):
+            await stage.client.post(COMPLETIONS, json=body)
+        await stage.client.get("/nothing")
+        found = samples((await stage.client.get("/metrics")).text)
+        assert found["mlx_dp:http_responses_total{200}"] == 1
+        assert found["mlx_dp:http_responses_total{400}"] == 2
+        assert "mlx_dp:http_responses_total{404}" not in found
+        assert found["mlx_dp:requests_started_total"] == 1
+
+    play(act)
+
+
 def test_label_values_come_from_owners_and_the_controllers_own_words_only() -> None:
-    service = ScriptedService(owners=STATE.owners)
+    service = ScriptedService()
     body = {"messages": HI, "user": "someone", "model": "demo/fake"}
     assert call(service, "POST", CHAT, json=body, headers={"x-request-id": "r1"}).is_success
     labels = {
