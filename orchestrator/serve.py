@@ -25,6 +25,7 @@ from mlx_dp.orchestrator.plan_table import plan_view
 from mlx_dp.orchestrator.preparation import PreparedModel, prepare_model
 from mlx_dp.orchestrator.process.launcher import ProcessLauncher
 from mlx_dp.orchestrator.process.log_output import StderrConsole, configure_logging, write_plain
+from mlx_dp.orchestrator.process.open_files import raise_open_files
 from mlx_dp.orchestrator.process.worker_environment import WorkerEnvironment, worker_environment
 from mlx_dp.orchestrator.service_run import ServiceRun
 from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
@@ -39,6 +40,7 @@ def serve(flags: Flags, environment: Mapping[str, str]) -> int:
     ownership = configuration.ownership(flags.owners)
     console = StderrConsole()
     configure_logging(console, flags.http.log_level)
+    raise_open_files()
     with closing(open_socket(flags.http.host, flags.http.port)) as listener:
         model = prepare_model(flags, environment)
         plan = make_plan(flags, ownership, model)
