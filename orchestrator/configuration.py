@@ -126,9 +126,12 @@ def _within(flag: str, value: int, least: int, most: int = _MAX_COUNT) -> None:
 
 
 def _seconds(flag: str, value: float, *, least: float | None = None) -> None:
+    most = f"{_MAX_SECONDS:.0f}"
     # Written so that NaN, which compares false with everything, is refused too.
     if least is None:
         if not 0.0 < value <= _MAX_SECONDS:
-            raise ConfigError(f"{flag} {value:g} is out of range: use more than 0")
+            raise ConfigError(
+                f"{flag} {value:g} is out of range: use more than 0 and at most {most}"
+            )
     elif not least <= value <= _MAX_SECONDS:
-        raise ConfigError(f"{flag} {value:g} is out of range: use {least:g} or more")
+        raise ConfigError(f"{flag} {value:g} is out of range: use {least:g} to {most}")

@@ -49,7 +49,9 @@ def routed_rank(header: str | None, fields: GenerationFields, num_owners: int) -
     if header is not None:
         name = "X-Data-Parallel-Rank"
         if not _RANK.fullmatch(header.strip()):
-            raise invalid(name, f"it should be an integer, got {ascii(header)[:40]}")
+            raise invalid(
+                name, f"it should be a rank from 0 to {num_owners - 1}, got {ascii(header)[:40]}"
+            )
         rank = int(header)
     elif fields.routed_dp_rank is not None:
         name, rank = "routed_dp_rank", fields.routed_dp_rank

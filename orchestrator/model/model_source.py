@@ -85,6 +85,9 @@ def _resolve(
         _refuse_revision(revision, "the demo model")
         path = demo_model(cache, storage, progress)
         return ResolvedModel(path=path, served_name=DEMO_NAME, origin=ModelOrigin.DEMO)
+    if not model:
+        # As a path it would mean the current directory.
+        raise ModelSourceError("--model is empty: name a model, or omit it to serve the demo model")
     local = Path(model).expanduser()
     if local.is_dir():
         _refuse_revision(revision, f"the directory {model}")

@@ -29,10 +29,10 @@ def _content(value: object) -> str:
     for part in value:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind != "text":
-            raise refuse(f"parts of type {ascii(kind)[:40]} are not supported, only 'text'")
+            raise refuse("only parts of type 'text' are supported", kind)
         text = part.get("text")
         if not isinstance(text, str):
-            raise refuse("the text of each part should be a string")
+            raise refuse("the text of each part should be a string", text)
         pieces.append(text)
     return "".join(pieces)
 

@@ -39,8 +39,9 @@ def _token_ids(value: object) -> tuple[int, ...]:
         raise refuse(f"input should be {_SHAPES}")
     if len(value) > MAX_REQUEST_TOKENS:
         raise refuse(f"a prompt should have at most {MAX_REQUEST_TOKENS} tokens")
-    if value and not 0 <= min(value) <= max(value) <= MAX_TOKEN_ID:
-        raise refuse(f"token ids should be from 0 to {MAX_TOKEN_ID}")
+    for extreme in (min(value), max(value)) if value else ():
+        if not 0 <= extreme <= MAX_TOKEN_ID:
+            raise refuse(f"token ids should be from 0 to {MAX_TOKEN_ID}", extreme)
     return tuple(value)
 
 

@@ -89,4 +89,5 @@ def from_validation(error: ValidationError) -> ApiError:
     if first["type"] == "missing":
         return invalid(param, "this field is required")
     message = str(first["msg"])
-    return invalid(param, f"{message[0].lower()}{message[1:]}, got {shown(first['input'])}")
+    got = first.get("ctx", {}).get("got") or shown(first["input"])
+    return invalid(param, f"{message[0].lower()}{message[1:]}, got {got}")

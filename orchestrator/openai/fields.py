@@ -6,6 +6,7 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+from mlx_dp.orchestrator.openai.errors import shown
 from mlx_dp.proto.fields import MAX_REQUEST_TOKENS
 from mlx_dp.proto.sampling_params import MAX_LOGIT_BIAS, MAX_SEED
 
@@ -21,9 +22,13 @@ STRICT: Final = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 _TOKEN_ID_KEY: Final = re.compile(r"[0-9]{1,10}")
 
 
-def refuse(message: str) -> PydanticCustomError:
-    """A validator's error; literal braces are no place-holders."""
-    return PydanticCustomError("refused", "{message}", {"message": message})
+def refuse(message: str, *part: object) -> PydanticCustomError:
+    """A validator's error, about a part of its input if one is given."""
+    # Literal braces are no place-holders.
+    context = {"message": message}
+    if part:
+        context["got"] = shown(part[0])
+    return PydanticCustomError("refused", "{message}", context)
 
 
 def _stops(value: object) -> tuple[str, ...]:
@@ -36,7 +41,7 @@ def _stops(value: object) -> tuple[str, ...]:
         raise refuse(f"input should have at most {MAX_STOPS} strings")
     for stop in stops:
         if not 1 <= len(stop) <= MAX_STOP_CHARS:
-            raise refuse(f"each stop string should have 1 to {MAX_STOP_CHARS} characters")
+            raise refuse(f"each stop string should have 1 to {MAX_STOP_CHARS} characters", stop)
     return tuple(stops)
 
 
@@ -50,9 +55,9 @@ def _logit_bias(value: object) -> tuple[tuple[int, float], ...]:
     found: dict[int, float] = {}
     for key, bias in value.items():
         if not isinstance(key, str) or not _TOKEN_ID_KEY.fullmatch(key):
-            raise refuse(f'keys should be token ids, such as "42", not {ascii(key)[:40]}')
+            raise refuse('keys should be token ids, such as "42"', key)
         if type(bias) not in (int, float) or not -100 <= bias <= 100:
-            raise refuse(f"the bias of token {key} should be a number from -100 to 100")
+            raise refuse(f"the bias of token {key} should be a number from -100 to 100", bias)
         found[int(key)] = float(bias)
     return tuple(found.items())
 

@@ -103,3 +103,10 @@ def test_the_queue_and_the_endpoint_are_as_given() -> None:
 def test_topology_is_refused_before_any_limit() -> None:
     with pytest.raises(ConfigError, match="--tp-size 2 needs --enable-dp-attention"):
         configuration.ownership(OwnerFlags(tp_size=2, max_running_requests=0))
+
+
+def test_a_time_without_end_is_told_the_most_that_it_may_be() -> None:
+    with pytest.raises(ConfigError, match=r"use more than 0 and at most 1000000000$"):
+        configuration.check_flags(with_value("queue", "request_timeout", float("inf")))
+    with pytest.raises(ConfigError, match=r"use 0 to 1000000000$"):
+        configuration.check_flags(with_value("http", "drain_timeout", float("inf")))

@@ -125,6 +125,24 @@ def test_bad_messages_are_refused_by_place(message: object, param: str) -> None:
     assert error(chat(ScriptedService(), messages=[message]), 400)["param"] == param
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"logit_bias": {"1": 101}},
+            "the bias of token 1 should be a number from -100 to 100, got 101",
+        ),
+        ({"logit_bias": {"x{}": 1}}, "keys should be token ids, such as \"42\", got 'x{}'"),
+        ({"stop": ["a", ""]}, "each stop string should have 1 to 256 characters, got ''"),
+        ({"prompt": [1, -2, 3]}, "token ids should be from 0 to 2147483647, got -2"),
+        ({"prompt": [[1], [2**31]]}, "token ids should be from 0 to 2147483647, got 2147483648"),
+    ],
+)
+def test_a_bad_part_is_shown_itself(fields: dict[str, object], message: str) -> None:
+    found = error(complete(ScriptedService(), **fields), 400)
+    assert found["message"] == f"{found['param']}: {message}"
+
+
 def test_image_parts_are_refused_by_name() -> None:
     content = [{"type": "image_url", "image_url": {"url": "http://x"}}]
     found = error(chat(ScriptedService(), messages=[{"role": "user", "content": content}]), 400)
@@ -303,6 +321,21 @@ def test_rank_that_does_not_exist_is_400_before_tokenizing(rank: str) -> None:
         headers={"X-Data-Parallel-Rank": rank.encode()},
     )
     assert error(response, 400)["param"] == "X-Data-Parallel-Rank"
+
+
+def test_a_rank_that_is_no_number_is_told_the_range() -> None:
+    headers = {"X-Data-Parallel-Rank": "-1"}
+    found = error(
+        call(ScriptedService(), "POST", CHAT, json={"messages": HI}, headers=headers), 400
+    )
+    assert found["message"] == "X-Data-Parallel-Rank: it should be a rank from 0 to 1, got '-1'"
+
+
+def test_a_body_of_two_lengths_is_refused_and_ends_its_connection() -> None:
+    headers = {"content-length": "5", "transfer-encoding": "chunked"}
+    response = call(ScriptedService(), "POST", CHAT, content=b"hello", headers=headers)
+    assert "not both" in error(response, 400)["message"]
+    assert response.headers["connection"] == "close"
 
 
 def test_rank_out_of_range_names_the_range() -> None:

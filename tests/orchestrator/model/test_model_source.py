@@ -76,6 +76,11 @@ def test_a_path_that_does_not_exist_is_not_looked_up_on_the_hub(
         resolve(name)
 
 
+def test_an_empty_name_is_not_the_current_directory(resolve):
+    with pytest.raises(ModelSourceError, match="--model is empty"):
+        resolve("")
+
+
 def test_a_file_that_is_no_gguf_is_refused(tmp_path, resolve):
     path = tmp_path / "model.bin"
     path.touch()
