@@ -60,6 +60,7 @@ NEUTRAL: Final[Neutral] = MappingProxyType(
         "include_stop_str_in_output": _OFF,
         "no_stop_trim": _OFF,
         "skip_special_tokens": (None, True),
+        "detokenize": (None, True),
         "truncate_prompt_tokens": _NONE,
         "stop_regex": _EMPTY,
         # Sampling.
@@ -68,6 +69,9 @@ NEUTRAL: Final[Neutral] = MappingProxyType(
         "early_stopping": _OFF,
         "min_tokens": (None, 0),
         "min_new_tokens": (None, 0),
+        "max_new_tokens": _NONE,
+        "no_repeat_ngram_size": (None, 0),
+        "top_n_sigma": (None, -1, 0),
         "bad_words": _EMPTY,
         "allowed_token_ids": _NONE,
         "logits_processors": _EMPTY,

@@ -150,6 +150,10 @@ def test_image_parts_are_refused_by_name() -> None:
 
 
 UNSUPPORTED = {
+    "max_new_tokens": 4,
+    "no_repeat_ngram_size": 2,
+    "top_n_sigma": 1,
+    "detokenize": False,
     "tools": [{"type": "function"}],
     "tool_choice": "required",
     "functions": [{}],
