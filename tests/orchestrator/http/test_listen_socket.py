@@ -1,5 +1,7 @@
 """Binding the endpoint, or saying in one sentence why not."""
 
+import socket
+
 import pytest
 
 from mlx_dp.orchestrator.http.listen_socket import (
@@ -49,3 +51,8 @@ def test_the_url_works_from_this_machine(host: str, url: str) -> None:
 def test_only_loopback_is_private() -> None:
     assert all(map(is_loopback, ("127.0.0.1", "127.1.2.3", "localhost", "::1")))
     assert not any(map(is_loopback, ("0.0.0.0", "::", "192.168.0.2", "box")))
+
+
+def test_the_protocol_is_named_so_that_asyncio_sends_small_writes_at_once() -> None:
+    with open_socket("127.0.0.1", 0) as listener:
+        assert listener.proto == socket.IPPROTO_TCP
