@@ -22,7 +22,11 @@ def after_loss(
         entry.silent_losses += 1
         # A grant that never arrived is no attempt, but a request that kills its owner before
         # that is told must not take every worker with it.
-        return _worker_lost(detail) if entry.silent_losses >= max_attempts else None
+        return (
+            _worker_lost(entry.silent_losses, detail)
+            if entry.silent_losses >= max_attempts
+            else None
+        )
     if culprit:
         entry.deaths += 1
     barren = len(entry.emitted) == entry.emitted_at_grant
@@ -33,7 +37,7 @@ def after_loss(
             code="request_crashed_worker",
             status=500,
         )
-    return _worker_lost(detail) if entry.attempts >= max_attempts else None
+    return _worker_lost(entry.attempts, detail) if entry.attempts >= max_attempts else None
 
 
 def _complete(entry: RequestEntry) -> FinishReason | None:
@@ -45,10 +49,10 @@ def _complete(entry: RequestEntry) -> FinishReason | None:
     return None
 
 
-def _worker_lost(detail: str) -> Ended:
+def _worker_lost(losses: int, detail: str) -> Ended:
     return Ended(
         reason=FinishReason.ERROR,
-        message=f"the worker was lost, and no further attempt is made ({detail})",
+        message=f"{losses} workers were lost one after another, which is enough ({detail})",
         code="worker_lost",
         status=502,
     )

@@ -14,21 +14,26 @@ RETRY_AFTER_UNREADY_S: Final = 5
 _RANK: Final = re.compile(r"[0-9]{1,7}")
 
 
-def refuse_overload(state: ServiceState, *, preparing: int, choices: int = 1) -> None:
+def refuse_overload(
+    state: ServiceState, *, preparing: int, choices: int = 1, param: str = "n"
+) -> None:
     """Raise ApiError when it is certain that the request cannot be queued now.
 
     ``preparing`` requests passed this check and are not queued yet: without counting them, a flood
-    would be tokenized before it is refused.
+    would be tokenized before it is refused. ``param`` is what asks for so many ``choices``.
     """
     if state.status is not ServiceStatus.READY:
-        raise overloaded(
-            503, f"the service is {state.status.value}", retry_after_s=RETRY_AFTER_UNREADY_S
-        )
+        raise _unready(state.status)
     room = max(1, state.max_queued_requests)
-    if choices > room:
-        raise invalid("n", f"the request gives {choices} answers, but the queue holds only {room}")
-    taken = state.queued_requests + max(0, preparing - _free_slots(state))
-    if taken + choices > room:
+    slots = _slots(state, free=False)
+    if choices > slots + room:
+        raise invalid(
+            param,
+            f"the request asks for {choices} answers, but {slots} can run at once and {room} wait",
+        )
+    # Slots that are free while others queue are of no use to them: they wait for tokens.
+    free = 0 if state.queued_requests else _slots(state, free=True)
+    if state.queued_requests + max(0, preparing + choices - free) > room:
         raise overloaded(
             429,
             f"the queue is full: {state.queued_requests} of {state.max_queued_requests} requests",
@@ -36,9 +41,18 @@ def refuse_overload(state: ServiceState, *, preparing: int, choices: int = 1) ->
         )
 
 
-def _free_slots(state: ServiceState) -> int:
+def _unready(status: ServiceStatus) -> ApiError:
+    error = overloaded(503, f"the service is {status.value}", retry_after_s=RETRY_AFTER_UNREADY_S)
+    if status is ServiceStatus.DRAINING:
+        # A balancer's idle connection would keep pointing at a process that is about to go.
+        error.headers["connection"] = "close"
+    return error
+
+
+def _slots(state: ServiceState, *, free: bool) -> int:
+    """Request slots of the ready owners, all of them or those without a request."""
     return sum(
-        max(0, owner.capacity.request_slots - owner.running)
+        max(0, owner.capacity.request_slots - (owner.running if free else 0))
         for owner in state.owners
         if owner.status is WorkerStatus.READY and owner.capacity is not None
     )

@@ -88,7 +88,7 @@ class GenerationRoutes:
         with self._preparing():
             fields, rank = await self._fields(request, CompletionRequest, COMPLETION_NEUTRAL)
             fields.check()
-            self._refuse_overload(len(fields.prompt) * fields.choices)
+            self._refuse_overload(len(fields.prompt) * fields.choices, param="prompt")
             prompts = await self._prompts(fields.prompt, "prompt")
             work = _Work(
                 fields=fields,
@@ -114,10 +114,11 @@ class GenerationRoutes:
         finally:
             self._endpoint.preparing -= 1
 
-    def _refuse_overload(self, choices: int = 1) -> None:
+    def _refuse_overload(self, choices: int = 1, *, param: str = "n") -> None:
         # This request is among those that prepare.
         preparing = self._endpoint.preparing - 1
-        refuse_overload(self._endpoint.service.state(), preparing=preparing, choices=choices)
+        state = self._endpoint.service.state()
+        refuse_overload(state, preparing=preparing, choices=choices, param=param)
 
     async def _fields(
         self, request: Request, kind: type[Fields], neutral: Neutral

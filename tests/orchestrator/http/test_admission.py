@@ -7,7 +7,7 @@ from scripted_service import STATE
 
 from mlx_dp.orchestrator.http.admission import refuse_overload, vocab_size
 from mlx_dp.orchestrator.openai.errors import ApiError
-from mlx_dp.orchestrator.service import ServiceState, WorkerStatus
+from mlx_dp.orchestrator.service import ServiceState, ServiceStatus, WorkerStatus
 from mlx_dp.proto.model_shape import ModelShape
 
 SLOTS = 16
@@ -39,6 +39,29 @@ def test_requests_that_prepare_are_counted_beyond_the_free_slots() -> None:
     assert not admits(busy, preparing=16)
     lost = replace(STATE, owners=tuple(replace(o, status=WorkerStatus.LOST) for o in STATE.owners))
     assert not admits(lost, preparing=16)
+
+
+def test_many_answers_may_fill_free_slots_beyond_the_queue() -> None:
+    short = replace(STATE, max_queued_requests=4)
+    assert admits(short, choices=SLOTS + 4)
+    busy = replace(short, owners=tuple(replace(o, running=8) for o in short.owners))
+    assert not admits(busy, choices=5)
+
+
+def test_more_answers_than_can_ever_be_taken_are_the_clients_error() -> None:
+    short = replace(STATE, max_queued_requests=4)
+    with pytest.raises(ApiError, match="21 answers, but 16 can run at once and 4 wait") as caught:
+        refuse_overload(short, preparing=0, choices=SLOTS + 5, param="prompt")
+    assert caught.value.status == 400
+    assert caught.value.param == "prompt"
+
+
+def test_a_drain_closes_connections_and_a_start_does_not() -> None:
+    for status, closes in ((ServiceStatus.DRAINING, True), (ServiceStatus.STARTING, False)):
+        with pytest.raises(ApiError) as caught:
+            refuse_overload(replace(STATE, status=status), preparing=0)
+        assert caught.value.status == 503
+        assert (caught.value.headers.get("connection") == "close") is closes
 
 
 def test_queue_of_no_length_still_serves_one_at_a_time() -> None:
