@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import mlx.core as mx
 
@@ -11,6 +12,8 @@ from mlx_dp.worker.engine import EngineRequest
 from mlx_dp.worker.penalties import Penalties
 from mlx_dp.worker.sampling_filters import filter_logits
 from mlx_dp.worker.sampling_key import draw_key
+
+_IMPOSSIBLE: Final = -9999.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,18 @@ class SampledStep:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class _Bias:
+    """What is added to logits: ``values[i]`` to that of token ``ids[i]`` in row ``rows[i]``."""
+
+    rows: mx.array
+    ids: mx.array
+    values: mx.array
+
+    def apply(self, logits: mx.array) -> mx.array:
+        return logits.at[self.rows, self.ids].add(self.values)
+
+
 class Sampler:
     """Samples for a batch whose rows change rarely.
 
@@ -62,20 +77,20 @@ class Sampler:
         self._params: list[SamplingParams] = []
         self._random: list[int] = []
         self._logprob_rows: tuple[int, ...] = ()
-        self._bias: mx.array | None = None
+        self._bias: _Bias | None = None
 
     def set_rows(self, keys: Sequence[int], requests: Sequence[EngineRequest]) -> None:
         """Take the rows of the coming steps, in batch order. A key seen before keeps its counts."""
         self._params = [request.params for request in requests]
         self._random = [i for i, p in enumerate(self._params) if not p.greedy]
         self._logprob_rows = tuple(i for i, p in enumerate(self._params) if p.logprobs is not None)
-        self._bias = self._dense_bias()
+        self._bias = _bias_of(self._params)
         self._penalties.set_rows(keys, requests)
 
     def draw(self, logits: mx.array, positions: Sequence[int]) -> SampledStep:
         """Draw from logits [rows, vocab]; ``positions`` are the drawn tokens' absolute ones."""
         logits = logits.astype(mx.float32)
-        edited = logits if self._bias is None else logits + self._bias
+        edited = logits if self._bias is None else self._bias.apply(logits)
         edited = self._penalties.apply(edited)
         tokens = self._choose(edited, positions)
         self._penalties.count(tokens)
@@ -135,17 +150,18 @@ class Sampler:
         counts = tuple(min(count, most) for count in counts)
         return SampledStep(tokens, rows, counts, chosen, ids, best)
 
-    def _dense_bias(self) -> mx.array | None:
-        if not any(p.logit_bias for p in self._params):
-            return None
-        bias = mx.zeros((len(self._params), self._vocab_size))
-        for row, params in enumerate(self._params):
-            if params.logit_bias:
-                ids, values = zip(*params.logit_bias, strict=True)
-                bias[row, mx.array(ids)] = mx.array(values)
-        return bias
+
+def _bias_of(params: Sequence[SamplingParams]) -> _Bias | None:
+    entries = [(row, *entry) for row, own in enumerate(params) for entry in own.logit_bias]
+    if not entries:
+        return None
+    rows, ids, values = zip(*entries, strict=True)
+    return _Bias(mx.array(rows, dtype=mx.int32), mx.array(ids, dtype=mx.int32), mx.array(values))
 
 
 def _finite(logprob: float) -> float:
-    """A token of probability 0 has -inf, which JSON has no word for; OpenAI sends -9999."""
-    return max(logprob, -9999.0)
+    """A token of probability 0 has -inf, which JSON has no word for; OpenAI sends -9999.
+
+    So does a model whose logits are not numbers, which must not end the other requests.
+    """
+    return logprob if logprob >= _IMPOSSIBLE else _IMPOSSIBLE

@@ -226,3 +226,27 @@ def test_rows_that_stay_keep_their_counts_when_the_batch_changes():
     assert tokens(sampler.draw(mx.array(logits[:1]), [2])) == [1]
     sampler.set_rows([9, 8], [request(counting), request(counting)])
     assert tokens(sampler.draw(mx.array(logits), [1, 3])) == [0, 0]
+
+
+@pytest.mark.parametrize("sick", [[np.nan] * 4, [np.nan, 1.0, 2.0, 3.0], [np.inf, 1.0, 2.0, 3.0]])
+def test_logits_that_are_not_numbers_end_no_other_request(sick):
+    asks = request(replace(GREEDY, logprobs=2))
+    step = sample([asks, asks], np.array([sick, [0.0, 3.0, 2.0, -1.0]], dtype=np.float32), [1, 1])
+    found = step.read_logprobs()
+    assert found[0].logprob == -9999.0
+    assert all(0 <= token < 4 for token, _ in found[0].top)
+    assert [token for token, _ in found[1].top] == [1, 2]
+    assert tokens(step)[1] == 1
+
+
+def test_a_bias_costs_no_row_of_the_vocabulary():
+    vocab = 200_000
+    requests = [request(replace(GREEDY, logit_bias=((i, 1.0),))) for i in range(64)]
+    sampler = Sampler(vocab)
+    mx.synchronize()
+    before = mx.get_active_memory()
+    sampler.set_rows(range(64), requests)
+    logits = mx.zeros((64, vocab))
+    assert tokens(sampler.draw(logits, [1] * 64)) == list(range(64))
+    del logits
+    assert mx.get_active_memory() - before < 10**6
