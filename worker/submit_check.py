@@ -26,7 +26,7 @@ def fault(submit: Submit, vocab_size: int) -> str | None:
 
 
 def _token_ids(submit: Submit) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """What indexes a table. Stop tokens do not: a model's own may lie beyond its logits."""
     yield "prompt_ids", submit.prompt_ids
     yield "output_ids", submit.output_ids
-    yield "stop_token_ids", submit.stop_token_ids
     yield "logit_bias", tuple(token for token, _ in submit.params.logit_bias)

@@ -7,7 +7,7 @@ import msgspec
 from mlx_dp.orchestrator.service import Generation, RefusedError
 from mlx_dp.proto.admission import AdmissionLimits, default_max_tokens, refusal
 from mlx_dp.proto.fields import MAX_STOP_TOKEN_IDS
-from mlx_dp.proto.sampling_params import SamplingParams
+from mlx_dp.proto.sampling_params import MAX_TOKEN_ID, SamplingParams
 
 
 def check_rank(rank: int | None, num_owners: int) -> None:
@@ -39,19 +39,22 @@ def check_generation(generation: Generation, limits: AdmissionLimits, vocab_size
             f"{MAX_STOP_TOKEN_IDS}",
             param="stop_token_ids",
         )
-    for param, ids in _token_ids(generation):
+    for param, ids, most in _token_ids(generation, vocab_size):
         for worst in (max(ids, default=0), min(ids, default=0)):
-            if not 0 <= worst < vocab_size:
-                raise RefusedError(
-                    f"token id {worst} does not exist: use 0 to {vocab_size - 1}", param=param
-                )
+            if not 0 <= worst <= most:
+                raise RefusedError(f"token id {worst} does not exist: use 0 to {most}", param=param)
     try:
         msgspec.convert(msgspec.to_builtins(generation.params), SamplingParams)
     except (msgspec.ValidationError, ValueError) as error:
         raise RefusedError(str(error), param=None) from None
 
 
-def _token_ids(generation: Generation) -> Iterator[tuple[str, tuple[int, ...]]]:
-    yield "prompt", generation.prompt_ids
-    yield "stop_token_ids", generation.stop_token_ids
-    yield "logit_bias", tuple(token for token, _ in generation.params.logit_bias)
+def _token_ids(
+    generation: Generation, vocab_size: int
+) -> Iterator[tuple[str, tuple[int, ...], int]]:
+    """Each parameter's ids, and the largest that it may have."""
+    yield "prompt", generation.prompt_ids, vocab_size - 1
+    # Only compared with what is drawn: a model's own may lie beyond its logits.
+    yield "stop_token_ids", generation.stop_token_ids, MAX_TOKEN_ID
+    bias = generation.params.logit_bias
+    yield "logit_bias", tuple(token for token, _ in bias), vocab_size - 1

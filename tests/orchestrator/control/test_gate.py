@@ -33,7 +33,8 @@ def test_what_fits_passes() -> None:
         (generation((1,), 0), "max_tokens", "at least 1"),
         (generation((VOCAB,)), "prompt", f"token id {VOCAB} does not exist"),
         (generation((-1, 5)), "prompt", "token id -1"),
-        (generation(stop=(VOCAB,)), "stop_token_ids", "does not exist"),
+        (generation(stop=(2**31,)), "stop_token_ids", "does not exist"),
+        (generation(stop=(-1,)), "stop_token_ids", "does not exist"),
         (generation(stop=(1,) * 257), "stop_token_ids", "at most 256"),
     ],
 )
@@ -43,6 +44,11 @@ def test_what_could_never_run_is_refused_with_its_field(
     refused = refusal(wanted)
     assert refused.param == param
     assert text in str(refused)
+
+
+def test_a_stop_token_that_the_model_cannot_draw_is_harmless() -> None:
+    # Some models name an end token beyond the width of their logits.
+    check_generation(generation(stop=(VOCAB, 2**31 - 1)), LIMITS, VOCAB)
 
 
 def test_a_bias_on_a_token_that_does_not_exist_is_refused() -> None:
