@@ -9,8 +9,10 @@ from typing import Any
 
 from mlx_lm.utils import load_model
 
+from mlx_dp.proto.errors import ConfigError
 from mlx_dp.worker import device
 from mlx_dp.worker.model_measure import measure_shape
+from mlx_dp.worker.weight_files import check_weight_files
 
 
 def main(argv: list[str]) -> int:
@@ -19,6 +21,9 @@ def main(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
     try:
         answer = probe(arguments.model)
+    except ConfigError as error:
+        print(json.dumps({"error": str(error)}))
+        return 1
     except Exception as error:
         # mlx-lm builds any model from any config.json, and has no error type of its own.
         cause = f"{type(error).__name__}: {error}"
@@ -30,6 +35,7 @@ def main(argv: list[str]) -> int:
 
 def probe(path: Path) -> dict[str, Any]:
     """Sizes, quantization and device as one JSON object."""
+    check_weight_files(path)
     model, config = load_model(path, lazy=True)
     quantization = config.get("quantization") or {}
     return {
