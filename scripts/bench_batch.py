@@ -15,8 +15,9 @@ import mlx.core as mx
 
 from mlx_dp.kvcache.batch_form import BatchForm
 from mlx_dp.proto.sampling_params import SamplingParams
-from mlx_dp.worker.decode_batch import DecodeBatch, Guest
+from mlx_dp.worker.decode_batch import DecodeBatch
 from mlx_dp.worker.engine import EngineRequest
+from mlx_dp.worker.guest import Guest
 from mlx_dp.worker.loaded_model import LoadedModel, load
 from mlx_dp.worker.prefill import Prefill
 

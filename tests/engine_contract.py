@@ -85,6 +85,18 @@ class EngineContract:
         assert engine.step(EMPTY) == ()
         assert not engine.busy
 
+    def test_a_slot_beyond_the_capacity_is_our_bug(self, engine: Engine) -> None:
+        for slot in (-1, 4):
+            with pytest.raises(AssertionError):
+                engine.add(slot, REQUESTS[0])
+
+    def test_a_step_decodes_the_slots_whose_prompts_it_ends(self, engine: Engine) -> None:
+        engine.add(0, REQUESTS[0])
+        engine.add(1, REQUESTS[2])
+        engine.step(prefill(0, 7))
+        engine.step(prefill(1, 5))
+        assert [drawn.slot for drawn in engine.step(EMPTY)] == [0, 1]
+
     def test_tokens_are_returned_by_the_call_after_the_one_that_launched_them(
         self, engine: Engine
     ) -> None:

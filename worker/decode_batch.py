@@ -7,13 +7,12 @@ from typing import Any
 import mlx.core as mx
 
 from mlx_dp.kvcache.batch_form import BatchForm
-from mlx_dp.kvcache.guest_chunk import GuestChunk
 from mlx_dp.kvcache.kv_batch import KVBatch
 from mlx_dp.kvcache.kv_row import LayerKV
-from mlx_dp.proto.messages import TokenLogprob
 from mlx_dp.worker.engine import EngineRequest
-from mlx_dp.worker.prefill import Prefill
-from mlx_dp.worker.sampling import SampledStep, Sampler
+from mlx_dp.worker.guest import Guest
+from mlx_dp.worker.launched_step import LaunchedStep
+from mlx_dp.worker.sampling import Sampler
 
 
 @dataclass(slots=True)
@@ -32,40 +31,6 @@ class DecodeRow:
     @property
     def spent(self) -> bool:
         return self.drawn >= self.request.max_tokens
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchedStep:
-    """A step under way on the device: row ``i`` belongs to ``keys[i]``."""
-
-    keys: tuple[int, ...]
-    sampled: SampledStep
-
-    def read(self) -> list[tuple[int, int, TokenLogprob | None]]:
-        """Wait for the device; return (key, token, log-probability) of every row."""
-        tokens: list[int] = self.sampled.tokens.tolist()  # type: ignore[assignment]
-        logprobs = self.sampled.read_logprobs()
-        return [
-            (key, token, logprobs.get(row))
-            for row, (key, token) in enumerate(zip(self.keys, tokens, strict=True))
-        ]
-
-
-@dataclass(frozen=True, slots=True)
-class Guest:
-    """A chunk of a prompt in a decode step: its token ids [tokens], and where their KV goes."""
-
-    prefill: Prefill
-    chunk: GuestChunk
-    ids: mx.array
-
-    @classmethod
-    def take(cls, prefill: Prefill, num_tokens: int) -> "Guest":
-        """Take the next tokens of a prompt, which do not end it."""
-        position = prefill.done
-        ids = prefill.take(num_tokens)
-        assert ids.size == num_tokens, (ids.size, num_tokens)
-        return cls(prefill, GuestChunk(prefill.caches, position, num_tokens), ids)
 
 
 class DecodeBatch:

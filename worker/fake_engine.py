@@ -83,7 +83,6 @@ class FakeEngine:
                 weights_nbytes=0,
             ),
             pool_tokens=self._options.pool_tokens,
-            context_length=self._options.context_length,
             device="fake",
         )
 

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
@@ -16,6 +15,7 @@ from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.model_shape import ModelShape
 from mlx_dp.worker.engine import UnsupportedModelError
 from mlx_dp.worker.model_measure import measure_shape
+from mlx_dp.worker.weight_files import check_weight_files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,9 +31,10 @@ class LoadedModel:
 def load(path: Path) -> LoadedModel:
     """Load an mlx-lm model directory and evaluate its weights.
 
-    Raises ConfigError for a directory that holds no usable model, UnsupportedModelError for an
+    Raises ConfigError for a directory that holds no whole model, UnsupportedModelError for an
     architecture that mlx-lm does not have or that cannot be batched yet.
     """
+    check_weight_files(path)
     attention.install()
     try:
         model, config = load_model(path, lazy=True)
@@ -48,12 +49,6 @@ def load(path: Path) -> LoadedModel:
     empty = _empty_rows(model, caches)
     mx.eval(model.parameters())
     return LoadedModel(model=model, shape=shape, layout=layout, empty=empty)
-
-
-def weights_nbytes(model: Any) -> int:
-    """Bytes of the arrays that this process really holds."""
-    named: Any = tree_flatten(model.parameters())
-    return sum(int(array.nbytes) for _, array in named)
 
 
 def _refuse_unserved(layout: CacheLayout) -> None:

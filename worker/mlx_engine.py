@@ -1,7 +1,7 @@
 """The engine that runs real models: continuous batching over fixed slots, by MLX."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Final
@@ -15,7 +15,7 @@ from mlx_dp.proto.sampling_params import SamplingParams
 from mlx_dp.proto.token_pool import pool_tokens
 from mlx_dp.worker import device
 from mlx_dp.worker.batch_check import choose_form
-from mlx_dp.worker.decode_batch import DecodeBatch, Guest, LaunchedStep
+from mlx_dp.worker.decode_batch import DecodeBatch
 from mlx_dp.worker.engine import (
     Drawn,
     EngineFacts,
@@ -24,7 +24,9 @@ from mlx_dp.worker.engine import (
     PrefillChunk,
     StepPlan,
 )
-from mlx_dp.worker.loaded_model import LoadedModel, load, weights_nbytes
+from mlx_dp.worker.guest import Guest
+from mlx_dp.worker.launched_step import LaunchedStep
+from mlx_dp.worker.loaded_model import LoadedModel, load
 from mlx_dp.worker.prefill import Prefill
 
 GUEST_TOKENS: Final = 64
@@ -63,17 +65,12 @@ class MlxEngine:
         """Load the model that ``Start`` names, within the memory that it grants."""
         device.limit_memory(start.memory_nbytes)
         loaded = load(Path(start.model_path))
-        shape = replace(loaded.shape, weights_nbytes=weights_nbytes(loaded.model))
+        shape = loaded.shape
         device.wire_weights(shape.weights_nbytes)
         tokens = pool_tokens(
             start.memory_nbytes, shape, start.share, prefix_cache=start.prefix_cache
         )
-        facts = EngineFacts(
-            shape=shape,
-            pool_tokens=tokens,
-            context_length=shape.context_length,
-            device=device.describe(),
-        )
+        facts = EngineFacts(shape=shape, pool_tokens=tokens, device=device.describe())
         return cls(loaded, facts)
 
     @property
@@ -81,12 +78,13 @@ class MlxEngine:
         return self._facts
 
     def open(self, capacity: OwnerCapacity) -> None:
+        assert self._capacity is None, "opened twice"
         self._capacity = capacity
-        self._batch = self._new_batch(choose_form(self._loaded))
 
     def warm_up(self) -> None:
-        """Run two requests of unequal length, one of them sampled, through the real path."""
+        """Find the batch's form, and run two requests of unequal length, one of them sampled."""
         assert self._capacity is not None, "open() comes first"
+        self._batch = self._new_batch(choose_form(self._loaded))
         sampled = SamplingParams(temperature=0.8, top_p=0.9, top_k=20, seed=1)
         greedy = SamplingParams(temperature=0.0)
         width = min(2, self._capacity.request_slots)
@@ -108,6 +106,8 @@ class MlxEngine:
             self.remove(slot)
 
     def add(self, slot: int, request: EngineRequest) -> None:
+        assert self._capacity is not None, "open() comes first"
+        assert 0 <= slot < self._capacity.request_slots, (slot, self._capacity.request_slots)
         assert slot not in self._slots, f"slot {slot} is taken"
         ids = request.prompt_ids + request.output_ids
         left = request.max_tokens - len(request.output_ids)

@@ -128,7 +128,7 @@ def _resolve(start: Start, facts: EngineFacts) -> tuple[OwnerCapacity, int]:
                 f"{pool_tokens} KV tokens",
             )
         pool_tokens = min(pool_tokens, asked)
-    context_length = resolve_context_length(start.context_length, facts.context_length)
+    context_length = resolve_context_length(start.context_length, facts.shape.context_length)
     capacity = resolve_capacity(
         start.share,
         pool_tokens=pool_tokens,

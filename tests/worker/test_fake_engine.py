@@ -83,7 +83,7 @@ def test_a_small_vocabulary_is_kept_to() -> None:
 
 def test_facts_are_the_options() -> None:
     facts = fake(pool_tokens=77, context_length=99, vocab_size=300, hybrid=True).facts
-    assert (facts.pool_tokens, facts.context_length) == (77, 99)
+    assert (facts.pool_tokens, facts.shape.context_length) == (77, 99)
     assert facts.shape.vocab_size == 300
     assert facts.shape.hybrid
     assert not fake().facts.shape.hybrid

@@ -15,7 +15,7 @@ from tiny_models import DENSE, EXPERT_MODELS, HYBRID_MODELS, SLIDING_MODELS
 
 from mlx_dp.proto.errors import ConfigError
 from mlx_dp.worker.engine import UnsupportedModelError
-from mlx_dp.worker.loaded_model import load, weights_nbytes
+from mlx_dp.worker.loaded_model import load
 
 pytestmark = pytest.mark.mlx
 
@@ -83,4 +83,4 @@ def test_weights_are_counted_as_they_lie_in_memory(tmp_path: Path):
     loaded = load(DENSE["llama"].write(tmp_path))
     stored = mx.load(str(tmp_path / "model.safetensors"))
     assert isinstance(stored, dict)
-    assert weights_nbytes(loaded.model) == sum(array.nbytes for array in stored.values())
+    assert loaded.shape.weights_nbytes == sum(array.nbytes for array in stored.values())
