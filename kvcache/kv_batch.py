@@ -20,8 +20,9 @@ SLAB_TOKENS: Final = 8192
 class KVBatch:
     """Rows of KV in slabs by length, seen by the model as one batch.
 
-    Rows lie in slabs whose width is a power of two, so a long request costs short ones neither
-    memory nor attention. A row that fills its width moves to the next one, which copies that row
+    Rows lie in slabs by width, so a long request costs short ones neither memory nor attention.
+    Widths are powers of two as long as rows share a slab, and sixteenths of the next power of two
+    beyond. A row that fills its width moves to the next one, which copies that row
     alone; a leave moves at most one row. The batch order is slab after slab, and changes with
     every join, leave and move: ``begin_step`` returns it.
 
@@ -107,6 +108,8 @@ class KVBatch:
 
         Raises NotSplittableError when it did not, so its output is worthless.
         """
+        # A guest kept until the next step would hold the KV of a request that is gone by then.
+        self._guest = None
         for cache in self.caches:
             cache.end_step()
 
@@ -163,6 +166,10 @@ class KVBatch:
         self._home[row.key] = slab
 
     def _remove(self, slab: KVSlab, index: int) -> None:
+        if len(slab.rows) == 1:
+            # It leaves no gap that another slab's row would have to fill.
+            self._slabs.remove(slab)
+            return
         last = next(s for s in reversed(self._slabs) if s.width == slab.width)
         end = len(last.rows) - 1
         if last is not slab or index != end:
@@ -175,9 +182,7 @@ class KVBatch:
 
     def _slab_for(self, tokens: int) -> KVSlab:
         """Return a slab with a free row that is wide enough, made if need be."""
-        width = self._min_width
-        while width < tokens:
-            width *= 2
+        width = self._width_for(tokens)
         if not self._split:
             return self._only_slab(width)
         for slab in self._slabs:
@@ -188,6 +193,16 @@ class KVBatch:
         at = next((i for i, s in enumerate(self._slabs) if s.width > width), len(self._slabs))
         self._slabs.insert(at, slab)
         return slab
+
+    def _width_for(self, tokens: int) -> int:
+        width = self._min_width
+        while width < tokens:
+            width *= 2
+        if not self._split or width <= self._slab_tokens:
+            return width
+        # Such a row is alone in its slab, so that an equal width is worth nothing to it.
+        step = max(self._min_width, width // 16)
+        return -(-tokens // step) * step
 
     def _only_slab(self, width: int) -> KVSlab:
         if not self._slabs:

@@ -1,5 +1,8 @@
 """A batch holds, for every row, exactly what was written, whoever joins, leaves or grows."""
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 
@@ -16,10 +19,22 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from kv_reference import LAYERS, PlainRow, expect_content, random_row, run_step
+from kv_reference import (
+    KEY_DIM,
+    KV_HEADS,
+    LAYERS,
+    VALUE_DIM,
+    PlainRow,
+    expect_content,
+    random_row,
+    run_step,
+)
+from mlx_lm.models.cache import KVCache
 
 from mlx_dp.kvcache.batch_form import BatchForm
+from mlx_dp.kvcache.guest_chunk import GuestChunk
 from mlx_dp.kvcache.kv_batch import KVBatch
+from mlx_dp.kvcache.kv_row import LayerKV
 
 pytestmark = pytest.mark.mlx
 
@@ -146,3 +161,48 @@ def test_a_cache_is_true_whatever_it_holds():
     # Models ask "if cache": one that says no would lose its mask in silence.
     assert all(KVBatch(LAYERS, BatchForm(split=True)).caches)
     assert mx.array(KVBatch(LAYERS, BatchForm(split=True)).caches[0].offset).size == 0
+
+
+@pytest.mark.parametrize(
+    ("length", "width"), [(3, 4), (5, 8), (63, 64), (64, 72), (71, 72), (130, 144), (250, 256)]
+)
+def test_a_row_with_a_slab_of_its_own_has_little_more_room_than_it_needs(length, width):
+    batch = KVBatch(LAYERS, BatchForm(split=True), min_width=4, slab_tokens=64)
+    row = random_row(np.random.default_rng(1), length)
+    batch.join(1, row.content(), length=length, room=length)
+    per_token = LAYERS * KV_HEADS * (KEY_DIM + VALUE_DIM) * 4
+    assert batch.nbytes == width * per_token
+
+
+def test_rows_of_odd_widths_come_grow_and_go():
+    rng = np.random.default_rng(1)
+    batch = KVBatch(LAYERS, BatchForm(split=True), min_width=4, slab_tokens=64)
+    rows = {key: random_row(rng, length) for key, length in enumerate((70, 71, 72, 66, 130, 3))}
+    for key, row in rows.items():
+        batch.join(key, row.content(), length=row.length, room=row.length)
+    for gone in (2, 0, 4):
+        for _ in range(9):
+            run_step(batch, rows, rng)
+            batch.check()
+            expect_content(batch, rows)
+        batch.leave(gone)
+        del rows[gone]
+        batch.check()
+        expect_content(batch, rows)
+
+
+def test_a_guests_kv_is_let_go_with_its_step():
+    rng = np.random.default_rng(1)
+    batch = KVBatch(LAYERS, BatchForm(split=True))
+    batch.join(1, random_row(rng, 3).content(), length=3, room=8)
+    caches = [KVCache() for _ in range(LAYERS)]
+    held = weakref.ref(caches[0])
+    batch.begin_step(GuestChunk(caches, position=0, num_tokens=2))
+    for cache in batch.caches:
+        keys, values = (mx.ones((3, KV_HEADS, 1, dim)) for dim in (KEY_DIM, VALUE_DIM))
+        fetched = LayerKV(*cache.update_and_fetch(keys, values))
+        cache.attend(mx.ones((3, KV_HEADS, 1, KEY_DIM)), fetched, scale=1.0, sinks=None)
+    batch.end_step()
+    del caches
+    gc.collect()
+    assert held() is None

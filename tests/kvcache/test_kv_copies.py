@@ -120,6 +120,18 @@ def test_the_last_row_leaves_without_any_copy():
     assert peak_nbytes(leave_under_way) < SMALL
 
 
+def test_a_row_that_is_alone_in_its_slab_leaves_without_any_copy():
+    batch = KVBatch(LAYERS, BatchForm(split=True), slab_tokens=WIDTH)
+    for key, length in enumerate(EVEN):
+        batch.join(key, content(length), length=length, room=length + 20)
+    mx.eval(step(batch))
+    mx.synchronize()
+    held = batch.nbytes
+
+    assert peak_nbytes(lambda: batch.leave(0)) < SMALL
+    assert batch.nbytes == held - ROW_NBYTES
+
+
 def test_a_join_into_a_free_row_copies_no_other_row():
     batch = warm_batch(MIXED)
     batch.leave(len(MIXED) - 1)
