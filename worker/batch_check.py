@@ -12,7 +12,9 @@ from mlx_dp.kvcache.batched_kv_cache import NotSplittableError
 from mlx_dp.kvcache.guest_chunk import GuestChunk
 from mlx_dp.kvcache.kv_batch import MIN_WIDTH, KVBatch
 from mlx_dp.kvcache.kv_row import LayerKV, filled
+from mlx_dp.proto.messages import FailureKind
 from mlx_dp.worker.engine import UnsupportedModelError
+from mlx_dp.worker.failure import kind_of
 from mlx_dp.worker.loaded_model import LoadedModel
 
 logger = logging.getLogger(__name__)
@@ -26,7 +28,7 @@ FORMS: Final = (
 _PLAINEST: Final = 1
 """The form whose fault is the reason to give: the others ask more of a model."""
 LENGTHS: Final = (3, 7, 5, 4)
-"""Two rows of unequal length share a slab, the third has one of its own, the last is a guest."""
+"""Spread, two rows of unequal length share a slab, the third has its own, the last is a guest."""
 GUEST: Final = len(LENGTHS) - 1
 STEPS: Final = 2
 FLOAT32_TOLERANCE: Final = 1e-3
@@ -37,7 +39,7 @@ HALF_TOLERANCE: Final = 6e-2
 def choose_form(loaded: LoadedModel) -> BatchForm:
     """Return the first form in which this model's batch gives what single requests give.
 
-    Raises UnsupportedModelError when there is none.
+    Raises UnsupportedModelError when there is none; running out of memory says nothing about it.
     """
     expected = [_continued(loaded, _prefilled(loaded, prompt)) for prompt in _prompts(loaded)]
     faults: list[str] = []
@@ -53,10 +55,15 @@ def choose_form(loaded: LoadedModel) -> BatchForm:
 def _fault(loaded: LoadedModel, expected: list[mx.array], form: BatchForm) -> str | None:
     """Say what is wrong with a batch of this model; None: nothing."""
     try:
-        difference = _difference(expected, _batched(loaded, form))
+        difference = max(
+            _difference(expected, _batched(loaded, form, spread=spread))
+            for spread in ((True, False) if form.split else (False,))
+        )
     except NotSplittableError as error:
         return f"cannot be served, since {error}"
     except Exception as error:
+        if kind_of(error) is FailureKind.OUT_OF_MEMORY:
+            raise
         # Whatever a model file raises on a batch of unequal rows is the reason to give.
         return (
             f"cannot run a batch of requests of different lengths ({type(error).__name__}: {error})"
@@ -94,19 +101,22 @@ def _continued(loaded: LoadedModel, caches: list[Any]) -> mx.array:
     return mx.stack(steps)
 
 
-def _batched(loaded: LoadedModel, form: BatchForm) -> list[mx.array]:
-    """The same of all requests, as one batch; without the guest where the form has none."""
+def _batched(loaded: LoadedModel, form: BatchForm, *, spread: bool) -> list[mx.array]:
+    """The same of all requests, as one batch: spread over two slabs and a guest, or in one slab.
+
+    A split form serves in one slab as well, where the model itself attends with a mask.
+    """
     batch = KVBatch(len(loaded.empty), form)
     prompts = _prompts(loaded)
     guest = prompts.pop()
     for key, prompt in enumerate(prompts):
         content: list[LayerKV] = filled(_prefilled(loaded, prompt), len(prompt))
-        room = 2 * MIN_WIDTH if key == GUEST - 1 else MIN_WIDTH
+        room = 2 * MIN_WIDTH if spread and key == GUEST - 1 else MIN_WIDTH
         batch.join(key, content, length=len(prompt), room=room)
     rows: list[list[mx.array]] = [[] for _ in prompts]
     guest_caches: list[Any] = make_prompt_cache(loaded.model)
     for step in range(STEPS):
-        chunk = _guest_chunk(guest_caches, step) if form.split else None
+        chunk = _guest_chunk(guest_caches, step) if spread else None
         order = batch.begin_step(chunk)
         ids = [_continuation(loaded, step)] * len(order)
         if chunk is not None:
@@ -116,7 +126,7 @@ def _batched(loaded: LoadedModel, form: BatchForm) -> list[mx.array]:
         for row, key in enumerate(order):
             rows[key].append(logits[row, -1])
     found = [mx.stack(row) for row in rows]
-    return [*found, _continued(loaded, guest_caches)] if form.split else found
+    return [*found, _continued(loaded, guest_caches)] if spread else found
 
 
 def _guest_chunk(caches: list[Any], step: int) -> GuestChunk:

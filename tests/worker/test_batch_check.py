@@ -1,6 +1,7 @@
 """What a model's batch may look like is found out by running one, and refused with the reason."""
 
 import logging
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -118,6 +119,29 @@ def raise_on_two(logits: mx.array) -> mx.array:
 def test_a_model_that_batches_wrongly_is_refused_with_the_reason(llama, change, reason):
     with pytest.raises(UnsupportedModelError, match=reason):
         choose_form(replace(llama, model=Altered(llama.model, change)))
+
+
+def test_masks_that_go_wrong_only_in_one_slab_are_found(llama, monkeypatch):
+    # Where rows are in several slabs, or a guest rides, the shared function masks by itself.
+    shared = sys.modules["mlx_lm.models.llama"].scaled_dot_product_attention
+
+    def unmasked(*arguments: Any, mask: Any, **named: Any) -> mx.array:
+        ignored = isinstance(mask, mx.array)
+        return shared(*arguments, mask=None if ignored else mask, **named)
+
+    monkeypatch.setattr("mlx_lm.models.llama.scaled_dot_product_attention", unmasked)
+    with pytest.raises(UnsupportedModelError, match="other results"):
+        choose_form(llama)
+
+
+def test_running_out_of_memory_is_not_the_models_fault(llama):
+    def exhaust(logits: mx.array) -> mx.array:
+        if logits.shape[0] > 1:
+            raise RuntimeError("[malloc] Unable to allocate 68719476736 bytes.")
+        return logits
+
+    with pytest.raises(RuntimeError, match="Unable to allocate"):
+        choose_form(replace(llama, model=Altered(llama.model, exhaust)))
 
 
 def test_positions_that_go_wrong_only_in_a_batch_are_found(llama, monkeypatch):
