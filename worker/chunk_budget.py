@@ -13,7 +13,8 @@ _GROWTH: Final = 2
 class ChunkBudget:
     """Holds a step that carries prompt tokens near ``slowdown`` times one that does not.
 
-    Learns the seconds of a decode alone and of a prompt token from the steps that ran. With
+    Learns the seconds of a decode alone and of a prompt token from the steps that ran; a chunk
+    below the least tells nothing of a token, since nearly all of its seconds are the pass. With
     nothing decoding, nobody waits, and a step takes ``max_tokens``. The more requests wait for
     each one that decodes, the longer a step may take: smooth streams for a few are not worth an
     idle batch.
@@ -48,12 +49,13 @@ class ChunkBudget:
                 self._decode_s = _blend(self._decode_s, duration_s)
             return
         if decoded == 0:
-            self._token_s = _blend(self._token_s, duration_s / prefilled)
+            if prefilled >= self._min_tokens:
+                self._token_s = _blend(self._token_s, duration_s / prefilled)
             return
         self._proven = max(self._proven, prefilled)
         if self._decode_s is None and self._token_s is not None:
             self._decode_s = max(0.0, duration_s - prefilled * self._token_s)
-        elif self._decode_s is not None:
+        elif self._decode_s is not None and prefilled >= self._min_tokens:
             rest_s = max(0.0, duration_s - self._decode_s)
             self._token_s = _blend(self._token_s, rest_s / prefilled)
 

@@ -9,15 +9,20 @@ from mlx_dp.worker.chunk_budget import MIN_CHUNK_TOKENS, ChunkBudget
 
 @dataclass
 class Device:
-    """A step takes the seconds of its decode and of its prompt tokens."""
+    """A step takes the seconds of its decode and of its prompt tokens.
+
+    ``pass_s`` is what prompt tokens take in any number, in a pass of their own.
+    """
 
     decode_s: float
     token_s: float
+    pass_s: float = 0.0
 
     def run(self, budget: ChunkBudget, *, decoding: int, prompt: int, waiting: int = 1) -> float:
         """Run one step with up to ``prompt`` tokens to prefill, and return its seconds."""
         chunk = min(prompt, budget.tokens(decoding=decoding, waiting=waiting)) if prompt else 0
-        duration_s = (self.decode_s if decoding else 0.0) + chunk * self.token_s
+        pass_s = self.pass_s if chunk else 0.0
+        duration_s = (self.decode_s if decoding else pass_s) + chunk * self.token_s
         budget.observe(duration_s, prefilled=chunk, decoded=decoding)
         return duration_s
 
@@ -61,6 +66,21 @@ def test_the_speed_of_a_decode_is_found_although_every_step_is_mixed() -> None:
     GPU.run(budget, decoding=0, prompt=512)
     for _ in range(5):
         GPU.run(budget, decoding=8, prompt=10_000)
+    assert budget.tokens(decoding=8, waiting=1) == pytest.approx(100, abs=2)
+
+
+@pytest.mark.parametrize("decoding", [0, 8])
+def test_short_prompts_teach_nothing_of_a_token(decoding: int) -> None:
+    device = Device(decode_s=0.020, token_s=0.0001, pass_s=0.040)
+    budget = ChunkBudget(512)
+    for _ in range(5):
+        device.run(budget, decoding=8, prompt=0)
+        device.run(budget, decoding=0, prompt=3)
+    if decoding:
+        # A stalled step, and its three tokens, which were not what stalled it.
+        budget.observe(2.0, prefilled=3, decoded=decoding)
+    for _ in range(2):
+        device.run(budget, decoding=8, prompt=10_000)
     assert budget.tokens(decoding=8, waiting=1) == pytest.approx(100, abs=2)
 
 
