@@ -60,18 +60,20 @@ def build_tokenizer(gguf: GgufFile) -> Tokenizer:
             )
     _add_special_tokens(tokenizer, tokens, gguf.integers("tokenizer.ggml.token_type"))
     if gguf.flag("tokenizer.ggml.add_bos_token", starts_text):
-        bos = gguf.integer("tokenizer.ggml.bos_token_id")
+        bos = _role(gguf, "bos_token_id", tokens)
         tokenizer.post_processor = TemplateProcessing(
-            single=f"{tokens[bos]} $A",
-            pair=f"{tokens[bos]} $A $B",
-            special_tokens=[(tokens[bos], bos)],
+            single=[bos, "$A"],
+            pair=[bos, "$A", "$B"],
+            special_tokens=[(bos, tokens.index(bos))],
         )
     return tokenizer
 
 
 def _byte_level_tokenizer(gguf: GgufFile, vocabulary: dict[str, int]) -> Tokenizer:
     splitter, ignore_merges = _splitter(gguf.text("tokenizer.ggml.pre", "default"))
-    tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=_merges(gguf), ignore_merges=ignore_merges))
+    tokenizer = Tokenizer(
+        BPE(vocab=vocabulary, merges=_merges(gguf, vocabulary), ignore_merges=ignore_merges)
+    )
     tokenizer.pre_tokenizer = splitter
     tokenizer.decoder = ByteLevelDecoder()
     return tokenizer
@@ -86,12 +88,14 @@ def _vocabulary(tokens: list[str]) -> dict[str, int]:
     return vocabulary
 
 
-def _merges(gguf: GgufFile) -> list[tuple[str, str]]:
+def _merges(gguf: GgufFile, vocabulary: dict[str, int]) -> list[tuple[str, str]]:
     merges: list[tuple[str, str]] = []
     for line in gguf.strings("tokenizer.ggml.merges"):
         left, space, right = line.partition(" ")
         if not (left and space and right) or " " in right:
             raise ConfigError(f"this GGUF has a broken BPE merge: {line!r}")
+        if not {left, right, left + right} <= vocabulary.keys():
+            raise ConfigError(f"this GGUF has a BPE merge of tokens that it has not: {line!r}")
         merges.append((left, right))
     return merges
 
@@ -113,6 +117,8 @@ def _splitter(name: str) -> tuple[PreTokenizer, bool]:
 
 
 def _add_special_tokens(tokenizer: Tokenizer, tokens: list[str], kinds: list[int]) -> None:
+    if len(kinds) != len(tokens):
+        raise ConfigError(f"this GGUF has {len(tokens)} tokens but {len(kinds)} token types")
     added = {
         kind: [
             AddedToken(token, normalized=False, special=kind == _CONTROL)
@@ -127,6 +133,14 @@ def _add_special_tokens(tokenizer: Tokenizer, tokens: list[str], kinds: list[int
     assert size == len(tokens), f"{size} tokens after adding the special ones, not {len(tokens)}"
     for index, token in enumerate(tokens):
         assert tokenizer.token_to_id(token) == index, f"token {token!r} moved from {index}"
+
+
+def _role(gguf: GgufFile, key: str, tokens: list[str]) -> str:
+    """The token that has a role, by the key of its id."""
+    index = gguf.integer(f"tokenizer.ggml.{key}")
+    if not 0 <= index < len(tokens):
+        raise ConfigError(f"this GGUF's {key} is {index}, but it has {len(tokens)} tokens")
+    return tokens[index]
 
 
 def _tokenizer_config(gguf: GgufFile) -> dict[str, Any]:
@@ -144,7 +158,7 @@ def _tokenizer_config(gguf: GgufFile) -> dict[str, Any]:
         ("pad_token", "padding_token_id"),
     ):
         if gguf.has(f"tokenizer.ggml.{key}"):
-            config[role] = tokens[gguf.integer(f"tokenizer.ggml.{key}")]
+            config[role] = _role(gguf, key, tokens)
     if gguf.has("tokenizer.chat_template"):
         config["chat_template"] = gguf.text("tokenizer.chat_template")
     return config

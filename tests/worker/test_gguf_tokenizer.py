@@ -118,11 +118,25 @@ def test_every_end_token_is_known_once():
         ("tokens", ["a", "a"], "2 tokens but only 1"),
         ("merges", ["a"], "broken BPE merge: 'a'"),
         ("merges", ["a b c"], "broken BPE merge"),
+        ("merges", ["a ??"], "merge of tokens that it has not: 'a \\?\\?'"),
+        ("token_type", [3], rf"{len(TOKENS)} tokens but 1 token types"),
     ],
 )
 def test_what_would_tokenize_wrongly_is_refused(key, value, words):
     with pytest.raises(ConfigError, match=words):
         tokenizer_of(**{f"tokenizer.ggml.{key}": value})
+
+
+@pytest.mark.parametrize("key", ["bos", "eos", "unknown", "padding"])
+@pytest.mark.parametrize("index", [-1, len(TOKENS), 2**32 - 1])
+def test_a_role_of_a_token_that_is_not_there_is_refused(key, index, tmp_path, make_gguf):
+    gguf = make_gguf()
+    changes = {
+        f"tokenizer.ggml.{key}_token_id": index,
+        "tokenizer.ggml.add_bos_token": True,
+    }
+    with pytest.raises(ConfigError, match=rf"{key}_token_id is {index}, but it has \d+ tokens"):
+        write_tokenizer(GgufFile({}, gguf.metadata | changes), tmp_path)
 
 
 def test_transformers_loads_the_files_unchanged(tmp_path, make_gguf):
