@@ -4,10 +4,10 @@ import re
 from typing import Final
 
 from mlx_dp.proto.errors import ConfigError
+from mlx_dp.proto.fields import clip_text
 from mlx_dp.proto.messages import FailureKind
 from mlx_dp.worker.engine import UnsupportedModelError
 
-_MAX_MESSAGE_CHARS: Final = 2000
 # MLX raises RuntimeError for a failed allocation, with another text on each device.
 _ALLOCATION: Final = re.compile(
     r"malloc|alloc.*\b(bytes|buffer)\b|out of memory|insufficient memory|resource limit",
@@ -31,8 +31,8 @@ def kind_of(error: Exception) -> FailureKind:
 
 
 def sentence(error: Exception) -> str:
-    """The error in the length of a message. Only our own errors speak for themselves."""
+    """The error as a message takes it. Only our own errors speak for themselves."""
     text = str(error)
     if not isinstance(error, ConfigError | UnsupportedModelError):
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    return text[:_MAX_MESSAGE_CHARS]
+    return clip_text(text)

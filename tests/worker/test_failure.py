@@ -1,7 +1,9 @@
 import pytest
 
+from mlx_dp.proto.codec import decode_up, encode
 from mlx_dp.proto.errors import ConfigError
-from mlx_dp.proto.messages import FailureKind
+from mlx_dp.proto.fields import MAX_TEXT_CHARS
+from mlx_dp.proto.messages import Failed, FailureKind
 from mlx_dp.worker.engine import UnsupportedModelError
 from mlx_dp.worker.failure import kind_of, sentence
 
@@ -39,4 +41,10 @@ def test_our_own_errors_speak_for_themselves_and_others_say_their_type() -> None
 
 
 def test_a_long_error_fits_a_message() -> None:
-    assert len(sentence(ValueError("x" * 10_000))) == 2_000
+    assert len(sentence(ValueError("x" * 10_000))) == MAX_TEXT_CHARS
+
+
+def test_an_error_that_names_a_file_in_no_encoding_can_be_sent() -> None:
+    error = ConfigError("no model in /m\udcff")
+    failed = Failed(kind=FailureKind.CONFIG, message=sentence(error))
+    assert decode_up(encode(failed)) == failed
