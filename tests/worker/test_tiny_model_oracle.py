@@ -3,6 +3,7 @@
 import json
 import random
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -71,7 +72,7 @@ def hold_to_oracle(directory: Path, jobs: list[Job], chunk: int) -> None:
     assert len(ties.found) <= 1, ties.report()
 
 
-@pytest.mark.parametrize(("name", "chunk"), list(zip(TINY_MODELS, 9 * CHUNKS[1:], strict=False)))
+@pytest.mark.parametrize(("name", "chunk"), list(zip(TINY_MODELS, cycle(CHUNKS[1:]))))
 def test_every_architecture_answers_as_alone(name, chunk, tmp_path):
     simulate(TINY_MODELS[name].write(tmp_path), chunk)
 
