@@ -6,7 +6,7 @@ import heapq
 class RequestSlots:
     """A fixed number of slots, each idle or held by one request.
 
-    The lowest idle slot goes first, so that the rows in use stay dense.
+    The lowest idle slot goes first, so that the same requests get the same slots each time.
     Invariant: every slot number is either in ``_idle`` or in ``_held``.
     """
 

@@ -191,8 +191,9 @@ def _unpermute(rows: mx.array, heads: int) -> mx.array:
 def _stored(parts: dict[str, mx.array], storage: Storage) -> dict[str, mx.array]:
     """The parts in the target's types.
 
-    Packed scales keep the file's float16 in 4 bits: bfloat16 would round them, and float32 would
-    make all activations float32. Tensors that the file does not pack stay as it has them.
+    In 4 bits, packed weights stay as the file has them, and all else becomes float16, which their
+    scales are already: bfloat16 would round those, and float32 would make all activations
+    float32. In float32 everything is unpacked.
     """
     if storage == "4bit":
         return {
