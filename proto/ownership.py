@@ -38,15 +38,13 @@ class Limits:
 class OwnerSlice:
     """One owner's share, before its model is loaded.
 
-    ``given_running_requests`` and ``given_mamba_cache_size`` keep the undivided values, since
-    errors speak in the user's units.
+    ``given_mamba_cache_size`` keeps the undivided value, since errors speak in the user's units.
     """
 
     parallel: ParallelState
     max_running_requests: Slots | None = None
     max_mamba_cache_size: Count | None = None
     max_total_tokens: Annotated[int, Meta(ge=1, lt=2**53)] | None = None
-    given_running_requests: Count | None = None
     given_mamba_cache_size: Count | None = None
 
     @property
@@ -108,7 +106,6 @@ def divide(topology: Topology, limits: Limits) -> Ownership:
             max_running_requests=requests,
             max_mamba_cache_size=auxiliary,
             max_total_tokens=limits.max_total_tokens,
-            given_running_requests=limits.max_running_requests,
             given_mamba_cache_size=limits.max_mamba_cache_size,
         )
         for parallel in topology.members()
