@@ -10,7 +10,7 @@ from scripted_service import OPTIONS
 from mlx_dp.orchestrator.http.app import create_app
 from mlx_dp.orchestrator.options import HttpOptions
 from mlx_dp.orchestrator.service import Service
-from mlx_dp.orchestrator.text.fake_tokenizer import fake_text_model
+from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
 from mlx_dp.orchestrator.text.text_model import TextModel
 
 CHAT = "/v1/chat/completions"
@@ -30,7 +30,7 @@ def call(
     """One request, and its whole response."""
 
     async def run() -> httpx.Response:
-        app = create_app(service, options, text or fake_text_model(512))
+        app = create_app(service, options, text or FakeTextModel(512))
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             return await client.request(method, path, **arguments)

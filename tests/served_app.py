@@ -4,28 +4,28 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import uvicorn
 from scripted_service import OPTIONS
 
 from mlx_dp.orchestrator.http.app import create_app
+from mlx_dp.orchestrator.http.listen_socket import bound_port, open_socket
+from mlx_dp.orchestrator.http.server import EmbeddedServer
 from mlx_dp.orchestrator.options import HttpOptions
 from mlx_dp.orchestrator.service import Service
-from mlx_dp.orchestrator.text.fake_tokenizer import fake_text_model
+from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
 
 
 @asynccontextmanager
 async def served(service: Service, options: HttpOptions = OPTIONS) -> AsyncIterator[int]:
-    """The app on a loopback port of its own."""
-    app = create_app(service, options, fake_text_model(512))
-    config = uvicorn.Config(app, host="127.0.0.1", port=0, lifespan="off", log_config=None)
-    server = uvicorn.Server(config)
-    # serve() would take over the signals of the test run.
-    task = asyncio.create_task(server._serve())
-    while not server.started:
-        assert not task.done(), task
-        await asyncio.sleep(0)
+    """The app on a loopback port of its own, behind the server that ``mlx-dp serve`` has."""
+    app = create_app(service, options, FakeTextModel(512))
+    listener = open_socket("127.0.0.1", 0)
+    port = bound_port(listener)
+    # Without access log uvicorn silences its logger for the whole process, other tests included.
+    server = EmbeddedServer(app, listener, access_log=True)
+    task = asyncio.create_task(server.run())
     try:
-        yield server.servers[0].sockets[0].getsockname()[1]
+        # Connections wait in the socket's backlog until the server answers.
+        yield port
     finally:
-        server.should_exit = True
+        server.stop()
         await task

@@ -33,7 +33,7 @@ class Edge:
     def __init__(self, app: ASGIApp, api_key: str | None, posts: Counter[int]) -> None:
         self._app = app
         self._posts = posts
-        self._key_digest = None if api_key is None else _digest(api_key.encode())
+        self._key_digest = None if api_key is None else _digest(_raw(api_key))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -77,6 +77,11 @@ class Edge:
         # Digests have one length, so the comparison tells nothing about the key.
         given = _digest(key.strip())
         return hmac.compare_digest(given, self._key_digest) and scheme.lower() == b"bearer"
+
+
+def _raw(key: str) -> bytes:
+    """The bytes that a client sends: key files end with a line break, and need not be UTF-8."""
+    return key.encode(errors="surrogateescape").strip()
 
 
 def _digest(key: bytes) -> bytes:

@@ -20,7 +20,7 @@ class Endpoint:
     posts: Counter[int] = field(default_factory=Counter)
     """Answers to POSTs by status: most refusals are made before the service hears of them."""
     preparing: int = 0
-    """Requests that were let in and are not queued yet."""
+    """Requests whose body is here and that are not queued yet."""
 
     @property
     def model(self) -> str:

@@ -1,6 +1,7 @@
 """Turns errors into answers in OpenAI's shape; nobody outside learns more than the message."""
 
 import logging
+from collections.abc import Mapping
 
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
@@ -20,9 +21,16 @@ def from_overloaded(error: OverloadedError) -> ApiError:
     return overloaded(error.status, str(error), retry_after_s=error.retry_after_s)
 
 
-def from_refused(error: RefusedError) -> ApiError:
+def from_refused(error: RefusedError, names: Mapping[str, str]) -> ApiError:
+    """``names``: what the client calls a field, where that is not our word for it."""
     code = "context_length_exceeded" if "context length" in str(error) else None
-    return invalid(error.param, str(error), code=code)
+    param = None if error.param is None else names.get(error.param, error.param)
+    return invalid(param, str(error), code=code)
+
+
+def internal_error() -> ApiError:
+    """A bug of ours. The log has the traceback; the client gets no part of it."""
+    return ApiError(500, "internal error", code="internal_error")
 
 
 async def _api_error(_: Request, error: Exception) -> Response:
@@ -49,8 +57,7 @@ async def _http_exception(request: Request, error: Exception) -> Response:
 
 
 async def _internal_error(_: Request, __: Exception) -> Response:
-    # The server logs the traceback; the client gets no part of it.
-    return error_response(ApiError(500, "internal error", code="internal_error"))
+    return error_response(internal_error())
 
 
 async def _client_gone(_: Request, __: Exception) -> Response:

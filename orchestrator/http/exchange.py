@@ -1,7 +1,7 @@
 """One request's answers: submitted together, run together, cancelled together."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, assert_never
 
@@ -44,11 +44,20 @@ class Sink(Protocol):
 class Exchange:
     """Runs the choices of one request, ``per_prompt`` of them behind each other per prompt.
 
+    ``names`` are the client's own for fields that the service may refuse, see ``from_refused``.
     Whoever submits must cancel in the end, in every case: it is harmless for finished answers.
     """
 
-    def __init__(self, service: Service, choices: Sequence[Choice], *, per_prompt: int) -> None:
+    def __init__(
+        self,
+        service: Service,
+        choices: Sequence[Choice],
+        *,
+        per_prompt: int,
+        names: Mapping[str, str],
+    ) -> None:
         self._service = service
+        self._names = names
         self._choices = tuple(choices)
         self._firsts = range(0, len(choices), per_prompt)
         self._answers: list[Answer] = []
@@ -63,7 +72,7 @@ class Exchange:
         except OverloadedError as error:
             raise from_overloaded(error) from error
         except RefusedError as error:
-            raise from_refused(error) from error
+            raise from_refused(error, self._names) from error
 
     def cancel(self) -> None:
         for answer in self._answers:

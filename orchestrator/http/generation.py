@@ -1,5 +1,6 @@
 """POST /v1/chat/completions and /v1/completions: from a body to answers that run."""
 
+import asyncio
 import random
 import time
 import uuid
@@ -53,6 +54,8 @@ class _Work:
 
     fields: GenerationFields
     prompts: Sequence[tuple[int, ...]]
+    param: str
+    """The field that the prompts came in."""
     logprobs: int | None
     rank: int | None
     label: str
@@ -65,13 +68,15 @@ class GenerationRoutes:
         self._endpoint = endpoint
 
     async def chat(self, request: Request) -> Response:
+        body = await self._body(request)
         with self._preparing():
-            fields, rank = await self._fields(request, ChatRequest, CHAT_NEUTRAL)
+            fields, rank = self._fields(request, body, ChatRequest, CHAT_NEUTRAL)
             logprobs = fields.wanted_logprobs()
             prompts = await self._prompts([fields.chat()], "messages")
             work = _Work(
                 fields=fields,
                 prompts=prompts,
+                param="messages",
                 logprobs=logprobs,
                 rank=rank,
                 label=request.state.request_id,
@@ -85,14 +90,16 @@ class GenerationRoutes:
             return self._reply(work, answers)
 
     async def completions(self, request: Request) -> Response:
+        body = await self._body(request)
         with self._preparing():
-            fields, rank = await self._fields(request, CompletionRequest, COMPLETION_NEUTRAL)
+            fields, rank = self._fields(request, body, CompletionRequest, COMPLETION_NEUTRAL)
             fields.check()
             self._refuse_overload(len(fields.prompt) * fields.choices, param="prompt")
             prompts = await self._prompts(fields.prompt, "prompt")
             work = _Work(
                 fields=fields,
                 prompts=prompts,
+                param="prompt",
                 logprobs=fields.logprobs,
                 rank=rank,
                 label=request.state.request_id,
@@ -105,6 +112,13 @@ class GenerationRoutes:
                 echoes=self._echoes(fields) if fields.echo else (),
             )
             return self._reply(work, answers)
+
+    async def _body(self, request: Request) -> bytes:
+        # Before it is counted: bodies that drip in must not shut out requests that are complete.
+        options = self._endpoint.options
+        return await read_json_body(
+            request, max_nbytes=options.max_body_nbytes, timeout_s=options.body_timeout_s
+        )
 
     @contextmanager
     def _preparing(self) -> Iterator[None]:
@@ -120,14 +134,10 @@ class GenerationRoutes:
         state = self._endpoint.service.state()
         refuse_overload(state, preparing=preparing, choices=choices, param=param)
 
-    async def _fields(
-        self, request: Request, kind: type[Fields], neutral: Neutral
+    def _fields(
+        self, request: Request, body: bytes, kind: type[Fields], neutral: Neutral
     ) -> tuple[Fields, int | None]:
-        """Read and check the body, and the rank that it or the header asks for."""
-        options = self._endpoint.options
-        body = await read_json_body(
-            request, max_nbytes=options.max_body_nbytes, timeout_s=options.body_timeout_s
-        )
+        """Check the body, and the rank that it or the header asks for."""
         self._refuse_overload()
         try:
             fields = kind.model_validate_json(body)
@@ -155,6 +165,8 @@ class GenerationRoutes:
             ids = await prompt_ids(endpoint.text, prompt, limits, param=param)
             check_token_ids(param, ids, limit)
             found.append(ids)
+            # There may be many: answers that run want the event loop in between.
+            await asyncio.sleep(0)
         return found
 
     def _echoes(self, fields: CompletionRequest) -> list[str]:
@@ -174,7 +186,12 @@ class GenerationRoutes:
 
     def _reply(self, work: _Work, answers: AnswerFormat) -> Response:
         choices = list(self._choices(work))
-        exchange = Exchange(self._endpoint.service, choices, per_prompt=work.fields.choices)
+        exchange = Exchange(
+            self._endpoint.service,
+            choices,
+            per_prompt=work.fields.choices,
+            names={"prompt": work.param, "max_tokens": work.fields.answer_tokens_name},
+        )
         if not work.fields.stream:
             return WholeReply(exchange, answers, len(choices))
         return StreamReply(

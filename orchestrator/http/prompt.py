@@ -36,7 +36,7 @@ async def prompt_ids(
 def _num_chars(prompt: str | Chat) -> int:
     if isinstance(prompt, str):
         return len(prompt)
-    return sum(len(str(message["content"])) for message in prompt.messages)
+    return sum(len(str(value)) for message in prompt.messages for value in message.values())
 
 
 def _tokenize(

@@ -1,15 +1,20 @@
 """The two kinds of reply to a request for text. Both end when their client leaves."""
 
+import logging
+
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
 from mlx_dp.orchestrator.http.body import ClientGoneError
 from mlx_dp.orchestrator.http.connection import while_connected
+from mlx_dp.orchestrator.http.errors import internal_error
 from mlx_dp.orchestrator.http.exchange import Exchange
 from mlx_dp.orchestrator.http.sinks import CollectSink, StreamSink, rank_headers
 from mlx_dp.orchestrator.http.sse import EventStream
 from mlx_dp.orchestrator.openai.answer_format import DONE, AnswerFormat
 from mlx_dp.orchestrator.openai.errors import ApiError
+
+logger = logging.getLogger(__name__)
 
 
 class WholeReply(Response):
@@ -62,7 +67,13 @@ class StreamReply(Response):
         except ApiError as error:
             if not stream.started:
                 raise
-            await stream.close(b"data: " + error.body() + b"\n\n" + DONE)
+            await stream.close(_last_event(error))
+        except Exception:
+            if not stream.started:
+                raise
+            # A stream that is merely cut looks like a network failure to the client.
+            logger.exception("a stream broke")
+            await stream.close(_last_event(internal_error()))
         finally:
             self._exchange.cancel()
 
@@ -70,3 +81,7 @@ class StreamReply(Response):
         await self._exchange.run(StreamSink(stream, self._format, self._exchange))
         usage = self._format.usage(self._exchange.usage()) if self._include_usage else b""
         await stream.close(usage + DONE)
+
+
+def _last_event(error: ApiError) -> bytes:
+    return b"data: " + error.body() + b"\n\n" + DONE

@@ -34,11 +34,14 @@ def _prompts(value: object) -> tuple[Prompt, ...]:
 
 
 def _token_ids(value: object) -> tuple[int, ...]:
-    # type() and not isinstance(): true and false are no token ids.
-    if not isinstance(value, list) or not all(type(token) is int for token in value):
+    if not isinstance(value, list):
         raise refuse(f"input should be {_SHAPES}")
+    # The length first: it costs nothing to know.
     if len(value) > MAX_REQUEST_TOKENS:
         raise refuse(f"a prompt should have at most {MAX_REQUEST_TOKENS} tokens")
+    # type() and not isinstance(): true and false are no token ids.
+    if not all(type(token) is int for token in value):
+        raise refuse(f"input should be {_SHAPES}")
     for extreme in (min(value), max(value)) if value else ():
         if not 0 <= extreme <= MAX_TOKEN_ID:
             raise refuse(f"token ids should be from 0 to {MAX_TOKEN_ID}", extreme)

@@ -3,7 +3,7 @@
 import re
 from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from mlx_dp.orchestrator.openai.errors import shown
@@ -62,6 +62,11 @@ def _logit_bias(value: object) -> tuple[tuple[int, float], ...]:
     return tuple(found.items())
 
 
+def _no_usage_in_between(wanted: bool | None) -> None:
+    if wanted:
+        raise refuse("usage comes once, at the end of the stream: leave this out")
+
+
 Stops = Annotated[
     tuple[str, ...],
     BeforeValidator(_stops),
@@ -103,10 +108,11 @@ class StreamOptions(BaseModel):
     model_config = STRICT
 
     include_usage: bool | None = None
+    continuous_usage_stats: Annotated[bool | None, AfterValidator(_no_usage_in_between)] = None
 
 
 class GenerationFields(BaseModel):
-    """What a request for text may set. Unknown fields are kept aside, see openai_unsupported."""
+    """What a request for text may set. Unknown fields are kept aside, see unsupported.py."""
 
     model_config = STRICT
 
@@ -145,6 +151,11 @@ class GenerationFields(BaseModel):
     def answer_tokens(self) -> int | None:
         """The bound on the answer; the newer name wins."""
         return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def answer_tokens_name(self) -> str:
+        """The field that ``answer_tokens`` is from."""
+        return "max_completion_tokens" if self.max_completion_tokens else "max_tokens"
 
     @property
     def include_usage(self) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from mlx_dp.orchestrator.text.detokenizer import ByteDetokenizer, Detokenizer
-from mlx_dp.orchestrator.text.text_model import Chat, ModelFacts, TextModel
+from mlx_dp.orchestrator.text.text_model import Chat, ModelFacts
 
 END_OF_TEXT: Final = 256
 END_OF_TEXT_NAME: Final = "<|end|>"
@@ -58,8 +58,3 @@ class FakeTextModel:
 
     def _shown_bytes(self, token: int) -> bytes:
         return self._shown[token] if token < 256 else b""
-
-
-def fake_text_model(vocab_size: int, context_length: int | None = None) -> TextModel:
-    """The text side that goes with a fake engine of this vocabulary."""
-    return FakeTextModel(vocab_size, context_length)

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import threading
+from typing import Any
 
 import httpx
 import pytest
@@ -11,7 +13,8 @@ from scripted_service import OPTIONS, ScriptedService, granted, says
 from mlx_dp.orchestrator.http.app import create_app
 from mlx_dp.orchestrator.options import HttpOptions
 from mlx_dp.orchestrator.service import Ended, NewTokens
-from mlx_dp.orchestrator.text.fake_tokenizer import fake_text_model
+from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
+from mlx_dp.orchestrator.text.text_model import Chat
 from mlx_dp.proto.messages import FinishReason
 from mlx_dp.proto.token_chunk import TokenLogprob
 
@@ -79,9 +82,26 @@ def test_usage_comes_last_in_a_stream_when_asked_for() -> None:
     assert last["usage"]["completion_tokens"] == len("Hello, wörld 😀!".encode()) + 1
 
 
-@pytest.mark.parametrize("options", [{}, {"include_usage": None}, None])
+@pytest.mark.parametrize(
+    "options", [{}, {"include_usage": None}, {"continuous_usage_stats": False}, None]
+)
 def test_empty_stream_options_are_fine(options: object) -> None:
     assert reasons(chat(ScriptedService(), stream=True, stream_options=options)) == ["stop"]
+
+
+def test_long_names_are_rendered_beside_the_event_loop_too() -> None:
+    threads: list[threading.Thread] = []
+
+    class Text(FakeTextModel):
+        def render_chat(self, chat: Chat) -> str:
+            threads.append(threading.current_thread())
+            return "x"
+
+    short = [{"role": "user", "content": "x", "name": "y" * 200}]
+    for messages in (short, short * 30):
+        call(ScriptedService(), "POST", CHAT, text=Text(512), json={"messages": messages})
+    here = threading.current_thread()
+    assert [thread is here for thread in threads] == [True, False]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -157,6 +177,15 @@ def test_failure_is_an_error_and_never_a_partial_answer() -> None:
     assert all(not c["choices"][0]["finish_reason"] for c in chunks[:-1])
 
 
+def test_a_bug_of_ours_in_the_middle_of_a_stream_is_an_event_too() -> None:
+    def script(_: object) -> list[Any]:
+        return [granted(), NewTokens(ids=(65,)), "no event"]
+
+    *_, last = events(chat(ScriptedService(script), stream=True))
+    assert last["error"]["code"] == "internal_error"
+    assert last["error"]["message"] == "internal error"
+
+
 def test_failure_before_the_first_token_has_its_status_in_a_stream_too() -> None:
     failed = Ended(reason=FinishReason.ERROR, message="no", code="rejected", status=503)
     response = chat(ScriptedService(lambda _: [failed]), stream=True)
@@ -199,7 +228,7 @@ def test_silence_is_filled_with_comments() -> None:
     async def run() -> str:
         service = ScriptedService(lambda _: [])
         options = HttpOptions(served_model_name="m", keep_alive_s=0.01)
-        app = create_app(service, options, fake_text_model(512))
+        app = create_app(service, options, FakeTextModel(512))
         sent: list[bytes] = []
         commented = asyncio.Event()
         requests = asyncio.Queue[dict[str, object]]()

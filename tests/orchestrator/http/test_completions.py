@@ -1,10 +1,13 @@
 """POST /v1/completions: prompts in every shape, echo, and log-probabilities in the older shape."""
 
+import asyncio
+
 import pytest
-from http_calls import complete, error, events
+from http_calls import COMPLETIONS, call, complete, error, events
 from scripted_service import ScriptedService, granted, says
 
 from mlx_dp.orchestrator.service import Ended, NewTokens, Started
+from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
 from mlx_dp.proto.messages import FinishReason
 from mlx_dp.proto.token_chunk import TokenLogprob
 
@@ -86,3 +89,17 @@ def test_too_many_answers_at_once_are_refused_with_the_bound() -> None:
 
 def test_echo_with_logprobs_is_refused() -> None:
     assert error(complete(ScriptedService(), echo=True, logprobs=0), 400)["param"] == "echo"
+
+
+def test_the_event_loop_turns_between_prompts() -> None:
+    order: list[str] = []
+
+    class Text(FakeTextModel):
+        def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+            order.append(text)
+            asyncio.get_running_loop().call_soon(order.append, "turn")
+            return super().encode(text, add_special_tokens=add_special_tokens)
+
+    body = {"prompt": ["a", "b"]}
+    call(ScriptedService(), "POST", COMPLETIONS, text=Text(512), json=body)
+    assert order == ["a", "turn", "b", "turn"]

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 from http_calls import CHAT, HI
@@ -108,6 +109,50 @@ def test_body_that_does_not_arrive_is_refused() -> None:
             await reader.read()
             writer.close()
         assert not service.answers
+
+    asyncio.run(run())
+
+
+def test_bodies_that_drip_in_shut_out_nobody() -> None:
+    async def run() -> None:
+        service = ScriptedService()
+        service.current = replace(service.current, max_queued_requests=2)
+        async with asyncio.timeout(20), served(service) as port:
+            head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            dripping = []
+            for _ in range(40):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                # The server says "continue" as soon as the body is awaited.
+                expect = "Expect: 100-continue\r\nContent-Length: 100\r\n\r\n"
+                writer.write((head + expect).encode())
+                assert b"100 Continue" in await reader.readline()
+                dripping.append(writer)
+            reader, writer = await send(port)
+            assert b"200 OK" in await reader.readline()
+            for each in [*dripping, writer]:
+                each.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("request_head", "why"),
+    [
+        (b"GET /live HTTP/1.1\r\nX-Long: " + b"x" * 100_000, "no header ends"),
+        (b"GET /live HTTP/1.1\r\n\r\n", "no host"),
+    ],
+    ids=["endless", "no host"],
+)
+def test_heads_that_are_no_http_are_refused_and_end_their_connection(
+    request_head: bytes, why: str
+) -> None:
+    async def run() -> None:
+        async with asyncio.timeout(20), served(ScriptedService()) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(request_head)
+            assert b"400" in await reader.readline(), why
+            await reader.read()
+            writer.close()
 
     asyncio.run(run())
 

@@ -20,7 +20,7 @@ from mlx_dp.orchestrator.control.limits import ControlLimits
 from mlx_dp.orchestrator.http.app import create_app
 from mlx_dp.orchestrator.http.histograms import RequestHistograms
 from mlx_dp.orchestrator.service import Service
-from mlx_dp.orchestrator.text.fake_tokenizer import fake_text_model
+from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
 from mlx_dp.proto.messages import FinishReason
 
 ROUTERS_NAMES = (
@@ -183,7 +183,7 @@ def play(act: Callable[[Stage], Coroutine]) -> None:
         world.readies = {0: loaded, 1: loaded}
         controller = Controller(serve_options(), Outside(world, world), limits=world.limits)
         world.core = controller._core
-        app = create_app(controller, OPTIONS, fake_text_model(512))
+        app = create_app(controller, OPTIONS, FakeTextModel(512))
         client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
         stage = Stage(world, controller, app, client)
         async with asyncio.timeout(20), client:

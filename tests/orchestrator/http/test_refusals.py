@@ -9,7 +9,7 @@ from http_calls import CHAT, COMPLETIONS, HI, call, chat, complete, error
 from scripted_service import OPTIONS, STATE, ScriptedService
 
 from mlx_dp.orchestrator.options import HttpOptions
-from mlx_dp.orchestrator.service import ServiceStatus, WorkerStatus
+from mlx_dp.orchestrator.service import RefusedError, ServiceStatus, WorkerStatus
 from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
 from mlx_dp.proto.admission import AdmissionLimits
 
@@ -90,6 +90,8 @@ def test_error_names_field_value_and_bound() -> None:
         ("logit_bias", {str(i): 1 for i in range(1025)}),
         ("stream", 1),
         ("stream", "true"),
+        ("stream_options", {"continuous_usage_stats": True}),
+        ("stream_options", {"continuous_usage_stats": 0}),
         ("logprobs", 1),
         ("model", 1),
         ("model", "x" * 1025),
@@ -311,7 +313,7 @@ def test_full_queue_is_429_before_tokenizing() -> None:
 
 
 def test_more_choices_than_the_queue_holds_can_never_work() -> None:
-    assert "16" in error(chat(ScriptedService(), n=17), 400)["message"]
+    assert "16 wait" in error(chat(ScriptedService(), n=33), 400)["message"]
 
 
 @pytest.mark.parametrize("rank", ["2", "-1", "x", "1.0", "", "9" * 40, "\u0661"])
@@ -359,6 +361,22 @@ def test_prompt_over_the_context_is_refused_with_the_numbers() -> None:
     assert "512" in found["message"]
     assert "513" in found["message"]
     assert found["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_a_budget_is_refused_by_the_name_that_the_client_used(name: str) -> None:
+    assert error(chat(ScriptedService(), **{name: 600}), 400)["param"] == name
+
+
+def test_a_chat_is_refused_by_its_messages() -> None:
+    service = ScriptedService()
+
+    def refuse(generation: object) -> Any:
+        raise RefusedError("no", param="prompt")
+
+    service.submit = refuse
+    assert error(chat(service), 400)["param"] == "messages"
+    assert error(complete(service), 400)["param"] == "prompt"
 
 
 class Measuring(FakeTextModel):

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from mlx_dp.orchestrator.service import NewTokens
 from mlx_dp.orchestrator.text.choice_text import ChoiceText, Piece
-from mlx_dp.orchestrator.text.fake_tokenizer import fake_text_model
+from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
 from mlx_dp.orchestrator.text.stop_strings import StopStrings
 from mlx_dp.proto.token_chunk import TokenLogprob
 
@@ -13,7 +13,7 @@ EOS = 256
 
 
 def choice(*stops: str, stop_token: int = EOS) -> ChoiceText:
-    detokenizer = fake_text_model(512).detokenizer()
+    detokenizer = FakeTextModel(512).detokenizer()
     return ChoiceText(detokenizer, StopStrings(stops), frozenset({stop_token}))
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_tokenizer import CHAT_TEMPLATE, CONTEXT_LENGTH, EOS_TOKEN_ID, VOCAB_SIZE, write_tokenizer
 
-from mlx_dp.orchestrator.text.fake_tokenizer import fake_text_model
+from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
 from mlx_dp.orchestrator.text.text_model import Chat, SamplingDefaults
 from mlx_dp.orchestrator.text.tokenizer import load_text_model
 from mlx_dp.proto.errors import ConfigError
@@ -166,7 +166,7 @@ def test_template_of_the_tiny_model_is_what_the_tests_think() -> None:
 
 @pytest.mark.parametrize("vocab_size", [2, 100, 256, 257, 512])
 def test_fake_text_stays_within_its_vocabulary(vocab_size: int) -> None:
-    model = fake_text_model(vocab_size)
+    model = FakeTextModel(vocab_size)
     ids = model.encode("é\xff~", add_special_tokens=True)
     assert all(token < vocab_size for token in ids)
     assert all(token < vocab_size for token in model.facts.eos_token_ids)
