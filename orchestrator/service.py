@@ -26,7 +26,7 @@ class WorkerStatus(StrEnum):
 
 
 class ServiceStatus(StrEnum):
-    """READY while at least one owner takes requests (under dp-attention: all of them)."""
+    """READY while at least one owner is loaded and serves; under dp-attention, while all do."""
 
     STARTING = "starting"
     READY = "ready"
@@ -141,7 +141,7 @@ class OwnerState:
     context_length: int | None
     device: str
     running: int
-    """Requests granted to it that have not ended."""
+    """Slots it holds for us: requests that run, and cancelled ones until it lets go of them."""
     prefilling: int
     used_tokens: int
     reserved_tokens: int

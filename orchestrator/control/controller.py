@@ -54,7 +54,6 @@ class Controller:
             self._settle_after,
         )
         self._timer: asyncio.TimerHandle | None = None
-        self._bug: Exception | None = None
         self._stopped = False
 
     def state(self) -> ServiceState:
@@ -90,10 +89,10 @@ class Controller:
 
     async def watch(self) -> NoReturn:
         """Wait for as long as the service can go on. Raises ServiceDeadError, or our own bug."""
-        supervisor = self._core.supervisor
-        await self._core.conditions.wait(lambda: self._bug is not None or supervisor.dead)
-        if self._bug is not None:
-            raise self._bug
+        core, supervisor = self._core, self._core.supervisor
+        await core.conditions.wait(lambda: core.bug is not None or supervisor.dead)
+        if core.bug is not None:
+            raise core.bug
         assert supervisor.cause is not None, "dead without a cause"
         raise ServiceDeadError(supervisor.cause.detail, supervisor.cause.failure)
 
@@ -117,9 +116,7 @@ class Controller:
             try:
                 act()
             except Exception as error:
-                _logger.exception("the controller broke")
-                self._bug = self._bug or error
-                self._core.conditions.check()
+                self._core.broke(error)
 
         return run
 
@@ -131,7 +128,10 @@ class Controller:
         await self.stop()
 
     async def stop(self) -> None:
-        """End what is in hand, and the workers; none is left when this returns. Idempotent."""
+        """End what is in hand, and the workers, by SIGKILL if need be. Idempotent.
+
+        Only one that the system itself cannot end may be left when this returns.
+        """
         if self._stopped:
             return
         core = self._core

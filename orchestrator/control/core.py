@@ -2,7 +2,8 @@
 
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from mlx_dp.orchestrator.control.admission import Admission
@@ -22,7 +23,7 @@ from mlx_dp.orchestrator.control.supervisor_steps import Loss, RemoveOwner
 from mlx_dp.orchestrator.control.worker_record import ALIVE
 from mlx_dp.orchestrator.control.worker_starts import worker_starts
 from mlx_dp.orchestrator.options import ServeOptions
-from mlx_dp.orchestrator.service import Generation, ServiceStatus
+from mlx_dp.orchestrator.service import Generation, OverloadedError, RefusedError, ServiceStatus
 from mlx_dp.proto.messages import FinishReason
 from mlx_dp.proto.parallel import ReplicaMode
 
@@ -53,6 +54,7 @@ class ControlCore:
         self._transport: Final = outside.transport
         self._exits: Final[list[tuple[float, int, int]]] = []
         self.draining = False
+        self.bug: Exception | None = None
         self.conditions: Final = Conditions()
         self.tally: Final = Tally()
         self.supervisor: Final = Supervisor(
@@ -91,16 +93,34 @@ class ControlCore:
 
     def submit(self, generation: Generation) -> RequestAnswer:
         """Raises OverloadedError or RefusedError; then nothing was queued."""
-        self._admission.check(generation, self.status())
-        now = self._clock()
-        answer = self.desk.submit(generation, now)
-        self._turn(now)
-        return answer
+        with self._watched():
+            self._admission.check(generation, self.status())
+            now = self._clock()
+            answer = self.desk.submit(generation, now)
+            self._turn(now)
+            return answer
 
     def _leave(self, request_id: int, reason: FinishReason) -> None:
-        now = self._clock()
-        self.desk.leave(request_id, reason, now)
-        self._turn(now)
+        with self._watched():
+            now = self._clock()
+            self.desk.leave(request_id, reason, now)
+            self._turn(now)
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        try:
+            yield
+        except (OverloadedError, RefusedError):
+            raise
+        except Exception as error:
+            self.broke(error)
+            raise
+
+    def broke(self, error: Exception) -> None:
+        """A bug of ours came up: the books may be wrong, so that the service has to end."""
+        _logger.error("the controller broke", exc_info=error)
+        self.bug = self.bug or error
+        self.conditions.check()
 
     def abandon(self) -> None:
         """End what is in hand with an error."""

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Final
 
 from mlx_dp.orchestrator.control.ledger import Ledger, RequestEntry
-from mlx_dp.orchestrator.control.owner_book import Lease, Owner, OwnerBook
+from mlx_dp.orchestrator.control.owner_book import Lease, Owner, OwnerBook, terms
 from mlx_dp.orchestrator.control.request_queue import RequestQueue
 from mlx_dp.orchestrator.control.router import Choice, Router
 from mlx_dp.proto.messages import Abort, Down, Submit
@@ -39,17 +39,24 @@ class Dispatcher:
     def _next(self) -> tuple[RequestEntry, Choice] | None:
         """The oldest request that can go.
 
-        A request that waits for its rank does not hold up others, but what frees there is kept
-        for it, or small requests would overtake a large one for ever.
+        One that waits holds up younger ones only where it could run itself: what frees there is
+        kept for it, or small requests would overtake a large one for ever.
         """
         reserved: frozenset[int] = frozenset()
         for entry in self._queue.heads():
             choice = self._choose(entry, reserved)
             if choice is not None:
                 return entry, choice
-            if entry.pinned is not None:
-                reserved |= {entry.pinned}
+            reserved |= self._could_run(entry)
         return None
+
+    def _could_run(self, entry: RequestEntry) -> frozenset[int]:
+        """The owners that could take it if they were empty."""
+        if entry.pinned is not None:
+            return frozenset({entry.pinned})
+        return frozenset(
+            owner.index for owner in self._book.owners() if terms(owner.limits, entry) is not None
+        )
 
     def _choose(self, entry: RequestEntry, reserved: frozenset[int]) -> Choice | None:
         return self._router.choose(tuple(self._book.owners()), entry, avoid=reserved)

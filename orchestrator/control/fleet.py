@@ -79,7 +79,7 @@ class Fleet:
         return self._indices.get(identity)
 
     def beat_of(self, index: int) -> Heartbeat | None:
-        """The last heartbeat of the present incarnation."""
+        """The last heartbeat of the present incarnation, until it is lost."""
         return self._beats.get(index)
 
     def beat(self, index: int, heartbeat: Heartbeat) -> None:
@@ -122,7 +122,6 @@ class Fleet:
         if worker.restarts:
             self._tally.worker_restarts += 1
         self._indices[identity] = index
-        self._beats.pop(index, None)
         self._transport.expect(identity)
 
         def on_exit(status: int) -> None:
@@ -160,6 +159,7 @@ class Fleet:
         self._indices.pop(gone.identity, None)
         self._transport.forget(gone.identity)
         self._readies.pop(gone.index, None)
+        self._beats.pop(gone.index, None)
         self._unreachable.pop(gone.index, None)
         self._listener.owner_lost(gone, self._book.remove(gone.index))
 

@@ -179,6 +179,9 @@ class Supervisor:
         if loss.final and not any(worker.ready_once for worker in self.workers):
             # All workers are configured alike: the others would only fail the same way, later.
             domains = self._domains
+        for each in domains:
+            # One that waited for its restart must not be started after all.
+            each.restart_at = None
         steps: list[Instruction] = []
         for member in (member for each in domains for member in each.members):
             if member.status is WorkerStatus.FAILED:

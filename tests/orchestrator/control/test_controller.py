@@ -11,16 +11,17 @@ from mlx_dp.orchestrator.control.controller import Controller, ServiceDeadError
 from mlx_dp.orchestrator.control.counters import RequestTimings
 from mlx_dp.orchestrator.control.fleet import Outside
 from mlx_dp.orchestrator.control.limits import ControlLimits, control_limits
+from mlx_dp.orchestrator.control.request_desk import RequestDesk
 from mlx_dp.orchestrator.options import QueueOptions, ServeOptions, WorkerOptions
 from mlx_dp.orchestrator.service import (
     Ended,
     NewTokens,
     OverloadedError,
-    RefusedError,
     Service,
     ServiceStatus,
 )
 from mlx_dp.proto.admission import AdmissionLimits
+from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.messages import FailureKind, FinishReason
 
 QUICK = ControlLimits(tick_s=0.01, stop_grace_s=0.2)
@@ -215,6 +216,28 @@ def test_a_bug_of_ours_ends_the_service_loudly(monkeypatch: pytest.MonkeyPatch) 
     play(act)
 
 
+@pytest.mark.parametrize("call", ["submit", "cancel"])
+def test_a_bug_in_a_call_ends_the_service_too(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    async def act(stage: Stage) -> None:
+        await stage.ready()
+        if call == "submit":
+            monkeypatch.setattr(RequestDesk, "submit", broken)
+            with pytest.raises(ZeroDivisionError):
+                stage.controller.submit(generation())
+        else:
+            answer = stage.controller.submit(generation(max_tokens=900))
+            monkeypatch.setattr(RequestDesk, "leave", broken)
+            with pytest.raises(ZeroDivisionError):
+                answer.cancel()
+        with pytest.raises(ZeroDivisionError, match="a bug"):
+            await stage.controller.watch()
+
+    play(act)
+
+
 def test_stopping_before_anything_is_up_leaves_no_process() -> None:
     async def act(stage: Stage) -> None:
         stage.world.cut.update(worker.identity for worker in stage.world.workers)
@@ -233,6 +256,5 @@ def test_limits_follow_the_options() -> None:
 def test_an_unknown_policy_is_refused_at_once() -> None:
     world = World()
     options = serve_options(queue=QueueOptions(load_balance_method="luck"))
-    with pytest.raises(Exception, match="luck"):
+    with pytest.raises(ConfigError, match="luck"):
         Controller(options, Outside(world, world), rng=random.Random(0))
-    assert RefusedError

@@ -218,6 +218,15 @@ def test_a_lost_worker_costs_no_token_and_repeats_none() -> None:
     assert world.core.tally.worker_deaths == 1
 
 
+def test_a_dead_process_has_no_memory() -> None:
+    world = World().bring_up()
+    world.pass_time(0.1)
+    assert [owner.rss_nbytes for owner in world.core.view.owners()] == [1, 1]
+    world.worker(0).die(-9)
+    world.pass_time(0.1)
+    assert [owner.rss_nbytes for owner in world.core.view.owners()] == [0, 1]
+
+
 def test_the_last_messages_of_a_dead_process_still_count() -> None:
     world = World(serve_options(1)).bring_up()
     reader = submit(world, max_tokens=2)
@@ -618,6 +627,30 @@ def test_what_frees_at_a_rank_is_kept_for_the_large_request_that_waits_for_it() 
     assert not small.read().grants
     world.turn(60)
     assert large.read().grants
+
+
+def test_what_frees_is_kept_for_the_large_request_that_may_go_anywhere() -> None:
+    world = World(serve_options(1))
+    world.readies = {0: ready(slots=9, pool=100)}
+    world.bring_up()
+    submit(world, (1,), 60)
+    large = submit(world, (1,), 90)
+    small = submit(world, (1,), 5, rank=0)
+    world.turn(10)
+    assert not small.read().grants
+    world.turn(60)
+    assert large.read().grants
+
+
+def test_a_rank_where_the_large_request_can_never_run_is_not_kept_for_it() -> None:
+    world = World(serve_options(2))
+    world.readies = {0: ready(slots=9, pool=100), 1: ready(slots=9, pool=50, context=50)}
+    world.bring_up()
+    submit(world, (1,), 60, rank=0)
+    large = submit(world, (1,), 90)
+    small = submit(world, (1,), 5, rank=1)
+    assert small.read().grants
+    assert not large.read().grants
 
 
 def test_a_pinned_request_whose_owner_fails_for_good_ends() -> None:

@@ -233,6 +233,18 @@ def test_stopping_restarts_nobody() -> None:
     made.stop()
 
 
+def test_giving_everyone_up_cancels_the_restarts_that_were_due() -> None:
+    made = supervisor(2)
+    made.start(0.0)
+    made.exited(0, 1, 0.0)
+    made.greeted(1, 0.0)
+    made.failed(1, FailureKind.CONFIG, "no good", 0.0)
+    steps = made.exited(1, 3, 0.0)
+    assert [step.index for step in steps if isinstance(step, GiveUp)] == [0, 1]
+    assert made.tick(99.0) == []
+    assert made.dead
+
+
 def test_stopping_ends_who_waits_for_a_start() -> None:
     made = supervisor(2)
     made.start(0.0)
