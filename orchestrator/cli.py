@@ -5,18 +5,19 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Mapping
-from typing import Annotated
+from collections.abc import Callable, Mapping
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
 
 from mlx_dp.orchestrator import configuration
 from mlx_dp.orchestrator.flag_command import takes_flags
-from mlx_dp.orchestrator.flags import Flags
+from mlx_dp.orchestrator.flags import API_KEY_VARIABLE, Flags
 from mlx_dp.orchestrator.plan import ServicePlan, make_plan
 from mlx_dp.orchestrator.plan_table import plan_json, plan_view
 from mlx_dp.orchestrator.preparation import prepare_model
+from mlx_dp.orchestrator.process.stop_signals import EXIT_SIGNAL_BASE, STOP_SIGNALS
 from mlx_dp.proto.errors import ConfigError
 
 EXIT_CONFIG = 2
@@ -65,12 +66,32 @@ def serve(flags: Flags) -> None:
     SIGTERM: running requests get --drain-timeout seconds to finish.
     """
     # Until the service runs, a signal ends the preparation: finally clauses end its children.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: sys.exit(0))
+    _on_stop_signals(_end)
     # The HTTP side takes a second to import, which --help and plan need not wait for.
     from mlx_dp.orchestrator.serve import serve as run
 
-    sys.exit(run(flags, os.environ))
+    sys.exit(run(flags, _environment()))
+
+
+def _on_stop_signals(act: Callable[[int, object], None]) -> None:
+    for number in STOP_SIGNALS:
+        signal.signal(number, act)
+
+
+def _end(number: int, frame: object) -> NoReturn:
+    # Leaving may take long: a download's threads are waited for. Whoever asks again is in a hurry.
+    _on_stop_signals(_end_at_once)
+    sys.exit(0)
+
+
+def _end_at_once(number: int, frame: object) -> NoReturn:
+    os._exit(EXIT_SIGNAL_BASE + number)
+
+
+def _environment() -> Mapping[str, str]:
+    """Ours without the clients' key, which typer has read: children inherit what is left."""
+    os.environ.pop(API_KEY_VARIABLE, None)
+    return os.environ
 
 
 @app.command()
@@ -84,7 +105,7 @@ def plan(
     Each owner's request slots, KV tokens and auxiliary states, and the bytes
     that they take. Refuses what serve would refuse, by the same arithmetic.
     """
-    made = _plan(flags, os.environ)
+    made = _plan(flags, _environment())
     if as_json:
         print(json.dumps(plan_json(made), indent=2))
         return

@@ -11,6 +11,8 @@ import typer
 
 from mlx_dp.proto.messages import EngineKind
 
+API_KEY_VARIABLE: Final = "MLX_DP_API_KEY"
+
 _PER_OWNER: Final = (
     "Unit: [bold]per replica[/bold], or [bold]for the whole group[/bold] with "
     "--enable-dp-attention, where each owner gets 1/dp_size."
@@ -165,7 +167,7 @@ class HttpFlags:
     api_key: Annotated[
         str | None,
         _http(
-            envvar="MLX_DP_API_KEY",
+            envvar=API_KEY_VARIABLE,
             help="What clients must send as bearer token. Better given in the environment, where "
             "other users of the machine cannot read it.",
         ),

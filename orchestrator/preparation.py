@@ -8,13 +8,14 @@ from typing import Final
 
 import platformdirs
 
-from mlx_dp.orchestrator.flags import Flags
+from mlx_dp.orchestrator.flags import Flags, ModelFlags
 from mlx_dp.orchestrator.model.model_probe import DeviceFacts, probe_model
-from mlx_dp.orchestrator.model.model_source import host_device, resolve_model
+from mlx_dp.orchestrator.model.model_source import ResolvedModel, host_device, resolve_model
 from mlx_dp.orchestrator.model.progress import terminal_progress
 from mlx_dp.orchestrator.process.cuda_devices import cuda_devices
 from mlx_dp.orchestrator.process.host_memory import ram_nbytes
 from mlx_dp.orchestrator.process.memory_share import SharedMemory, shared_memory
+from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.messages import EngineKind
 from mlx_dp.proto.model_shape import ModelShape
 
@@ -40,14 +41,7 @@ def prepare_model(flags: Flags, environment: Mapping[str, str]) -> PreparedModel
     """Fetch or convert the model when needed, and measure it in a child process."""
     if flags.model.engine is EngineKind.FAKE:
         return PreparedModel(served_name=flags.model.served_model_name or FAKE_MODEL_NAME)
-    with terminal_progress(sys.stderr) as progress:
-        model = resolve_model(
-            flags.model.model,
-            revision=flags.model.revision,
-            cache_dir=Path(platformdirs.user_cache_dir("mlx-dp")),
-            progress=progress,
-            device=host_device(),
-        )
+    model = _resolve(flags.model)
     probe = probe_model(model.path)
     devices = cuda_devices(environment) if probe.device.kind == "cuda" else ()
     return PreparedModel(
@@ -60,3 +54,21 @@ def prepare_model(flags: Flags, environment: Mapping[str, str]) -> PreparedModel
         ),
         cuda_devices=devices,
     )
+
+
+def _resolve(flags: ModelFlags) -> ResolvedModel:
+    cache_dir = Path(platformdirs.user_cache_dir("mlx-dp"))
+    try:
+        with terminal_progress(sys.stderr) as progress:
+            return resolve_model(
+                flags.model,
+                revision=flags.revision,
+                cache_dir=cache_dir,
+                progress=progress,
+                device=host_device(),
+            )
+    except OSError as error:
+        raise ConfigError(
+            f"the model cannot be prepared: {error}. Its files must be readable, and the cache "
+            f"{cache_dir} writable, with room for a converted model"
+        ) from error

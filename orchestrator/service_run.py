@@ -11,14 +11,13 @@ from rich.console import Console
 from mlx_dp.orchestrator.control.controller import ServiceDeadError
 from mlx_dp.orchestrator.http.server import EmbeddedServer
 from mlx_dp.orchestrator.process.log_output import write_plain
-from mlx_dp.orchestrator.process.stop_signals import StopSignals
+from mlx_dp.orchestrator.process.stop_signals import EXIT_SIGNAL_BASE, StopSignals
 from mlx_dp.orchestrator.service import ServiceState, ServiceStatus, WorkerStatus
 from mlx_dp.orchestrator.start_display import StartDisplay, start_display
 from mlx_dp.proto.messages import FailureKind
 
 EXIT_FAILED: Final = 1
 EXIT_CONFIG: Final = 2
-EXIT_SIGNAL_BASE: Final = 128
 
 _REFRESH_S: Final = 0.1
 _CONFIGURATION: Final = (FailureKind.CONFIG, FailureKind.UNSUPPORTED_MODEL)
@@ -39,7 +38,7 @@ class ControlPlane(Protocol):
         """Refuse what is new, let what runs finish within the time, then stop."""
 
     async def stop(self) -> None:
-        """End the workers; none is left when this returns."""
+        """End the workers, and wait until they have."""
 
     def kill_all(self) -> None:
         """SIGKILL to every worker, without waiting."""
@@ -132,10 +131,12 @@ class ServiceRun:
         return EXIT_CONFIG if error.kind in _CONFIGURATION else EXIT_FAILED
 
     def _end_at_once(self, number: signal.Signals) -> None:
-        self._control.kill_all()
-        self._console.show_cursor(True)
-        # No cleanup can be waited for any more, and none is needed: all state is in memory.
-        os._exit(EXIT_SIGNAL_BASE + number)
+        try:
+            self._control.kill_all()
+            self._console.show_cursor(True)
+        finally:
+            # No cleanup can be waited for any more, and none is needed: all state is in memory.
+            os._exit(EXIT_SIGNAL_BASE + number)
 
     def _say(self, line: str) -> None:
         write_plain(self._console, line)

@@ -43,7 +43,12 @@ class ProcessLauncher:
         # Both ends are close-on-exec. The child gets the read end alone, and siblings neither: a
         # sibling with the write end would keep this child alive after our death.
         death_read, death_write = os.pipe()
-        output_read, output_write = os.pipe()
+        try:
+            output_read, output_write = os.pipe()
+        except OSError:
+            os.close(death_read)
+            os.close(death_write)
+            raise
         try:
             child = subprocess.Popen(
                 self._arguments(identity, endpoint, death_read),

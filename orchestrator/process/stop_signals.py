@@ -5,7 +5,9 @@ import signal
 from collections.abc import Callable
 from typing import Final
 
-_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+EXIT_SIGNAL_BASE: Final = 128
+"""Plus the signal's number: the status of an end at once."""
 
 
 class StopSignals:
@@ -16,7 +18,7 @@ class StopSignals:
         self._at_once = at_once
 
     def install(self, loop: asyncio.AbstractEventLoop) -> None:
-        for number in _SIGNALS:
+        for number in STOP_SIGNALS:
             loop.add_signal_handler(number, self._received, number)
 
     def _received(self, number: signal.Signals) -> None:

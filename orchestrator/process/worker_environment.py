@@ -3,13 +3,10 @@
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
 
 from mlx_dp.orchestrator.preparation import PreparedModel
 from mlx_dp.orchestrator.process.blas import choose_blas, find_openblas, usable_cores
 from mlx_dp.orchestrator.process.cuda_devices import device_variables
-
-API_KEY_VARIABLE: Final = "MLX_DP_API_KEY"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,10 +25,9 @@ class WorkerEnvironment:
 def worker_environment(
     environment: Mapping[str, str], model: PreparedModel, *, workers: int
 ) -> WorkerEnvironment:
-    """Start from ours, without the clients' key, which is no business of a worker."""
-    common = {name: value for name, value in environment.items() if name != API_KEY_VARIABLE}
+    """Start from ours."""
     # A worker that crashes must not take its last lines with it.
-    common["PYTHONUNBUFFERED"] = "1"
+    common = {**environment, "PYTHONUNBUFFERED": "1"}
     on_cpu = model.device is not None and model.device.kind == "cpu"
     if not (on_cpu and sys.platform == "linux"):
         return WorkerEnvironment(common=common, cuda_devices=model.cuda_devices)

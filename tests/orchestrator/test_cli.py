@@ -2,9 +2,16 @@
 
 import inspect
 import json
+import os
 import re
+import signal
+import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
+import platformdirs
 import pytest
 
 from mlx_dp.orchestrator import cli
@@ -76,3 +83,70 @@ def test_the_version_is_the_packages(
 ) -> None:
     code, out, _ = run(monkeypatch, capsys, "--version")
     assert (code, out) == (0, "mlx-dp 0.1.0\n")
+
+
+PREPARES = """
+import sys, time
+from mlx_dp.orchestrator import cli, serve
+
+wait_s = float(sys.argv.pop())
+
+def prepare(flags, environment):
+    print("key", flags.http.api_key, environment.get("MLX_DP_API_KEY"), flush=True)
+    try:
+        time.sleep(60)
+    finally:
+        print("leaving", flush=True)
+        time.sleep(wait_s)
+
+serve.serve = prepare
+sys.argv.append("serve")
+cli.main()
+"""
+
+
+@contextmanager
+def preparing(wait_s: float) -> Iterator[subprocess.Popen[str]]:
+    """A start that prepares for ever, and takes a while to leave."""
+    command = [sys.executable, "-c", PREPARES, str(wait_s)]
+    environment = {**os.environ, "MLX_DP_API_KEY": "secret"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "key secret None\n", "children would inherit it"
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_preparation(number: signal.Signals) -> None:
+    with preparing(0.0) as process:
+        process.send_signal(number)
+        assert process.wait(20.0) == 0
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_does_not_wait_for_the_preparation(number: signal.Signals) -> None:
+    with preparing(60.0) as process:
+        process.send_signal(signal.SIGINT)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "leaving\n"
+        process.send_signal(number)
+        assert process.wait(20.0) == 128 + number
+
+
+def test_a_cache_that_cannot_be_written_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    blocked = tmp_path / "file"
+    blocked.touch()
+    monkeypatch.setattr(platformdirs, "user_cache_dir", lambda _: str(blocked))
+    gguf = tmp_path / "x.gguf"
+    gguf.touch()
+    code, _, err = run(monkeypatch, capsys, "plan", "--model", str(gguf))
+    assert code == 2
+    assert err.startswith("mlx-dp: error: the model cannot be prepared: ")
+    assert f"the cache {blocked} writable" in err

