@@ -8,6 +8,7 @@ from typing import Protocol
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from mlx_dp.orchestrator.service import OwnerState, WorkerStatus
 from mlx_dp.proto.messages import WorkerPhase
@@ -72,7 +73,9 @@ class LiveDisplay:
             table.add_column(heading)
         for state in owners:
             now = stage_of(state)
-            table.add_row(str(now.owner), now.stage, self._seconds(now, elapsed_s), now.detail)
+            # As text: square brackets in a message are no markup.
+            detail = Text(now.detail)
+            table.add_row(str(now.owner), now.stage, self._seconds(now, elapsed_s), detail)
         self._live.update(table)
 
     def _seconds(self, now: OwnerStage, elapsed_s: float) -> str:

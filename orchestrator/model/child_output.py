@@ -93,15 +93,25 @@ def _read_lines(
     error: str | None = None
     with child.stdout as lines:
         for line in lines:
-            # Libraries print to stdout too; only our own lines are JSON objects.
-            if not line.startswith("{"):
+            message = _message(line)
+            if message is None:
                 continue
-            message = json.loads(line)
             if "error" in message:
                 error = str(message["error"])
             else:
                 on_line(message)
     return error
+
+
+def _message(line: str) -> dict[str, Any] | None:
+    """One of our lines. Libraries print to stdout too, but no JSON objects."""
+    if not line.startswith("{"):
+        return None
+    try:
+        message: dict[str, Any] = json.loads(line)
+    except ValueError:
+        return None
+    return message
 
 
 def _tail(descriptor: int) -> str:

@@ -15,8 +15,9 @@ from huggingface_hub.utils.tqdm import tqdm
 from mlx_dp.orchestrator.model.progress import Progress
 from mlx_dp.proto.errors import ConfigError
 
-# What mlx-lm and the tokenizers read. No *.py: code from the hub never runs here.
-ALLOW_PATTERNS = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
+# What mlx-lm and the tokenizers read. No *.py: code from the hub never runs here. Other files of
+# weights are the same ones once more, in another project's format.
+ALLOW_PATTERNS = ["*.json", "model*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
 
 
 class ModelSourceError(ConfigError):

@@ -71,7 +71,10 @@ class ModelCache:
 
     def _sweep(self) -> None:
         for leftover in self._models.glob(".*.tmp"):
-            shutil.rmtree(leftover)
+            if leftover.is_dir() and not leftover.is_symlink():
+                shutil.rmtree(leftover)
+            else:
+                leftover.unlink()
 
     def _show(self, line: dict[str, Any]) -> None:
         stage = str(line["stage"])

@@ -62,6 +62,8 @@ def terminal_progress(output: TextIO | None = None) -> Iterator[Progress]:
     if not output.isatty():
         yield LineProgress(output)
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    # A stage may have a model's name in it, which is no markup.
+    stage = TextColumn("{task.description}", markup=False)
+    columns = (stage, BarColumn(), TimeRemainingColumn())
     with RichBars(*columns, console=Console(file=output)) as bars:
         yield BarProgress(bars)

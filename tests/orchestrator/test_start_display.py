@@ -31,6 +31,14 @@ def test_a_terminal_gets_a_table_and_a_pipe_only_the_log() -> None:
     assert "8 slots" in terminal.getvalue()
 
 
+def test_a_message_is_shown_as_it_is() -> None:
+    output = io.StringIO()
+    words = "no [/tmp/x] [lm_head]"
+    with start_display(Console(file=output, force_terminal=True, width=100)) as display:
+        display.show((replace(LOADING, status=WorkerStatus.FAILED, message=words),), 1.0)
+    assert words in output.getvalue()
+
+
 def test_the_table_counts_each_owners_own_seconds() -> None:
     output = io.StringIO()
     console = Console(file=output, force_terminal=True, width=100)

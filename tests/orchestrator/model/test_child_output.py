@@ -25,7 +25,9 @@ def fake_python(tmp_path, monkeypatch):
 
 
 def test_json_lines_arrive_in_order_and_other_output_is_ignored(fake_python):
-    fake_python("""echo '{"done": 1}'; echo noise; echo "{\\"args\\": \\"$*\\"}" """)
+    fake_python(
+        """echo '{"done": 1}'; echo noise; echo '{not json'; echo "{\\"args\\": \\"$*\\"}" """
+    )
     lines = []
     run_child(["convert", "a", "b"], lines.append)
     assert lines[0] == {"done": 1}

@@ -15,7 +15,12 @@ from mlx_dp.orchestrator.model.progress import SilentProgress
 
 COMMIT = "0" * 39 + "1"
 WEIGHTS = bytes(range(256)) * 4096
-FILES = {"config.json": b'{"model_type": "llama"}', "model.safetensors": WEIGHTS, "evil.py": b"x"}
+FILES = {
+    "config.json": b'{"model_type": "llama"}',
+    "model.safetensors": WEIGHTS,
+    "consolidated.safetensors": b"the same weights for others",
+    "evil.py": b"x",
+}
 
 # Run apart, since the hub client reads its endpoint when it is imported.
 CLIENT = """

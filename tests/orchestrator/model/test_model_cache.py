@@ -26,6 +26,7 @@ def test_leftovers_of_a_killed_process_are_swept_and_models_are_not(tmp_path):
     models = tmp_path / "models"
     (models / ".half.123.tmp").mkdir(parents=True)
     (models / ".half.123.tmp" / "model.safetensors").write_text("half")
+    (models / ".file.tmp").touch()
     (models / "whole").mkdir()
     with ModelCache(tmp_path, SilentProgress()).locked():
         assert names_in(tmp_path) == [".lock", "whole"]
@@ -33,7 +34,8 @@ def test_leftovers_of_a_killed_process_are_swept_and_models_are_not(tmp_path):
 
 def test_a_failed_conversion_leaves_nothing(tmp_path, monkeypatch):
     script = tmp_path / "python"
-    script.write_text('#!/bin/sh\nmkdir "$(dirname "$5")/.x.1.tmp"\necho boom >&2\nexit 1\n')
+    # The ninth argument is where the model should go.
+    script.write_text('#!/bin/sh\nmkdir "$(dirname "$9")/.x.1.tmp" && echo boom >&2\nexit 1\n')
     script.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(script))
     gguf = tmp_path / "x.gguf"

@@ -31,3 +31,10 @@ def test_a_terminal_gets_a_bar_for_every_stage():
         progress.update("Converting", 1, 3)
     assert "Fetching" in output.getvalue()
     assert "Converting" in output.getvalue()
+
+
+def test_a_models_name_is_no_markup():
+    output = Terminal()
+    with terminal_progress(output) as progress:
+        progress.update("Fetching org/[x] [/y]", 1, 3)
+    assert "org/[x] [/y]" in output.getvalue()
