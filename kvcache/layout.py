@@ -30,11 +30,6 @@ class CacheLayout:
     def hybrid(self) -> bool:
         return bool(self.auxiliary or self.mixed)
 
-    @property
-    def plain(self) -> bool:
-        """Every cache is attention KV."""
-        return not (self.auxiliary or self.mixed or self.other)
-
     def pool_index(self, cache: int) -> int:
         """Place of an attention cache among the attention caches."""
         return self.attention.index(cache)

@@ -24,7 +24,6 @@ class LoadedModel:
 
     model: Any
     shape: ModelShape
-    layout: CacheLayout
     empty: tuple[LayerKV, ...]
 
 
@@ -43,12 +42,11 @@ def load(path: Path) -> LoadedModel:
     except ValueError as error:
         raise UnsupportedModelError(f"--model {path}: {error}") from error
     caches = make_prompt_cache(model)
-    layout = inspect_caches(caches)
-    _refuse_unserved(layout)
+    _refuse_unserved(inspect_caches(caches))
     shape = measure_shape(model, config)
     empty = _empty_rows(model, caches)
     mx.eval(model.parameters())
-    return LoadedModel(model=model, shape=shape, layout=layout, empty=empty)
+    return LoadedModel(model=model, shape=shape, empty=empty)
 
 
 def _refuse_unserved(layout: CacheLayout) -> None:

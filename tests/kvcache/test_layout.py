@@ -30,7 +30,7 @@ def test_attention_is_attention_whatever_its_attributes_are_called(name):
     # Among them n_head and num_attention_heads, self_attn and attention, fused projections.
     layout = layout_of(TINY_MODELS[name])
     assert layout.attention == (0, 1)
-    assert layout.plain
+    assert not layout.other
     assert not layout.hybrid
 
 
@@ -47,7 +47,6 @@ def test_of_four_layers_with_attention_at_1_and_3_the_pool_holds_two():
     assert layout.auxiliary == (0, 2)
     assert layout.pool_index(3) == 1
     assert layout.hybrid
-    assert not layout.plain
 
 
 def test_caches_are_counted_and_not_layers():
@@ -68,7 +67,6 @@ def test_a_list_that_holds_a_state_beside_kv_is_mixed_and_makes_a_hybrid():
 def test_sliding_windows_are_named(name):
     layout = layout_of(SLIDING_MODELS[name])
     assert layout.other_kinds == ("RotatingKVCache",)
-    assert not layout.plain
 
 
 def test_every_unknown_kind_is_named_once_and_in_order():
