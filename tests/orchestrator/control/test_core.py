@@ -145,6 +145,12 @@ def test_token_ids_outside_of_the_vocabulary_never_reach_a_worker(bad: int) -> N
     world = World().bring_up()
     with pytest.raises(RefusedError, match="does not exist"):
         submit(world, (1, bad))
+    assert not world.worker(0).inbox
+
+
+@pytest.mark.parametrize("bad", [-1, 2**31])
+def test_stop_token_ids_that_no_message_may_have_never_reach_a_worker(bad: int) -> None:
+    world = World().bring_up()
     with pytest.raises(RefusedError, match="does not exist"):
         submit(world, stop=(bad,))
     assert not world.worker(0).inbox
