@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mlx_dp.proto.messages import EngineKind, FakeEngineOptions
-from mlx_dp.proto.ownership import Limits, Ownership
+from mlx_dp.proto.ownership import Ownership
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,6 @@ class WorkerOptions:
 
     engine: EngineKind = EngineKind.MLX
     model_path: Path | None = None
-    mem_fraction_static: float | None = None
     memory_nbytes: int | None = None
     """One worker's share of the device, for ``Start``; None leaves MLX's own limits."""
     context_length: int | None = None
@@ -61,5 +60,4 @@ class ServeOptions:
     http: HttpOptions
     queue: QueueOptions
     worker: WorkerOptions
-    limits: Limits
     ownership: Ownership

@@ -45,7 +45,12 @@ def serve(flags: Flags, environment: Mapping[str, str]) -> int:
         model = prepare_model(flags, environment)
         plan = make_plan(flags, ownership, model)
         text = _text_model(flags, model)
-        workers = worker_environment(environment, model, workers=len(plan.owners))
+        workers = worker_environment(
+            environment,
+            device=None if model.device is None else model.device.kind,
+            cuda_devices=model.cuda_devices,
+            workers=len(plan.owners),
+        )
         options = _options(flags, plan, port=bound_port(listener))
         _announce(console, options, plan, workers)
         return asyncio.run(_run(options, text, workers, console, listener))
@@ -91,7 +96,6 @@ def _options(flags: Flags, plan: ServicePlan, *, port: int) -> ServeOptions:
         worker=WorkerOptions(
             engine=flags.model.engine,
             model_path=plan.model.path,
-            mem_fraction_static=flags.owners.mem_fraction_static,
             memory_nbytes=plan.share_nbytes,
             context_length=flags.model.context_length,
             chunked_prefill_size=flags.owners.chunked_prefill_size,
@@ -100,7 +104,6 @@ def _options(flags: Flags, plan: ServicePlan, *, port: int) -> ServeOptions:
             log_level=flags.http.log_level,
             fake=configuration.fake_options(flags.fake),
         ),
-        limits=configuration.limits(flags.owners),
         ownership=plan.ownership,
     )
 

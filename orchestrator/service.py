@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Final, Protocol
 
 from mlx_dp.orchestrator.control.counters import ControllerCounters, RequestObserver
 from mlx_dp.proto.admission import AdmissionLimits
@@ -12,6 +12,11 @@ from mlx_dp.proto.model_shape import ModelShape
 from mlx_dp.proto.ownership import OwnerCapacity
 from mlx_dp.proto.parallel import ReplicaMode
 from mlx_dp.proto.sampling_params import SamplingParams
+
+RETRY_BUSY_S: Final = 1
+"""When to come back to a service that is full: a request ends every moment."""
+RETRY_ABSENT_S: Final = 5
+"""When to come back to one where nobody is ready, or the owner that is asked for is not."""
 
 
 class WorkerStatus(StrEnum):

@@ -98,7 +98,6 @@ def serve_options(
         http=HttpOptions(served_model_name="fake"),
         queue=queue or QueueOptions(),
         worker=WorkerOptions(engine=EngineKind.FAKE),
-        limits=Limits(),
         ownership=divide(topology, Limits()),
     )
 

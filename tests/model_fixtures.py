@@ -11,9 +11,9 @@ from typing import Any
 
 import platformdirs
 import pytest
+from silent_progress import SilentProgress
 
 from mlx_dp.orchestrator.model.model_source import resolve_model
-from mlx_dp.orchestrator.model.progress import SilentProgress
 
 CONTROL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 TEMPLATE = (

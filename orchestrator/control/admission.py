@@ -6,10 +6,14 @@ from mlx_dp.orchestrator.control.counters import Tally
 from mlx_dp.orchestrator.control.gate import check_generation, check_rank
 from mlx_dp.orchestrator.control.owner_book import OwnerBook
 from mlx_dp.orchestrator.control.request_queue import RequestQueue
-from mlx_dp.orchestrator.service import Generation, OverloadedError, RefusedError, ServiceStatus
-
-RETRY_BUSY_S: Final = 1
-RETRY_ABSENT_S: Final = 5
+from mlx_dp.orchestrator.service import (
+    RETRY_ABSENT_S,
+    RETRY_BUSY_S,
+    Generation,
+    OverloadedError,
+    RefusedError,
+    ServiceStatus,
+)
 
 
 class Admission:

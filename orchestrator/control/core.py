@@ -15,7 +15,8 @@ from mlx_dp.orchestrator.control.fleet import Fleet, Outside
 from mlx_dp.orchestrator.control.health_watch import HealthWatch
 from mlx_dp.orchestrator.control.inbox import Inbox
 from mlx_dp.orchestrator.control.limits import ControlLimits
-from mlx_dp.orchestrator.control.owner_book import Lease, OwnerBook
+from mlx_dp.orchestrator.control.owner import Lease
+from mlx_dp.orchestrator.control.owner_book import OwnerBook
 from mlx_dp.orchestrator.control.request_desk import RequestDesk
 from mlx_dp.orchestrator.control.service_view import ServiceView, TokenRates
 from mlx_dp.orchestrator.control.supervisor import Supervisor

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from typing import Final
 
 from mlx_dp.orchestrator.control.ledger import Ledger, RequestEntry
-from mlx_dp.orchestrator.control.owner_book import Lease, Owner, OwnerBook, terms
+from mlx_dp.orchestrator.control.owner import Lease, Owner, terms
+from mlx_dp.orchestrator.control.owner_book import OwnerBook
 from mlx_dp.orchestrator.control.request_queue import RequestQueue
 from mlx_dp.orchestrator.control.router import Choice, Router
 from mlx_dp.proto.messages import Abort, Down, Submit

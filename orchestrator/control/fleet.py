@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Final, Protocol, assert_never
 
 from mlx_dp.orchestrator.control.counters import Tally
-from mlx_dp.orchestrator.control.owner_book import Lease, Owner, OwnerBook
+from mlx_dp.orchestrator.control.owner import Lease, Owner
+from mlx_dp.orchestrator.control.owner_book import OwnerBook
 from mlx_dp.orchestrator.control.supervisor import Supervisor
 from mlx_dp.orchestrator.control.supervisor_steps import (
     Abort,

@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from typing import Final, assert_never
 
 from mlx_dp.orchestrator.control.liveness import LivenessLimits, OwnLag, Verdict, judge, overdue
-from mlx_dp.orchestrator.control.owner_book import Lease, Owner, OwnerBook
+from mlx_dp.orchestrator.control.owner import Lease, Owner
+from mlx_dp.orchestrator.control.owner_book import OwnerBook
 from mlx_dp.orchestrator.control.supervisor_steps import Loss, LossKind
 
 

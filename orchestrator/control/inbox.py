@@ -4,7 +4,8 @@ from typing import Final, assert_never
 
 from mlx_dp.orchestrator.control.counters import Tally
 from mlx_dp.orchestrator.control.fleet import Fleet
-from mlx_dp.orchestrator.control.owner_book import Owner, OwnerBook
+from mlx_dp.orchestrator.control.owner import Owner
+from mlx_dp.orchestrator.control.owner_book import OwnerBook
 from mlx_dp.orchestrator.control.request_desk import RequestDesk
 from mlx_dp.orchestrator.control.supervisor import Supervisor
 from mlx_dp.orchestrator.control.supervisor_steps import Loss, LossKind

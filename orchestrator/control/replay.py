@@ -1,7 +1,7 @@
 """What becomes of a request whose owner is lost: it is continued elsewhere, or it ends."""
 
 from mlx_dp.orchestrator.control.ledger import RequestEntry
-from mlx_dp.orchestrator.control.owner_book import Lease
+from mlx_dp.orchestrator.control.owner import Lease
 from mlx_dp.orchestrator.service import Ended
 from mlx_dp.proto.messages import FinishReason
 

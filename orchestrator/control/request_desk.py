@@ -7,7 +7,8 @@ from mlx_dp.orchestrator.control.answers import RequestAnswer
 from mlx_dp.orchestrator.control.counters import Tally
 from mlx_dp.orchestrator.control.dispatch import Dispatcher, Post
 from mlx_dp.orchestrator.control.ledger import Ledger, RequestEntry, RequestStatus
-from mlx_dp.orchestrator.control.owner_book import Lease, Owner, OwnerBook
+from mlx_dp.orchestrator.control.owner import Lease, Owner
+from mlx_dp.orchestrator.control.owner_book import OwnerBook
 from mlx_dp.orchestrator.control.replay import after_loss
 from mlx_dp.orchestrator.control.request_ends import RequestEnds, error
 from mlx_dp.orchestrator.control.request_queue import RequestQueue

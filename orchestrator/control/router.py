@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Final
 
 from mlx_dp.orchestrator.control.ledger import RequestEntry
-from mlx_dp.orchestrator.control.owner_book import Owner, Terms, terms
+from mlx_dp.orchestrator.control.owner import Owner, Terms, terms
 from mlx_dp.proto.errors import ConfigError
 
 Policy = Callable[[Sequence[Owner], RequestEntry], Sequence[Owner]]
@@ -67,10 +67,6 @@ class Router:
         self._name: Final = load_balance_method
         self._policy: Final = policy_named(load_balance_method)
         self._last = -1
-
-    @property
-    def load_balance_method(self) -> str:
-        return self._name
 
     def choose(
         self, owners: Sequence[Owner], entry: RequestEntry, *, avoid: frozenset[int] = frozenset()

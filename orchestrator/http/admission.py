@@ -5,11 +5,15 @@ from typing import Final
 
 from mlx_dp.orchestrator.openai.errors import ApiError, invalid, overloaded
 from mlx_dp.orchestrator.openai.fields import GenerationFields
-from mlx_dp.orchestrator.service import ServiceState, ServiceStatus, WorkerStatus
+from mlx_dp.orchestrator.service import (
+    RETRY_ABSENT_S,
+    RETRY_BUSY_S,
+    ServiceState,
+    ServiceStatus,
+    WorkerStatus,
+)
 
 RANK_HEADER: Final = "x-data-parallel-rank"
-RETRY_AFTER_FULL_S: Final = 1
-RETRY_AFTER_UNREADY_S: Final = 5
 
 _RANK: Final = re.compile(r"[0-9]{1,7}")
 
@@ -37,12 +41,12 @@ def refuse_overload(
         raise overloaded(
             429,
             f"the queue is full: {state.queued_requests} of {state.max_queued_requests} requests",
-            retry_after_s=RETRY_AFTER_FULL_S,
+            retry_after_s=RETRY_BUSY_S,
         )
 
 
 def _unready(status: ServiceStatus) -> ApiError:
-    error = overloaded(503, f"the service is {status.value}", retry_after_s=RETRY_AFTER_UNREADY_S)
+    error = overloaded(503, f"the service is {status.value}", retry_after_s=RETRY_ABSENT_S)
     if status is ServiceStatus.DRAINING:
         # A balancer's idle connection would keep pointing at a process that is about to go.
         error.headers["connection"] = "close"
@@ -87,19 +91,23 @@ def refuse_unready_rank(state: ServiceState, rank: int | None) -> None:
             raise overloaded(
                 503,
                 f"data-parallel rank {rank} is {owner.status.value}",
-                retry_after_s=RETRY_AFTER_UNREADY_S,
+                retry_after_s=RETRY_ABSENT_S,
             )
 
 
 def refuse_model(model: str | None, served: str) -> None:
     """Raise ApiError when another model than the served one is asked for."""
     if model and model != served:
-        raise ApiError(
-            404,
-            f"the model {ascii(model)[:200]} does not exist, this server has {served!a}",
-            param="model",
-            code="model_not_found",
-        )
+        raise unknown_model(model, served)
+
+
+def unknown_model(model: str, served: str) -> ApiError:
+    return ApiError(
+        404,
+        f"the model {ascii(model)[:200]} does not exist, this server has {served!a}",
+        param="model",
+        code="model_not_found",
+    )
 
 
 def vocab_size(state: ServiceState, default: int) -> int:

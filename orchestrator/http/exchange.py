@@ -9,6 +9,7 @@ from mlx_dp.orchestrator.http.errors import from_overloaded, from_refused
 from mlx_dp.orchestrator.openai.answer_format import Usage
 from mlx_dp.orchestrator.openai.errors import ApiError
 from mlx_dp.orchestrator.service import (
+    RETRY_BUSY_S,
     Answer,
     Ended,
     Generation,
@@ -149,5 +150,5 @@ def _finish_reason(ended: Ended, text: ChoiceText) -> FinishReason:
         case _:
             assert_never(ended.reason)
     if error.status in (429, 503):
-        error.headers["retry-after"] = "1"
+        error.headers["retry-after"] = str(RETRY_BUSY_S)
     raise error

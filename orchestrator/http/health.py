@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any, Final, assert_never
+from typing import Any, assert_never
 
 import msgspec
 from fastapi import Response
 
 from mlx_dp.orchestrator.http.endpoint import Endpoint
 from mlx_dp.orchestrator.service import (
+    RETRY_ABSENT_S,
     Answer,
     Ended,
     Generation,
@@ -23,11 +24,9 @@ from mlx_dp.orchestrator.service import (
 from mlx_dp.proto.messages import FinishReason
 from mlx_dp.proto.sampling_params import SamplingParams
 
-RETRY_AFTER_S: Final = "5"
-
 
 def _json(status: int, body: Mapping[str, Any]) -> Response:
-    headers = {"retry-after": RETRY_AFTER_S} if status == 503 else None
+    headers = {"retry-after": str(RETRY_ABSENT_S)} if status == 503 else None
     return Response(msgspec.json.encode(body), status, headers, media_type="application/json")
 
 

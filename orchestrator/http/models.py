@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any, Final
 
+from mlx_dp.orchestrator.http.admission import unknown_model
 from mlx_dp.orchestrator.http.endpoint import Endpoint
-from mlx_dp.orchestrator.openai.errors import ApiError
 from mlx_dp.orchestrator.service import OwnerState
 from mlx_dp.proto.parallel import ReplicaMode
 
@@ -19,12 +19,7 @@ def models(endpoint: Endpoint) -> Mapping[str, Any]:
 
 def model(endpoint: Endpoint, name: str) -> Mapping[str, Any]:
     if name != endpoint.model:
-        raise ApiError(
-            404,
-            f"the model {ascii(name)[:200]} does not exist, this server has {endpoint.model!a}",
-            param="model",
-            code="model_not_found",
-        )
+        raise unknown_model(name, endpoint.model)
     return _card(endpoint)
 
 

@@ -25,11 +25,9 @@ class DeviceFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelProbe:
-    """A model's sizes beside the device's; ``quantization_bits`` is None for plain floats."""
+    """A model's sizes beside the device's."""
 
-    model_type: str
     shape: ModelShape
-    quantization_bits: int | None
     device: DeviceFacts
 
 

@@ -4,7 +4,6 @@ import json
 import platform
 import sys
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,20 +15,12 @@ from mlx_dp.orchestrator.model.progress import Progress
 DeviceKind = Literal["cpu", "metal", "cuda"]
 
 
-class ModelOrigin(StrEnum):
-    DEMO = "demo"
-    DIRECTORY = "directory"
-    GGUF = "gguf"
-    HUB = "hub"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedModel:
     """A model directory that was checked, and the name that clients know it by."""
 
     path: Path
     served_name: str
-    origin: ModelOrigin
 
 
 def resolve_model(
@@ -84,7 +75,7 @@ def _resolve(
     if model is None:
         _refuse_revision(revision, "the demo model")
         path = demo_model(cache, storage, progress)
-        return ResolvedModel(path=path, served_name=DEMO_NAME, origin=ModelOrigin.DEMO)
+        return ResolvedModel(path=path, served_name=DEMO_NAME)
     if not model:
         # As a path it would mean the current directory.
         raise ModelSourceError("--model is empty: name a model, or omit it to serve the demo model")
@@ -92,17 +83,17 @@ def _resolve(
     if local.is_dir():
         _refuse_revision(revision, f"the directory {model}")
         name = local.resolve().name
-        return ResolvedModel(path=local, served_name=name, origin=ModelOrigin.DIRECTORY)
+        return ResolvedModel(path=local, served_name=name)
     if local.suffix == ".gguf" and local.is_file():
         _refuse_revision(revision, f"the file {model}")
         path = gguf_model(cache, local, storage)
-        return ResolvedModel(path=path, served_name=local.stem, origin=ModelOrigin.GGUF)
+        return ResolvedModel(path=path, served_name=local.stem)
     if local.exists():
         raise ModelSourceError(f"--model {model} is neither a directory nor a .gguf file")
     if _means_path(model):
         raise ModelSourceError(f"--model {model} does not exist")
     path = hub_model(model, revision, progress)
-    return ResolvedModel(path=path, served_name=model, origin=ModelOrigin.HUB)
+    return ResolvedModel(path=path, served_name=model)
 
 
 def _means_path(model: str) -> bool:

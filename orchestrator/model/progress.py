@@ -16,13 +16,6 @@ class Progress(Protocol):
     def update(self, stage: str, done: int, total: int) -> None: ...
 
 
-class SilentProgress:
-    """Shows nothing: for tests and for callers with a display of their own."""
-
-    def update(self, stage: str, done: int, total: int) -> None:
-        pass
-
-
 class LineProgress:
     """One line when a stage starts and one when it is complete, for logs and pipes."""
 

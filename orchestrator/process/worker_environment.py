@@ -4,7 +4,6 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mlx_dp.orchestrator.preparation import PreparedModel
 from mlx_dp.orchestrator.process.blas import choose_blas, find_openblas, usable_cores
 from mlx_dp.orchestrator.process.cuda_devices import device_variables
 
@@ -23,13 +22,16 @@ class WorkerEnvironment:
 
 
 def worker_environment(
-    environment: Mapping[str, str], model: PreparedModel, *, workers: int
+    environment: Mapping[str, str],
+    *,
+    device: str | None,
+    cuda_devices: tuple[str, ...],
+    workers: int,
 ) -> WorkerEnvironment:
-    """Start from ours."""
+    """Start from ours. ``device`` is the kind that MLX computes on, None for the fake engine."""
     # A worker that crashes must not take its last lines with it.
     common = {**environment, "PYTHONUNBUFFERED": "1"}
-    on_cpu = model.device is not None and model.device.kind == "cpu"
-    if not (on_cpu and sys.platform == "linux"):
-        return WorkerEnvironment(common=common, cuda_devices=model.cuda_devices)
+    if not (device == "cpu" and sys.platform == "linux"):
+        return WorkerEnvironment(common=common, cuda_devices=cuda_devices)
     blas = choose_blas(environment, library=find_openblas(), cores=usable_cores(), workers=workers)
     return WorkerEnvironment(common={**common, **blas.variables}, warning=blas.warning)

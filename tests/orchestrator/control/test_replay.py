@@ -4,7 +4,8 @@ import pytest
 from control_world import generation, ready
 
 from mlx_dp.orchestrator.control.ledger import Ledger, RequestEntry
-from mlx_dp.orchestrator.control.owner_book import Lease, Owner, OwnerBook, terms
+from mlx_dp.orchestrator.control.owner import Lease, Owner, terms
+from mlx_dp.orchestrator.control.owner_book import OwnerBook
 from mlx_dp.orchestrator.control.replay import after_loss
 from mlx_dp.orchestrator.service import Ended
 from mlx_dp.proto.messages import FinishReason

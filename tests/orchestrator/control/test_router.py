@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from mlx_dp.orchestrator.control.ledger import Ledger, RequestEntry
-from mlx_dp.orchestrator.control.owner_book import Lease, Owner, OwnerBook
+from mlx_dp.orchestrator.control.owner import Lease, Owner
+from mlx_dp.orchestrator.control.owner_book import OwnerBook
 from mlx_dp.orchestrator.control.router import POLICIES, Router
 from mlx_dp.proto.errors import ConfigError
 

@@ -3,9 +3,9 @@ import os
 import sys
 
 import pytest
+from silent_progress import SilentProgress
 
 from mlx_dp.orchestrator.model.model_cache import ModelCache, gguf_model
-from mlx_dp.orchestrator.model.progress import SilentProgress
 from mlx_dp.proto.errors import ConfigError
 
 

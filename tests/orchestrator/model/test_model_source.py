@@ -3,10 +3,10 @@ import platform
 import sys
 
 import pytest
+from silent_progress import SilentProgress
 
 from mlx_dp.orchestrator.model.hub_model import ModelSourceError
-from mlx_dp.orchestrator.model.model_source import ModelOrigin, host_device, resolve_model
-from mlx_dp.orchestrator.model.progress import SilentProgress
+from mlx_dp.orchestrator.model.model_source import host_device, resolve_model
 
 
 @pytest.fixture
@@ -36,7 +36,6 @@ def test_a_model_directory_is_taken_as_it_is(tmp_path, resolve):
     resolved = resolve(str(path))
     assert resolved.path == path
     assert resolved.served_name == "my-model"
-    assert resolved.origin is ModelOrigin.DIRECTORY
 
 
 def test_a_relative_directory_is_served_by_its_own_name(tmp_path, resolve, monkeypatch):
@@ -103,7 +102,7 @@ def test_a_hub_id_is_served_by_that_id(tmp_path, resolve, monkeypatch):
         "mlx_dp.orchestrator.model.model_source.hub_model", lambda name, revision, progress: path
     )
     resolved = resolve("org/name", revision="v1")
-    assert (resolved.served_name, resolved.origin) == ("org/name", ModelOrigin.HUB)
+    assert resolved.served_name == "org/name"
 
 
 @pytest.mark.mlx
@@ -115,7 +114,7 @@ def test_a_gguf_file_is_stored_as_the_device_likes_it(
     gguf = make_gguf().write(tmp_path / "tiny.gguf")
     resolved = resolve(str(gguf), device=device)
     assert f"-{storage}-" in resolved.path.name
-    assert (resolved.served_name, resolved.origin) == ("tiny", ModelOrigin.GGUF)
+    assert resolved.served_name == "tiny"
     assert (resolved.path / "model.safetensors").is_file()
 
 

@@ -1,0 +1,166 @@
+"""One ready owner, and what each of its slots is held for."""
+
+from dataclasses import dataclass, field
+
+from mlx_dp.orchestrator.control.ledger import RequestEntry
+from mlx_dp.orchestrator.control.liveness import Pulse
+from mlx_dp.proto.admission import AdmissionLimits, default_max_tokens, refusal, reserved_tokens
+from mlx_dp.proto.messages import Ready
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What one request would get from one owner."""
+
+    max_tokens: int
+    reserved: int
+
+
+def terms(limits: AdmissionLimits, entry: RequestEntry) -> Terms | None:
+    """Work out what the owner must set aside for a request; None when it can never run there."""
+    prompt_tokens = len(entry.generation.prompt_ids)
+    max_tokens = entry.max_tokens
+    if max_tokens is None:
+        max_tokens = default_max_tokens(limits, prompt_tokens)
+    if refusal(limits, prompt_tokens, max_tokens) is not None:
+        return None
+    return Terms(max_tokens=max_tokens, reserved=reserved_tokens(prompt_tokens, max_tokens))
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """One slot of an owner, held by one grant of one request until the owner gives it back.
+
+    It outlives the request when that was cancelled, since the slot is free only once the owner
+    says so. ``beats`` is the owner's at the grant, or at the abort.
+    """
+
+    request_id: int
+    epoch: int
+    reserved: int
+    held: int
+    """Tokens that it has there: prompt and answer so far."""
+    since: float
+    beats: int
+    accepted: bool = False
+    yielded: bool = False
+    """A token has come out of this grant."""
+    abort_sent: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Owner:
+    """One ready owner and everything that it holds for us.
+
+    Invariants: the totals are the sums over ``leases``, and never exceed what the owner has.
+    """
+
+    index: int
+    identity: str
+    ready: Ready
+    pulse: Pulse
+    ahead: int = 0
+    """Requests that it may be granted beyond its slots, to have the next one at hand."""
+    closed: bool = False
+    """Drains: gets nothing any more."""
+    suspicious: bool = False
+    congested: bool = False
+    """It refused something: gets nothing until it is heard again."""
+    leases: dict[int, Lease] = field(default_factory=dict)
+    unaccepted: dict[int, Lease] = field(default_factory=dict)
+    leaving: dict[int, Lease] = field(default_factory=dict)
+    reserved_tokens: int = 0
+    held_tokens: int = 0
+    prefilling: int = 0
+
+    @property
+    def limits(self) -> AdmissionLimits:
+        return AdmissionLimits(
+            context_length=self.ready.context_length,
+            pool_tokens=self.ready.capacity.pool_tokens,
+        )
+
+    @property
+    def takes_requests(self) -> bool:
+        return not (self.closed or self.suspicious or self.congested)
+
+    @property
+    def free_slots(self) -> int:
+        return self.ready.capacity.request_slots + self.ahead - len(self.leases)
+
+    @property
+    def free_tokens(self) -> int | None:
+        """KV tokens not set aside for anyone; None when the model has no token pool."""
+        pool = self.ready.capacity.pool_tokens
+        return None if pool is None else pool - self.reserved_tokens
+
+    def has_room(self, needed: Terms) -> bool:
+        free_tokens = self.free_tokens
+        return self.free_slots > 0 and (free_tokens is None or needed.reserved <= free_tokens)
+
+    def grant(self, entry: RequestEntry, granted: Terms, now: float) -> Lease:
+        """Set a slot and tokens aside for the entry's present epoch."""
+        assert self.has_room(granted), f"owner {self.index} has no room for {entry.request_id}"
+        assert entry.request_id not in self.leases, f"{entry.request_id} is leased already"
+        lease = Lease(
+            request_id=entry.request_id,
+            epoch=entry.epoch,
+            reserved=granted.reserved,
+            held=entry.num_tokens,
+            since=now,
+            beats=self.pulse.beats,
+        )
+        self.leases[entry.request_id] = lease
+        self.unaccepted[entry.request_id] = lease
+        self.reserved_tokens += lease.reserved
+        self.held_tokens += lease.held
+        self.prefilling += 1
+        return lease
+
+    def lease(self, request_id: int, epoch: int) -> Lease | None:
+        """The lease of exactly this grant, or None."""
+        lease = self.leases.get(request_id)
+        return lease if lease is not None and lease.epoch == epoch else None
+
+    def accepted(self, lease: Lease) -> None:
+        lease.accepted = True
+        self.unaccepted.pop(lease.request_id, None)
+
+    def leave(self, lease: Lease) -> None:
+        """Nobody wants the request any more: the owner has to be told, and then to answer."""
+        self.leaving[lease.request_id] = lease
+
+    def abort_sent(self, lease: Lease, now: float) -> None:
+        """The owner was told; from now on its answer is due."""
+        lease.abort_sent = True
+        lease.since = now
+        lease.beats = self.pulse.beats
+
+    def yielded(self, lease: Lease, num_tokens: int) -> None:
+        """Tokens came out of this grant."""
+        if not lease.yielded:
+            lease.yielded = True
+            self.prefilling -= 1
+        lease.held += num_tokens
+        self.held_tokens += num_tokens
+
+    def release(self, lease: Lease) -> None:
+        """The owner gave the slot back, once."""
+        del self.leases[lease.request_id]
+        self.unaccepted.pop(lease.request_id, None)
+        self.leaving.pop(lease.request_id, None)
+        self.reserved_tokens -= lease.reserved
+        self.held_tokens -= lease.held
+        if not lease.yielded:
+            self.prefilling -= 1
+
+    def check(self) -> None:
+        """Assert the invariants; for idle loops and tests."""
+        leases = self.leases.values()
+        assert self.reserved_tokens == sum(lease.reserved for lease in leases), self.index
+        assert self.held_tokens == sum(lease.held for lease in leases), self.index
+        assert self.prefilling == sum(not lease.yielded for lease in leases), self.index
+        assert self.free_slots >= 0, (self.index, self.free_slots)
+        assert self.free_tokens is None or self.free_tokens >= 0, (self.index, self.free_tokens)
+        assert all(not lease.accepted for lease in self.unaccepted.values()), self.index
+        assert self.unaccepted.keys() | self.leaving.keys() <= self.leases.keys(), self.index

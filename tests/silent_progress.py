@@ -1,0 +1,8 @@
+"""A display of preparations that shows nothing."""
+
+
+class SilentProgress:
+    """Implements ``Progress``."""
+
+    def update(self, stage: str, done: int, total: int) -> None:
+        pass
