@@ -17,11 +17,15 @@ from mlx_dp.worker.sampling import Sampler
 
 @dataclass(slots=True)
 class DecodeRow:
-    """One request in the batch. ``drawn`` counts launched draws, the answer's earlier ones too."""
+    """One request in the batch. ``drawn`` counts launched draws, the answer's earlier ones too.
+
+    ``left``: nobody wants it any more, and only its KV is still here.
+    """
 
     key: int
     request: EngineRequest
     drawn: int
+    left: bool = False
 
     @property
     def position(self) -> int:
@@ -29,8 +33,8 @@ class DecodeRow:
         return len(self.request.prompt_ids) + self.drawn
 
     @property
-    def spent(self) -> bool:
-        return self.drawn >= self.request.max_tokens
+    def done(self) -> bool:
+        return self.left or self.drawn >= self.request.max_tokens
 
 
 class DecodeBatch:
@@ -52,7 +56,7 @@ class DecodeBatch:
 
     def __len__(self) -> int:
         """Rows that have tokens left to draw."""
-        return sum(not row.spent for row in self._rows.values())
+        return sum(not row.done for row in self._rows.values())
 
     @property
     def takes_guests(self) -> bool:
@@ -73,24 +77,32 @@ class DecodeBatch:
         self._first_tokens[key] = (request.output_ids or request.prompt_ids)[-1]
 
     def leave(self, key: int) -> None:
-        """Drop a request; a row that is not here any more is no error."""
-        if self._rows.pop(key, None) is not None:
-            self._kv.leave(key)
-            self._first_tokens.pop(key, None)
+        """Drop a request; a row that is not here any more is no error.
 
-    def drop_spent(self) -> None:
-        """Let the rows go that spent their budget with the last step.
-
-        Not done at once by ``launch``, since a row that moves into the gap waits for the device.
+        Its KV goes before the next step, or now when no step is to come: a row that moves into
+        the gap waits for the device, and the news of the end must not.
         """
-        for key in [row.key for row in self._rows.values() if row.spent]:
-            self.leave(key)
+        if (row := self._rows.get(key)) is None:
+            return
+        row.left = True
+        if not len(self):
+            self.drop_done()
+
+    def drop_done(self) -> None:
+        """Let the rows go that left, or spent their budget with the last step."""
+        done = [key for key, row in self._rows.items() if row.done]
+        place = {key: at for at, key in enumerate(self._order)}
+        # From the end of the batch, so that no row moves that goes as well.
+        for key in sorted(done, key=lambda key: place.get(key, -1), reverse=True):
+            del self._rows[key]
+            self._first_tokens.pop(key, None)
+            self._kv.leave(key)
 
     def launch(self, guest: Guest | None = None) -> LaunchedStep:
-        """Launch one token for every row, and a guest's chunk with them. No row is spent."""
+        """Launch one token for every row, and a guest's chunk with them. No row is done."""
         order = self._kv.begin_step(guest.chunk if guest is not None else None)
         rows = [self._rows[key] for key in order]
-        assert not any(row.spent for row in rows), "drop_spent() comes first"
+        assert not any(row.done for row in rows), "drop_done() comes first"
         if order != self._order:
             self._sampler.set_rows(order, [row.request for row in rows])
         tokens = self._input(order)

@@ -130,7 +130,7 @@ class MlxEngine:
     def step(self, plan: StepPlan) -> tuple[Drawn, ...]:
         before, fence = self._launched, self._fence
         self._fence = None
-        self._batch.drop_spent()
+        self._batch.drop_done()
         guest = self._prefill_all(plan)
         self._launched = self._batch.launch(guest) if len(self._batch) else None
         if before is None:

@@ -92,6 +92,19 @@ class TestWhatAStepCopies:
 
         assert self.peak_nbytes(remove) < PROMPT * TOKEN_NBYTES * 1.1 + SMALL
 
+    def test_a_removal_itself_moves_nothing(self, engine: MlxEngine) -> None:
+        # The step under way reads the KV: whoever moved a row now would wait for it, and with it
+        # the news that the slot is free.
+        engine.step(EMPTY)
+        assert self.peak_nbytes(lambda: engine.remove(1)) < SMALL // 4
+
+    def test_removing_all_frees_their_kv_at_once(self, engine: MlxEngine) -> None:
+        for slot in range(ROWS):
+            engine.remove(slot)
+        assert engine.memory().used_tokens == 0
+        assert not engine.step(EMPTY)
+        assert not engine.busy
+
     def test_chunks_beside_a_decode_do_not_copy_what_is_prefilled(self, engine: MlxEngine) -> None:
         engine.add(ROWS, prompt_of(480))
         engine.step(prefill(ROWS, 32))
