@@ -10,11 +10,16 @@ class BatchForm:
     ``split``: in several slabs, for models that attend through the shared attention function.
     ``grouped_mask``: the mask is [rows, 1, 1, 1, visible], for models that attend by themselves
     over [rows, KV heads, queries per KV head, 1, visible].
+    ``single``: one row at a time, whose offset is a number, for models that compute with it as
+    they do when they generate alone.
     """
 
     split: bool
     grouped_mask: bool = False
+    single: bool = False
 
     def __str__(self) -> str:
+        if self.single:
+            return "one row at a time"
         where = "in several slabs" if self.split else "in one slab"
         return f"{where} with a grouped mask" if self.grouped_mask else where

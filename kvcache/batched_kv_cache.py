@@ -42,14 +42,14 @@ class BatchedKVCache:
         self._split = False
         self._fetched: LayerKV | None = None
         self._parts: list[LayerKV] = []
-        self.offset = mx.zeros((0,), dtype=mx.int32)
+        self.offset: mx.array | int = mx.zeros((0,), dtype=mx.int32)
 
     @property
     def split(self) -> bool:
         return self._split
 
-    def begin_step(self, offset: mx.array, *, split: bool) -> None:
-        """``offset`` [rows] is each row's position of the coming token."""
+    def begin_step(self, offset: mx.array | int, *, split: bool) -> None:
+        """``offset`` [rows] is each row's position of the coming token; a number for one row."""
         self.offset = offset
         self._split = split
         self._fetched = None
@@ -86,12 +86,13 @@ class BatchedKVCache:
             return None
         step = self._store.steps[0]
         mask = step.mask
+        offsets = mx.array(self.offset, dtype=mx.int32).reshape(-1)
         if window_size is not None and step.visible > window_size:
             index = mx.arange(step.visible, dtype=mx.int32)
-            inside = index > self.offset[:, None] - window_size
+            inside = index > offsets[:, None] - window_size
             mask = inside[:, None, None] if mask is None else mask & inside[:, None, None]
         if mask is None and return_array:
-            mask = mx.ones((self.offset.shape[0], 1, 1, step.visible), dtype=mx.bool_)
+            mask = mx.ones((offsets.size, 1, 1, step.visible), dtype=mx.bool_)
         if mask is not None and self._grouped_mask:
             return mask[:, None]
         return mask

@@ -40,6 +40,7 @@ class KVBatch:
         slab_tokens: int = SLAB_TOKENS,
     ) -> None:
         self._split = form.split
+        self._single = form.single
         self._min_width = min_width
         self._slab_tokens = slab_tokens
         self._slabs: list[KVSlab] = []
@@ -98,10 +99,16 @@ class KVBatch:
             offsets += range(guest.position, guest.position + guest.num_tokens)
         split = len(self._slabs) > 1 or guest is not None
         # A new array each step: models keep the old one past the update.
-        offset = mx.array(offsets, dtype=mx.int32)
+        offset = self._offset(offsets)
         for cache in self.caches:
             cache.begin_step(offset, split=split)
         return tuple(row.key for slab in self._slabs for row in slab.rows)
+
+    def _offset(self, offsets: list[int]) -> mx.array | int:
+        if not self._single:
+            return mx.array(offsets, dtype=mx.int32)
+        assert len(offsets) == 1, "a single form has one row at a time"
+        return offsets[0]
 
     def end_step(self) -> None:
         """Check that the model looked at the KV through the shared attention function.

@@ -1,7 +1,8 @@
-"""Does a batch of this model give what single requests give? Asked once, at warm-up."""
+"""Does a batch of this model give what single requests give? Asked once, when it is loaded."""
 
 import logging
 import math
+from collections.abc import Iterator
 from typing import Any, Final
 
 import mlx.core as mx
@@ -23,6 +24,7 @@ FORMS: Final = (
     BatchForm(split=True),
     BatchForm(split=False),
     BatchForm(split=False, grouped_mask=True),
+    BatchForm(split=False, single=True),
 )
 """From the most efficient to the least likely to be understood."""
 _PLAINEST: Final = 1
@@ -55,10 +57,7 @@ def choose_form(loaded: LoadedModel) -> BatchForm:
 def _fault(loaded: LoadedModel, expected: list[mx.array], form: BatchForm) -> str | None:
     """Say what is wrong with a batch of this model; None: nothing."""
     try:
-        difference = max(
-            _difference(expected, _batched(loaded, form, spread=spread))
-            for spread in ((True, False) if form.split else (False,))
-        )
+        difference = max(_difference(expected, found) for found in _runs(loaded, form))
     except NotSplittableError as error:
         return f"cannot be served, since {error}"
     except Exception as error:
@@ -101,32 +100,42 @@ def _continued(loaded: LoadedModel, caches: list[Any]) -> mx.array:
     return mx.stack(steps)
 
 
-def _batched(loaded: LoadedModel, form: BatchForm, *, spread: bool) -> list[mx.array]:
-    """The same of all requests, as one batch: spread over two slabs and a guest, or in one slab.
-
-    A split form serves in one slab as well, where the model itself attends with a mask.
-    """
-    batch = KVBatch(len(loaded.empty), form)
+def _runs(loaded: LoadedModel, form: BatchForm) -> Iterator[list[mx.array]]:
+    """The ways in which a batch of this form can be run."""
     prompts = _prompts(loaded)
-    guest = prompts.pop()
+    if form.single:
+        yield [_batched(loaded, form, [prompt])[0] for prompt in prompts]
+        return
+    if form.split:
+        # It also serves in one slab, as below, where the model itself attends with a mask.
+        yield _batched(loaded, form, prompts[:GUEST], guest=prompts[GUEST])
+    yield _batched(loaded, form, prompts[:GUEST])
+
+
+def _batched(
+    loaded: LoadedModel, form: BatchForm, prompts: list[list[int]], guest: list[int] | None = None
+) -> list[mx.array]:
+    """The same of these requests, as one batch: in one slab, or in two and with a guest."""
+    batch = KVBatch(len(loaded.empty), form)
     for key, prompt in enumerate(prompts):
         content: list[LayerKV] = filled(_prefilled(loaded, prompt), len(prompt))
-        room = 2 * MIN_WIDTH if spread and key == GUEST - 1 else MIN_WIDTH
+        wide = guest is not None and key == len(prompts) - 1
+        room = 2 * MIN_WIDTH if wide else MIN_WIDTH
         batch.join(key, content, length=len(prompt), room=room)
     rows: list[list[mx.array]] = [[] for _ in prompts]
     guest_caches: list[Any] = make_prompt_cache(loaded.model)
     for step in range(STEPS):
-        chunk = _guest_chunk(guest_caches, step) if spread else None
+        chunk = _guest_chunk(guest_caches, step) if guest is not None else None
         order = batch.begin_step(chunk)
         ids = [_continuation(loaded, step)] * len(order)
-        if chunk is not None:
+        if guest is not None and chunk is not None:
             ids += guest[chunk.position : chunk.position + chunk.num_tokens]
         logits = loaded.model(mx.array(ids, dtype=mx.int32)[:, None], cache=batch.caches)
         batch.end_step()
         for row, key in enumerate(order):
             rows[key].append(logits[row, -1])
     found = [mx.stack(row) for row in rows]
-    return [*found, _continued(loaded, guest_caches)] if spread else found
+    return found if guest is None else [*found, _continued(loaded, guest_caches)]
 
 
 def _guest_chunk(caches: list[Any], step: int) -> GuestChunk:

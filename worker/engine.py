@@ -15,11 +15,15 @@ class UnsupportedModelError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFacts:
-    """What a loaded engine knows. ``pool_tokens`` None: the model has no attention KV."""
+    """What a loaded engine knows. ``pool_tokens`` None: the model has no attention KV.
+
+    ``max_requests`` is what the model itself allows at once; None: as many as there are slots.
+    """
 
     shape: ModelShape
     pool_tokens: int | None
     device: str
+    max_requests: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,10 +88,7 @@ class Engine(Protocol):
         """Take the resolved capacity. Called once, before anything is added."""
 
     def warm_up(self) -> None:
-        """Run the real path once: prefill, join, batched decode, sampling, leave.
-
-        Raises UnsupportedModelError when the batch does not give what single requests give.
-        """
+        """Run the real path once: prefill, join, batched decode, sampling, leave."""
 
     def add(self, slot: int, request: EngineRequest) -> None:
         """Put a request into a free slot. Nothing runs yet."""

@@ -49,20 +49,25 @@ class _Occupant:
 class MlxEngine:
     """Prefills one request at a time and decodes all together. See the Engine protocol."""
 
-    def __init__(self, loaded: LoadedModel, facts: EngineFacts) -> None:
+    def __init__(self, loaded: LoadedModel, facts: EngineFacts, form: BatchForm) -> None:
         self._loaded = loaded
         self._facts = facts
         self._keys: Iterator[int] = count()
         self._slots: dict[int, _Occupant] = {}
         self._slot_of: dict[int, int] = {}
         self._capacity: OwnerCapacity | None = None
-        self._batch = self._new_batch(BatchForm(split=False))
+        self._batch = DecodeBatch(
+            loaded.model, loaded.empty, vocab_size=facts.shape.vocab_size, form=form
+        )
         self._launched: LaunchedStep | None = None
         self._fence: mx.array | None = None
 
     @classmethod
     def load(cls, start: Start) -> "MlxEngine":
-        """Load the model that ``Start`` names, within the memory that it grants."""
+        """Load the model that ``Start`` names, within the memory that it grants.
+
+        Raises UnsupportedModelError when a batch does not give what single requests give.
+        """
         device.limit_memory(start.memory_nbytes)
         loaded = load(Path(start.model_path))
         shape = loaded.shape
@@ -70,8 +75,14 @@ class MlxEngine:
         tokens = pool_tokens(
             start.memory_nbytes, shape, start.share, prefix_cache=start.prefix_cache
         )
-        facts = EngineFacts(shape=shape, pool_tokens=tokens, device=device.describe())
-        return cls(loaded, facts)
+        form = choose_form(loaded)
+        facts = EngineFacts(
+            shape=shape,
+            pool_tokens=tokens,
+            device=device.describe(),
+            max_requests=1 if form.single else None,
+        )
+        return cls(loaded, facts, form)
 
     @property
     def facts(self) -> EngineFacts:
@@ -82,9 +93,8 @@ class MlxEngine:
         self._capacity = capacity
 
     def warm_up(self) -> None:
-        """Find the batch's form, and run two requests of unequal length, one of them sampled."""
+        """Run two requests of unequal length, one of them sampled, through the real path."""
         assert self._capacity is not None, "open() comes first"
-        self._batch = self._new_batch(choose_form(self._loaded))
         sampled = SamplingParams(temperature=0.8, top_p=0.9, top_k=20, seed=1)
         greedy = SamplingParams(temperature=0.0)
         width = min(2, self._capacity.request_slots)
@@ -182,11 +192,3 @@ class MlxEngine:
         content = occupant.prefill.content()
         self._batch.join(occupant.key, occupant.request, content, room=occupant.room)
         occupant.prefill = None
-
-    def _new_batch(self, form: BatchForm) -> DecodeBatch:
-        return DecodeBatch(
-            self._loaded.model,
-            self._loaded.empty,
-            vocab_size=self._facts.shape.vocab_size,
-            form=form,
-        )

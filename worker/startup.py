@@ -135,7 +135,14 @@ def _resolve(start: Start, facts: EngineFacts) -> tuple[OwnerCapacity, int]:
         hybrid=facts.shape.hybrid,
         prefix_cache=start.prefix_cache,
     )
-    return replace(capacity, warnings=(*capacity.warnings, *warnings)), context_length
+    slots = capacity.request_slots
+    if facts.max_requests is not None and slots > facts.max_requests:
+        slots = facts.max_requests
+        warnings = (*warnings, f"this model cannot batch requests: {slots} runs at a time")
+    return (
+        replace(capacity, request_slots=slots, warnings=(*capacity.warnings, *warnings)),
+        context_length,
+    )
 
 
 def _loop(

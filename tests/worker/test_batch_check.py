@@ -1,6 +1,7 @@
 """What a model's batch may look like is found out by running one, and refused with the reason."""
 
 import logging
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from mlx_dp.worker.loaded_model import LoadedModel, load
 pytestmark = pytest.mark.mlx
 
 SPLIT = BatchForm(split=True)
+ONE_ROW = BatchForm(split=False, single=True)
 ONE_SLAB = BatchForm(split=False)
 NOT_SPLIT = {
     "deepseek_v3": (ONE_SLAB, "makes its own masks"),
@@ -48,9 +50,11 @@ def test_every_tiny_model_gets_its_form(name, tmp_path, caplog):
     assert bool(reason) == bool(caplog.records)
 
 
-def test_dynamic_rope_is_refused_with_what_the_model_says(tmp_path):
-    with pytest.raises(UnsupportedModelError, match=r"requests of different lengths .*ValueError"):
-        choose_form(loaded(DYNAMIC_ROPE, tmp_path))
+def test_dynamic_rope_is_served_one_row_at_a_time(tmp_path, caplog):
+    with caplog.at_level(logging.INFO):
+        form = choose_form(loaded(DYNAMIC_ROPE, tmp_path))
+    assert form == ONE_ROW
+    assert "requests of different lengths (ValueError" in caplog.text
 
 
 def attend_alone(
@@ -116,12 +120,23 @@ def raise_on_two(logits: mx.array) -> mx.array:
         (raise_on_two, r"different lengths \(RuntimeError: one row only\)"),
     ],
 )
-def test_a_model_that_batches_wrongly_is_refused_with_the_reason(llama, change, reason):
+def test_a_model_that_batches_wrongly_is_served_one_row_at_a_time(llama, change, reason, caplog):
+    with caplog.at_level(logging.INFO):
+        assert choose_form(replace(llama, model=Altered(llama.model, change))) == ONE_ROW
+    assert re.search(reason, caplog.text)
+
+
+def test_a_model_that_fails_in_every_form_is_refused_with_the_plainest_reason(llama, monkeypatch):
+    def refuse(*arguments: Any) -> Any:
+        raise TypeError("not my kind of cache")
+
+    monkeypatch.setattr("mlx_dp.kvcache.batched_kv_cache.BatchedKVCache.update_and_fetch", refuse)
+    reason = r"different lengths \(TypeError: not my kind of cache"
     with pytest.raises(UnsupportedModelError, match=reason):
-        choose_form(replace(llama, model=Altered(llama.model, change)))
+        choose_form(llama)
 
 
-def test_masks_that_go_wrong_only_in_one_slab_are_found(llama, monkeypatch):
+def test_masks_that_go_wrong_only_in_one_slab_are_found(llama, monkeypatch, caplog):
     # Where rows are in several slabs, or a guest rides, the shared function masks by itself.
     shared = sys.modules["mlx_lm.models.llama"].scaled_dot_product_attention
 
@@ -130,8 +145,9 @@ def test_masks_that_go_wrong_only_in_one_slab_are_found(llama, monkeypatch):
         return shared(*arguments, mask=None if ignored else mask, **named)
 
     monkeypatch.setattr("mlx_lm.models.llama.scaled_dot_product_attention", unmasked)
-    with pytest.raises(UnsupportedModelError, match="other results"):
-        choose_form(llama)
+    with caplog.at_level(logging.INFO):
+        assert choose_form(llama) == ONE_ROW
+    assert "gives other results" in caplog.text
 
 
 def test_running_out_of_memory_is_not_the_models_fault(llama):
@@ -144,7 +160,7 @@ def test_running_out_of_memory_is_not_the_models_fault(llama):
         choose_form(replace(llama, model=Altered(llama.model, exhaust)))
 
 
-def test_positions_that_go_wrong_only_in_a_batch_are_found(llama, monkeypatch):
+def test_positions_that_go_wrong_only_in_a_batch_are_found(llama, monkeypatch, caplog):
     rope = mx.fast.rope
 
     def forgetful(*arguments: Any, offset: Any, **named: Any) -> mx.array:
@@ -153,5 +169,6 @@ def test_positions_that_go_wrong_only_in_a_batch_are_found(llama, monkeypatch):
         return rope(*arguments, offset=offset, **named)
 
     monkeypatch.setattr(mx.fast, "rope", forgetful)
-    with pytest.raises(UnsupportedModelError, match="other results"):
-        choose_form(llama)
+    with caplog.at_level(logging.INFO):
+        assert choose_form(llama) == ONE_ROW
+    assert "gives other results" in caplog.text

@@ -9,11 +9,11 @@ pytest.importorskip("mlx.core")
 
 import mlx.core as mx
 from engine_contract import EMPTY, EngineContract, prefill, request
-from tiny_models import DENSE, DYNAMIC_ROPE, TINY_MODELS, TinyModel
+from tiny_models import DENSE, TINY_MODELS, TinyModel
 from worker_starts import mlx_start
 
 from mlx_dp.proto.ownership import OwnerCapacity
-from mlx_dp.worker.engine import Engine, EngineRequest, UnsupportedModelError
+from mlx_dp.worker.engine import Engine, EngineRequest
 from mlx_dp.worker.mlx_engine import MlxEngine
 
 pytestmark = pytest.mark.mlx
@@ -119,10 +119,3 @@ class TestWhatAStepCopies:
 
 def prompt_of(length: int) -> EngineRequest:
     return request(*(7 * i % 250 for i in range(length)), max_tokens=60)
-
-
-def test_whether_a_model_can_be_batched_is_asked_while_it_warms_up(tmp_path: Path) -> None:
-    engine = MlxEngine.load(mlx_start(DYNAMIC_ROPE.write(tmp_path)))
-    engine.open(OwnerCapacity(request_slots=1, auxiliary_slots=0, pool_tokens=100))
-    with pytest.raises(UnsupportedModelError):
-        engine.warm_up()

@@ -17,7 +17,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import load_model
 from oracle import Ties, assert_greedy
 from scripted_channel import ScriptedChannel
-from tiny_models import DENSE, TINY_MODELS, TinyModel
+from tiny_models import DENSE, DYNAMIC_ROPE, TINY_MODELS, TinyModel
 from tiny_tokenizer import VOCAB_SIZE
 from worker_starts import mlx_start
 
@@ -161,3 +161,29 @@ def test_a_whole_worker_answers_as_alone(name, chunk, tmp_path):
     assert aborted is not None
     assert aborted.reason is FinishReason.ABORT
     hold_to_oracle(directory, jobs, chunk)
+
+
+def test_a_model_that_cannot_batch_answers_one_request_after_another(tmp_path):
+    directory = DYNAMIC_ROPE.write(tmp_path)
+    jobs = random_jobs(random.Random(5), VOCAB_SIZE)[:4]
+    script: list[tuple[int, Down]] = [
+        (
+            10**9,  # as soon as nothing else is open
+            Submit(
+                request_id=i,
+                epoch=1,
+                prompt_ids=job.prompt_ids,
+                max_tokens=job.max_tokens,
+                params=job.params,
+            ),
+        )
+        for i, job in enumerate(jobs)
+    ]
+    channel = ScriptedChannel(mlx_start(directory, requests=8, memory_nbytes=2**30), script)
+    assert run_worker(channel) is ExitCode.OK
+    assert channel.ready is not None
+    assert channel.ready.capacity.request_slots == 1
+    assert "cannot batch requests: 1 runs at a time" in channel.ready.capacity.warnings[-1]
+    for i, job in enumerate(jobs):
+        job.answer = channel.received[i].ids
+    hold_to_oracle(directory, jobs, 64)
