@@ -86,13 +86,13 @@ class BatchedKVCache:
             return None
         step = self._store.steps[0]
         mask = step.mask
-        offsets = mx.array(self.offset, dtype=mx.int32).reshape(-1)
         if window_size is not None and step.visible > window_size:
             index = mx.arange(step.visible, dtype=mx.int32)
-            inside = index > offsets[:, None] - window_size
+            offsets = mx.array(self.offset, dtype=mx.int32).reshape(-1, 1)
+            inside = index > offsets - window_size
             mask = inside[:, None, None] if mask is None else mask & inside[:, None, None]
         if mask is None and return_array:
-            mask = mx.ones((offsets.size, 1, 1, step.visible), dtype=mx.bool_)
+            mask = mx.ones((step.end - step.start, 1, 1, step.visible), dtype=mx.bool_)
         if mask is not None and self._grouped_mask:
             return mask[:, None]
         return mask

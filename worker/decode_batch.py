@@ -91,6 +91,8 @@ class DecodeBatch:
     def drop_done(self) -> None:
         """Let the rows go that left, or spent their budget with the last step."""
         done = [key for key, row in self._rows.items() if row.done]
+        if not done:
+            return
         place = {key: at for at, key in enumerate(self._order)}
         # From the end of the batch, so that no row moves that goes as well.
         for key in sorted(done, key=lambda key: place.get(key, -1), reverse=True):

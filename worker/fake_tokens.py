@@ -21,6 +21,7 @@ from typing import Final
 
 from mlx_dp.proto.messages import TokenLogprob
 from mlx_dp.proto.sampling_params import SamplingParams
+from mlx_dp.worker.splitmix import GOLDEN, scramble
 
 # Every word is as long as the others, so that a position finds its letter without the rest.
 _WORD_TOKENS: Final = 6
@@ -34,7 +35,6 @@ _NUM_WORDS: Final = len(_WORDS) // _WORD_TOKENS
 _FORCING_BIAS: Final = 100.0
 _FIRST_PRINTABLE: Final = 32
 _NUM_PRINTABLE: Final = 95
-_MASK: Final = 2**64 - 1
 
 
 class FakeAnswer:
@@ -57,7 +57,7 @@ class FakeAnswer:
         if self._forced is not None:
             return self._forced
         word, letter = divmod(position, _WORD_TOKENS)
-        start = _mix(self._key + word) % _NUM_WORDS * _WORD_TOKENS
+        start = scramble((self._key + word) * GOLDEN) % _NUM_WORDS * _WORD_TOKENS
         return _WORDS[start + letter] % self._vocab_size
 
     def logprob(self, position: int) -> TokenLogprob | None:
@@ -74,11 +74,3 @@ class FakeAnswer:
             logprob=-math.log(2.0),
             top=tuple((token, -math.log(2.0) * rank) for rank, token in enumerate(best, start=1)),
         )
-
-
-def _mix(value: int) -> int:
-    """The finalizer of splitmix64: every bit of the input moves every bit of the result."""
-    value = (value * 0x9E3779B97F4A7C15) & _MASK
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
-    return value ^ (value >> 31)

@@ -52,6 +52,14 @@ class AnswerFormat(Protocol):
         """Return the body of an answer that is not streamed."""
 
 
+def event_end(*, include_usage: bool) -> bytes:
+    """Return what follows the value of ``choices`` in an event.
+
+    With include_usage, OpenAI puts a null on every chunk but the last.
+    """
+    return b',"usage":null}\n\n' if include_usage else b"}\n\n"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerHead:
     """What every chunk of an answer repeats."""
@@ -62,8 +70,7 @@ class AnswerHead:
 
     def event_start(self, kind: str) -> bytes:
         """Return the beginning of an event, up to the value of ``choices``."""
-        head = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
-        return b"data: " + msgspec.json.encode(head)[:-1] + b',"choices":'
+        return b"data: " + msgspec.json.encode(self.as_object(kind))[:-1] + b',"choices":'
 
     def as_object(self, kind: str) -> dict[str, object]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}

@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 
-from mlx_dp.orchestrator.openai.answer_format import AnswerHead, Usage, WholeChoice
+from mlx_dp.orchestrator.openai.answer_format import AnswerHead, Usage, WholeChoice, event_end
 from mlx_dp.orchestrator.openai.logprobs import TokenBytes, chat_logprobs
 from mlx_dp.orchestrator.text.choice_text import Piece, ShownToken
 
@@ -28,8 +28,7 @@ class ChatFormat:
         self._token_bytes = token_bytes
         self._num_top = logprobs
         self._start = head.event_start(_CHUNK)
-        # With include_usage, OpenAI puts a null on every chunk but the last.
-        self._end = b',"usage":null}\n\n' if include_usage else b"}\n\n"
+        self._end = event_end(include_usage=include_usage)
         self._plain_end = b'},"logprobs":null,"finish_reason":null}]' + self._end
 
     def opening(self, index: int) -> bytes:

@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from mlx_dp.orchestrator.openai.answer_format import AnswerHead, Usage, WholeChoice
+from mlx_dp.orchestrator.openai.answer_format import AnswerHead, Usage, WholeChoice, event_end
 from mlx_dp.orchestrator.openai.logprobs import TokenBytes, legacy_logprobs
 from mlx_dp.orchestrator.text.choice_text import Piece, ShownToken
 
@@ -31,7 +31,7 @@ class CompletionFormat:
         self._num_top = logprobs
         self._echoes = tuple(echoes)
         self._start = head.event_start(_KIND)
-        self._end = b',"usage":null}\n\n' if include_usage else b"}\n\n"
+        self._end = event_end(include_usage=include_usage)
 
     def opening(self, index: int) -> bytes:
         return self._chunk(index, self._echoes[index], b"null", b"null") if self._echoes else b""
