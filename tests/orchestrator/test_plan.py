@@ -1,10 +1,10 @@
 """The plan: owners, bytes and refusals, as the workers will have them."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from flag_values import flags
+from model_shapes import DENSE, GB, HYBRID
 
 from mlx_dp.orchestrator import configuration
 from mlx_dp.orchestrator.flags import FakeFlags, Flags, ModelFlags, OwnerFlags
@@ -16,19 +16,7 @@ from mlx_dp.orchestrator.process.memory_share import SharedMemory
 from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.model_shape import ModelShape
 
-GB = 10**9
 FAKE = PreparedModel(served_name="fake")
-DENSE = ModelShape(
-    num_layers=2,
-    attention_layers=2,
-    auxiliary_layers=0,
-    kv_bytes_per_token=1000,
-    auxiliary_bytes_per_slot=0,
-    vocab_size=100,
-    context_length=4096,
-    weights_nbytes=GB,
-)
-HYBRID = replace(DENSE, auxiliary_layers=1, auxiliary_bytes_per_slot=1_000_000)
 
 
 def real(shape: ModelShape, *, nbytes: int = 5 * GB) -> PreparedModel:

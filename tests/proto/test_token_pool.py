@@ -3,25 +3,13 @@
 from dataclasses import replace
 
 import pytest
+from model_shapes import DENSE, GB, HYBRID
 
 from mlx_dp.proto.errors import ConfigError
-from mlx_dp.proto.model_shape import ModelShape
 from mlx_dp.proto.ownership import OwnerSlice
 from mlx_dp.proto.parallel import ParallelState
 from mlx_dp.proto.token_pool import divide_memory, overhead_nbytes, pool_tokens
 
-GB = 10**9
-DENSE = ModelShape(
-    num_layers=2,
-    attention_layers=2,
-    auxiliary_layers=0,
-    kv_bytes_per_token=1000,
-    auxiliary_bytes_per_slot=0,
-    vocab_size=100,
-    context_length=4096,
-    weights_nbytes=GB,
-)
-HYBRID = replace(DENSE, auxiliary_layers=1, auxiliary_bytes_per_slot=1_000_000)
 STATES_ONLY = replace(HYBRID, attention_layers=0, kv_bytes_per_token=0)
 SHARE = OwnerSlice(parallel=ParallelState())
 

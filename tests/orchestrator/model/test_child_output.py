@@ -1,6 +1,5 @@
 import os
 import re
-import stat
 import subprocess
 import sys
 
@@ -9,19 +8,6 @@ import pytest
 
 from mlx_dp.orchestrator.model.child_output import run_child
 from mlx_dp.proto.errors import ConfigError
-
-
-@pytest.fixture
-def fake_python(tmp_path, monkeypatch):
-    """Stands in for the interpreter: a shell script that gets ``-m mlx_dp.worker <arguments>``."""
-
-    def install(script):
-        path = tmp_path / "python"
-        path.write_text(f"#!/bin/sh\n{script}\n")
-        path.chmod(path.stat().st_mode | stat.S_IXUSR)
-        monkeypatch.setattr(sys, "executable", str(path))
-
-    return install
 
 
 def test_json_lines_arrive_in_order_and_other_output_is_ignored(fake_python):

