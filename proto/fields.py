@@ -10,6 +10,8 @@ MAX_REQUEST_TOKENS: Final = 2**20
 """Prompt and answer of one request together; a frame holds as many token ids."""
 MAX_STOP_TOKEN_IDS: Final = 256
 MAX_TEXT_CHARS: Final = 4096
+MAX_CACHE_SALT_CHARS: Final = 256
+MAX_GRAMMAR_CHARS: Final = 2**16
 MAX_WARNINGS: Final = 16
 
 RequestId = Annotated[int, Meta(ge=0, le=2**63 - 1)]

@@ -1,8 +1,8 @@
 """Everything that controller and worker say to each other.
 
-Down, controller to worker, go verbs: Start, Submit, Abort, Drain, Shutdown. Up go facts: Hello,
-Ready, Accepted, Rejected, Tokens, Finished, Heartbeat, Failed. Every field is bounded here, and
-the codec enforces the bounds on arrival.
+Down, controller to worker, go verbs: Start, Submit, Abort, Flush, Drain, Shutdown. Up go facts:
+Hello, Ready, Accepted, Rejected, Prefilled, Tokens, Preempted, Finished, Flushed, Heartbeat,
+Failed. Every field is bounded here, and the codec enforces the bounds on arrival.
 
 ``epoch`` counts the grants of one request: a fact with another epoch than the request's present
 one is stale and dropped. The sender's incarnation is its socket identity, so it is on every frame.
@@ -16,6 +16,7 @@ from msgspec import Meta
 
 from mlx_dp.proto.fake_engine_options import FakeEngineOptions as FakeEngineOptions
 from mlx_dp.proto.fields import (
+    MAX_CACHE_SALT_CHARS,
     MAX_REQUEST_TOKENS,
     MAX_STOP_TOKEN_IDS,
     Epoch,
@@ -24,6 +25,7 @@ from mlx_dp.proto.fields import (
     Text,
     TokenIds,
 )
+from mlx_dp.proto.grammar import Grammar as Grammar
 from mlx_dp.proto.model_shape import Count, ModelShape
 from mlx_dp.proto.ownership import OwnerCapacity, OwnerSlice
 from mlx_dp.proto.sampling_params import SamplingParams, TokenId
@@ -105,6 +107,10 @@ class Submit:
     """Of the whole answer, ``output_ids`` included."""
     stop_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_STOP_TOKEN_IDS)] = ()
     params: SamplingParams = SamplingParams()
+    cache_salt: Annotated[str, Meta(max_length=MAX_CACHE_SALT_CHARS)] = ""
+    """Requests share cached prefixes only with those of the same salt."""
+    grammar: Grammar | None = None
+    """What the answer must match; ``output_ids`` are its beginning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +121,15 @@ class Abort:
 
     request_id: RequestId
     epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flush:
+    """Controller to worker: drop all cached prefixes that no running request needs."""
+
+    tag: ClassVar[str] = "flush"
+
+    flush_id: RequestId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,12 +194,52 @@ class Rejected:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Prefilled:
+    """Worker to controller: the whole prompt is in, ``cached_tokens`` of it without being computed.
+
+    Sent once a grant, before its first ``Tokens``.
+    """
+
+    tag: ClassVar[str] = "prefilled"
+
+    request_id: RequestId
+    epoch: Epoch
+    cached_tokens: Annotated[int, Meta(ge=0, le=MAX_REQUEST_TOKENS)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
     """Worker to controller: what one step yielded, for all its requests."""
 
     tag: ClassVar[str] = "tokens"
 
     chunks: Annotated[tuple[TokenChunk, ...], Meta(max_length=MAX_REQUEST_TOKENS)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preempted:
+    """Worker to controller: memory ran short, so the request was given up, and its slot is free.
+
+    Nothing is wrong with it: it goes on elsewhere, or here later. ``num_tokens`` counts the whole
+    answer so far, as in ``Finished``.
+    """
+
+    tag: ClassVar[str] = "preempted"
+
+    request_id: RequestId
+    epoch: Epoch
+    num_tokens: Annotated[int, Meta(ge=0, le=MAX_REQUEST_TOKENS)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flushed:
+    """Worker to controller: what a ``Flush`` has freed."""
+
+    tag: ClassVar[str] = "flushed"
+
+    flush_id: RequestId
+    num_tokens: Count
+    nbytes: Count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,8 +275,14 @@ class Heartbeat:
     reserved_tokens: Count
     """KV tokens set aside for the requests that run."""
     auxiliary_used: Count
+    """Auxiliary slots of running requests and of cached prefixes."""
     rss_nbytes: Count
     device_nbytes: Count
+    cached_tokens: Count = 0
+    """Tokens of cached prefixes, all of which can be dropped but for those in use."""
+    cached_nbytes: Count = 0
+    held_nbytes: Count = 0
+    """What rows, cached prefixes and states take of ``OwnerCapacity.cache_nbytes``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,6 +295,18 @@ class Failed:
     message: Text
 
 
-Down = Start | Submit | Abort | Drain | Shutdown
-Up = Hello | Ready | Accepted | Rejected | Tokens | Finished | Heartbeat | Failed
+Down = Start | Submit | Abort | Flush | Drain | Shutdown
+Up = (
+    Hello
+    | Ready
+    | Accepted
+    | Rejected
+    | Prefilled
+    | Tokens
+    | Preempted
+    | Finished
+    | Flushed
+    | Heartbeat
+    | Failed
+)
 Message = Down | Up

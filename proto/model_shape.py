@@ -11,12 +11,21 @@ Count = Annotated[int, Meta(ge=0, lt=2**53)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CacheWindow:
+    """Layers that keep the last ``tokens`` tokens only, and what each of those takes in all."""
+
+    tokens: Annotated[int, Meta(ge=1, lt=2**31)]
+    bytes_per_token: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
     """Sizes of one model, as one process holds it.
 
-    ``kv_bytes_per_token`` is summed over the attention layers (keys and values, in the dtype that
-    the cache has); ``auxiliary_bytes_per_slot`` is the recurrent state of one request, which does
-    not grow with its length.
+    ``kv_bytes_per_token`` is summed over the attention layers that keep every token (keys and
+    values, in the dtype that the cache has), and ``windows`` are the others, one entry a width;
+    ``auxiliary_bytes_per_slot`` is the recurrent state of one request, which does not grow with
+    its length.
     """
 
     num_layers: Count
@@ -27,6 +36,13 @@ class ModelShape:
     vocab_size: Annotated[int, Meta(ge=1, lt=2**31)]
     context_length: Annotated[int, Meta(ge=1, lt=2**31)]
     weights_nbytes: Count
+    windows: Annotated[tuple[CacheWindow, ...], Meta(max_length=64)] = ()
+
+    def request_nbytes(self, num_tokens: int) -> int:
+        """Bytes of KV and state that a request of so many tokens has."""
+        windowed = sum(min(num_tokens, w.tokens) * w.bytes_per_token for w in self.windows)
+        grown = num_tokens * self.kv_bytes_per_token
+        return grown + windowed + self.auxiliary_bytes_per_slot
 
     @property
     def hybrid(self) -> bool:

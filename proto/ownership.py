@@ -71,6 +71,8 @@ class OwnerCapacity:
     request_slots: Slots
     auxiliary_slots: Count
     pool_tokens: Count | None
+    cache_nbytes: Count | None = None
+    """What rows, cached prefixes and states may take together; None: unbounded."""
     warnings: Warnings = ()
 
 

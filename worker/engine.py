@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Protocol
 
+from mlx_dp.kvcache.cached_prefix import CachedPrefix, PrefixStore, Save
+from mlx_dp.proto.grammar import Grammar
 from mlx_dp.proto.messages import TokenLogprob
 from mlx_dp.proto.model_shape import ModelShape
 from mlx_dp.proto.ownership import OwnerCapacity
@@ -17,13 +19,18 @@ class UnsupportedModelError(Exception):
 class EngineFacts:
     """What a loaded engine knows. ``pool_tokens`` None: the model has no attention KV.
 
-    ``max_requests`` is what the model itself allows at once; None: as many as there are slots.
+    ``prefix_cache``: the model's KV can be kept and continued from, and was asked to be.
+    ``stateful``: a prefix can be continued only from a snapshot of state (recurrent layers,
+    sliding windows). ``trims_to`` is how many tokens such a state may cover and still be cut back
+    to fewer; 0: never.
     """
 
     shape: ModelShape
     pool_tokens: int | None
     device: str
-    max_requests: int | None = None
+    prefix_cache: bool = False
+    stateful: bool = False
+    trims_to: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +45,7 @@ class EngineRequest:
     output_ids: tuple[int, ...]
     max_tokens: int
     params: SamplingParams
+    grammar: Grammar | None = None
 
     @property
     def prefill_tokens(self) -> int:
@@ -46,10 +54,18 @@ class EngineRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillChunk:
-    """Run the next ``num_tokens`` tokens of the slot that are not prefilled yet."""
+    """Run the next ``num_tokens`` tokens of the slot that are not prefilled yet.
+
+    ``prefix``, in a request's first chunk, is taken over before, and its tokens are not run.
+    After the chunk the state is copied into ``snapshot``, and KV into the segments of ``saves``.
+    A prompt's last token is run by the decode: it is in no chunk's KV, and no snapshot covers it.
+    """
 
     slot: int
     num_tokens: int
+    prefix: CachedPrefix | None = None
+    snapshot: int | None = None
+    saves: tuple[Save, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,17 +84,20 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineMemory:
-    """``used_tokens`` of KV hold content; ``device_nbytes`` is what the device has allocated."""
+    """``used_tokens`` of KV hold content; ``device_nbytes`` is what the device has allocated.
+
+    ``used_tokens`` are those of running requests.
+    """
 
     used_tokens: int
     device_nbytes: int
 
 
-class Engine(Protocol):
+class Engine(PrefixStore, Protocol):
     """Runs a fixed set of slots. Calls come from one thread, and a slot has one request.
 
     Life of a slot: ``add``, prefill chunks until the whole prompt is in (the last one draws the
-    first token), then one token a step, then ``remove`` at any time.
+    first token), then one token a step, then ``keep`` and ``remove`` at any time.
     """
 
     @property
@@ -92,6 +111,25 @@ class Engine(Protocol):
 
     def add(self, slot: int, request: EngineRequest) -> None:
         """Put a request into a free slot. Nothing runs yet."""
+
+    def keep(self, slot: int, saves: tuple[Save, ...], snapshot: int | None) -> None:
+        """Before ``remove``: copy a request's KV into segments, and its state into ``snapshot``.
+
+        The state is the one after all tokens that launched steps have fed.
+        """
+
+    @property
+    def held_nbytes(self) -> int:
+        """Bytes that rows, segments and snapshots take, allocated room included."""
+
+    def growth_nbytes(self) -> int:
+        """Bytes that the next step would add to them for the rows that decode."""
+
+    def row_nbytes(self, num_tokens: int) -> int:
+        """Bytes that a request takes at most when its prompt of so many tokens joins the batch."""
+
+    def compact(self) -> None:
+        """Give back room that no row uses. Copies, so it is for times of need."""
 
     def remove(self, slot: int) -> None:
         """Free a slot. Tokens of it that are still under way are dropped."""
