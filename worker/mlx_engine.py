@@ -80,7 +80,6 @@ class MlxEngine:
             shape=shape,
             pool_tokens=tokens,
             device=device.describe(),
-            max_requests=1 if form.single else None,
         )
         return cls(loaded, facts, form)
 
