@@ -1,8 +1,12 @@
 """One admission arithmetic, for the edge that refuses and for the owner that admits."""
 
 from dataclasses import dataclass
+from typing import Final
 
 from mlx_dp.proto.fields import MAX_REQUEST_TOKENS
+
+NEXT_ANSWER_TOKENS: Final = 256
+"""Tokens of an answer for which a request has KV set aside at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +36,15 @@ def reserved_tokens(prompt_tokens: int, max_tokens: int) -> int:
     The last token drawn is never fed back, so it needs no KV.
     """
     return prompt_tokens + max_tokens - 1
+
+
+def next_tokens(held_tokens: int, left_tokens: int) -> int:
+    """KV tokens that a request needs next: those it has, and room for the next of its answer.
+
+    Most answers end long before ``max_tokens``, so that owners would stand half empty if all of it
+    were set aside. Never more than ``reserved_tokens``, with ``left_tokens`` of the answer to come.
+    """
+    return held_tokens + min(left_tokens, NEXT_ANSWER_TOKENS) - 1
 
 
 def refusal(limits: AdmissionLimits, prompt_tokens: int, max_tokens: int) -> str | None:

@@ -4,7 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlx_dp.proto.admission import AdmissionLimits, default_max_tokens, refusal, reserved_tokens
+from mlx_dp.proto.admission import (
+    NEXT_ANSWER_TOKENS,
+    AdmissionLimits,
+    default_max_tokens,
+    next_tokens,
+    refusal,
+    reserved_tokens,
+)
 from mlx_dp.proto.fields import MAX_REQUEST_TOKENS
 
 SMALL = AdmissionLimits(context_length=100, pool_tokens=50)
@@ -81,3 +88,13 @@ def test_no_request_is_longer_than_a_message_carries():
 )
 def test_empty_requests_are_refused(prompt, answer, reason):
     assert refusal(SMALL, prompt, answer) == reason
+
+
+@given(st.integers(1, 3000), st.integers(1, 3000), st.data())
+def test_what_a_request_needs_next_grows_up_to_all_that_it_ever_needs(prompt, answer, data):
+    emitted = data.draw(st.integers(0, answer - 1))
+    needed = next_tokens(prompt + emitted, answer - emitted)
+    assert needed <= reserved_tokens(prompt, answer)
+    assert prompt + emitted <= needed < prompt + emitted + NEXT_ANSWER_TOKENS
+    if answer - emitted <= NEXT_ANSWER_TOKENS:
+        assert needed == reserved_tokens(prompt, answer)
