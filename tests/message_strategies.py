@@ -62,7 +62,8 @@ def of_type(hint: Any) -> st.SearchStrategy[Any]:
             allow_infinity=False,
         )
     if hint is str:
-        return st.text(max_size=min(LONGEST, meta.max_length or LONGEST))
+        longest = min(LONGEST, meta.max_length or LONGEST)
+        return st.text(min_size=meta.min_length or 0, max_size=longest)
     if isinstance(hint, type) and issubclass(hint, Enum):
         return st.sampled_from(hint)
     if dataclasses.is_dataclass(hint):

@@ -11,6 +11,8 @@ from mlx_dp.proto.messages import (
     Drain,
     Failed,
     FailureKind,
+    Flush,
+    Flushed,
     Rejected,
     Shutdown,
     Start,
@@ -96,7 +98,7 @@ class WorkerLoop:
         self._rest()
         return None
 
-    def _obey(self, message: Submit | Abort | Drain | Start) -> None:
+    def _obey(self, message: Submit | Abort | Flush | Drain | Start) -> None:
         match message:
             case Submit():
                 self._admit(message)
@@ -104,6 +106,8 @@ class WorkerLoop:
                 slot = self._scheduler.abort(message)
                 if slot is not None:
                     self._end((slot,))
+            case Flush(flush_id=flush_id):
+                self._channel.send(Flushed(flush_id=flush_id, num_tokens=0, nbytes=0))
             case Drain():
                 self._scheduler.drain()
                 self._pulse.hasten()

@@ -14,6 +14,7 @@ from mlx_dp.proto.messages import (
     EngineKind,
     Failed,
     FailureKind,
+    Flush,
     Hello,
     Ready,
     Shutdown,
@@ -86,7 +87,7 @@ def _await_start(channel: Channel) -> Start | None:
                     return message
                 case Shutdown():
                     return None
-                case Submit() | Abort() | Drain():
+                case Submit() | Abort() | Flush() | Drain():
                     _logger.warning("ignored a %s before Start", message.tag)
                 case _:
                     assert_never(message)
@@ -135,14 +136,7 @@ def _resolve(start: Start, facts: EngineFacts) -> tuple[OwnerCapacity, int]:
         hybrid=facts.shape.hybrid,
         prefix_cache=start.prefix_cache,
     )
-    slots = capacity.request_slots
-    if facts.max_requests is not None and slots > facts.max_requests:
-        slots = facts.max_requests
-        warnings = (*warnings, f"this model cannot batch requests: {slots} runs at a time")
-    return (
-        replace(capacity, request_slots=slots, warnings=(*capacity.warnings, *warnings)),
-        context_length,
-    )
+    return replace(capacity, warnings=(*capacity.warnings, *warnings)), context_length
 
 
 def _loop(

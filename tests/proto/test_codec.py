@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 from mlx_dp.proto import codec
 from mlx_dp.proto.codec import MAX_FRAME_BYTES, PROTOCOL_VERSION, decode_down, decode_up, encode
 from mlx_dp.proto.errors import ProtocolError
-from mlx_dp.proto.fields import MAX_TEXT_CHARS, MAX_WARNINGS, clip_text
+from mlx_dp.proto.fields import (
+    MAX_CACHE_SALT_CHARS,
+    MAX_GRAMMAR_CHARS,
+    MAX_TEXT_CHARS,
+    MAX_WARNINGS,
+    clip_text,
+)
 from mlx_dp.proto.messages import (
     Abort,
     Accepted,
@@ -156,6 +162,9 @@ def test_texts_and_lists_above_their_bound_are_refused():
     submit = asdict(Submit(request_id=1, epoch=0, prompt_ids=(1,), max_tokens=1))
     refuse(frame("submit", {**submit, "stop_token_ids": [1] * 257}))
     refuse(frame("submit", {**submit, "prompt_ids": [1] * (2**20 + 1)}))
+    refuse(frame("submit", {**submit, "cache_salt": "x" * (MAX_CACHE_SALT_CHARS + 1)}))
+    for text in ("", "x" * (MAX_GRAMMAR_CHARS + 1)):
+        refuse(frame("submit", {**submit, "grammar": {"kind": "regex", "text": text}}))
 
 
 def test_text_that_utf8_cannot_hold_is_refused_before_it_is_sent():
