@@ -1,0 +1,132 @@
+#!/usr/bin/env python3
+"""Compare our engine with mlx-lm's BatchGenerator: one process, the same weights, rounds in turn.
+
+Ours runs as a worker runs it: the real start-up, scheduler and loop, only without a socket.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+from bench_cases import Section
+from bench_decode import churn, mixed, steady
+from bench_models import named_model, write_hybrid
+from bench_peer import PeerBatch
+from bench_prompts import join, prefill, second_turn
+from bench_report import machine
+from bench_running import memory, pace
+from bench_side import Pair
+from bench_sizes import QUICK, Sizes
+from bench_worker import LocalWorker, OurBatch, start_message
+
+from mlx_dp.proto.ownership import Limits
+
+SECTIONS: Mapping[str, Callable[[Pair, Sizes], Section]] = {
+    "steady": steady,
+    "mixed": mixed,
+    "churn": churn,
+    "prefill": prefill,
+    "second-turn": second_turn,
+    "join": join,
+    "pace": pace,
+    "memory": memory,
+}
+MODELS = ("dense", "hybrid")
+EPILOG = """\
+A cell is the median over the rounds; a ratio is the median of the ratios within each round. Dense
+is the model that --model names, or the demo model; hybrid is a random one, made each time. On a
+Linux CPU, OpenBLAS must be preloaded, as workers do it:
+
+examples:
+  LD_PRELOAD=libopenblas.so.0 OPENBLAS_NUM_THREADS=1 scripts/bench_engine.py --json engine.json
+  scripts/bench_engine.py --only steady mixed --models dense --rounds 3
+  scripts/bench_engine.py --quick                    tiny sizes, to see that all of it works
+"""
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", help="what mlx-dp serve takes (default: the demo model)")
+    parser.add_argument(
+        "--models", nargs="+", choices=MODELS, default=list(MODELS), help="default: both"
+    )
+    parser.add_argument(
+        "--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="default: all sections"
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds (default 5)")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes and one round")
+    parser.add_argument("--seed", type=int, default=1, help="of the prompts (default 1)")
+    parser.add_argument(
+        "--chunk", type=int, default=512, help="our --chunked-prefill-size (default 512)"
+    )
+    parser.add_argument(
+        "--memory-gb", type=float, help="our worker's share (default: half of what is free)"
+    )
+    parser.add_argument("--json", type=Path, help="where every round is written")
+    return parser.parse_args()
+
+
+def make_pair(directory: Path, options: argparse.Namespace) -> Pair:
+    nbytes = psutil.virtual_memory().available // 2
+    if options.memory_gb is not None:
+        nbytes = int(options.memory_gb * 1e9)
+    start = start_message(
+        directory,
+        Limits(max_running_requests=64),
+        chunk=options.chunk,
+        memory_nbytes=nbytes,
+        prefix_cache=True,
+    )
+    worker = LocalWorker(start)
+    return Pair(
+        ours=OurBatch(worker),
+        peer=PeerBatch(directory),
+        vocab_size=worker.engine.facts.shape.vocab_size,
+        rounds=options.rounds,
+        seed=options.seed,
+    )
+
+
+def run(name: str, directory: Path, options: argparse.Namespace, sizes: Sizes) -> dict[str, Any]:
+    """Run the chosen sections on one model, and print each table as soon as it is there."""
+    print(f"\n## {name}: {directory.name}\n", flush=True)
+    pair = make_pair(directory, options)
+    found: dict[str, Any] = {}
+    for section in options.only:
+        begun = time.monotonic()
+        result = SECTIONS[section](pair, sizes)
+        print(result.markdown(), flush=True)
+        print(f"{name} {section}: {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
+        found[section] = result.as_json()
+    return found
+
+
+def main() -> None:
+    options = parse()
+    sizes = QUICK if options.quick else Sizes()
+    if options.quick:
+        options.rounds = 1
+    models: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        for name in options.models:
+            if name == "dense":
+                directory = named_model(options.model)
+            else:
+                directory = write_hybrid(Path(folder) / "granite-hybrid-random")
+            models[name] = run(name, directory, options, sizes)
+            if options.json is not None:
+                options.json.write_text(
+                    json.dumps({"machine": machine(), "models": models}, indent=1)
+                )
+
+
+if __name__ == "__main__":
+    main()
