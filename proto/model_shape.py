@@ -38,11 +38,32 @@ class ModelShape:
     weights_nbytes: Count
     windows: Annotated[tuple[CacheWindow, ...], Meta(max_length=64)] = ()
 
+    def kv_nbytes(self, num_tokens: int) -> int:
+        """Bytes of KV that a request of so many tokens has."""
+        windowed = sum(min(num_tokens, w.tokens) * w.bytes_per_token for w in self.windows)
+        return num_tokens * self.kv_bytes_per_token + windowed
+
     def request_nbytes(self, num_tokens: int) -> int:
         """Bytes of KV and state that a request of so many tokens has."""
-        windowed = sum(min(num_tokens, w.tokens) * w.bytes_per_token for w in self.windows)
-        grown = num_tokens * self.kv_bytes_per_token
-        return grown + windowed + self.auxiliary_bytes_per_slot
+        return self.kv_nbytes(num_tokens) + self.auxiliary_bytes_per_slot
+
+    def longest_request(self, nbytes: int) -> int | None:
+        """Tokens of the longest request whose KV takes no more; None: any length does."""
+        tokens = 0
+        per_token = self.kv_bytes_per_token + sum(w.bytes_per_token for w in self.windows)
+        for window in sorted(self.windows, key=lambda window: window.tokens):
+            filling = (window.tokens - tokens) * per_token
+            if filling > nbytes:
+                return tokens + nbytes // per_token
+            nbytes -= filling
+            tokens = window.tokens
+            per_token -= window.bytes_per_token
+        return tokens + nbytes // per_token if per_token else None
+
+    @property
+    def has_kv(self) -> bool:
+        """Some layers hold KV, so that longer requests take more."""
+        return self.kv_bytes_per_token > 0 or any(w.bytes_per_token for w in self.windows)
 
     @property
     def hybrid(self) -> bool:

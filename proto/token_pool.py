@@ -5,7 +5,12 @@ from typing import Final
 
 from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.model_shape import ModelShape
-from mlx_dp.proto.ownership import MAX_REQUEST_SLOTS, OwnerSlice, auxiliary_ratio
+from mlx_dp.proto.ownership import (
+    MAX_REQUEST_SLOTS,
+    OwnerCapacity,
+    OwnerSlice,
+    auxiliary_ratio,
+)
 
 OVERHEAD_FRACTION: Final = 0.1
 OVERHEAD_MIN_NBYTES: Final = 64 * 2**20
@@ -15,7 +20,10 @@ MIN_POOL_TOKENS: Final = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryDivision:
-    """One worker's memory by use. ``tokens`` is None for a model without attention KV."""
+    """One worker's memory by use.
+
+    ``tokens`` are those of the longest single request that fits; None: of any length.
+    """
 
     weights_nbytes: int
     overhead_nbytes: int
@@ -24,15 +32,37 @@ class MemoryDivision:
     tokens: int | None
 
     @property
+    def cache_nbytes(self) -> int:
+        """What rows, cached prefixes and states may take together."""
+        return self.auxiliary_nbytes + self.kv_nbytes
+
+    @property
     def total_nbytes(self) -> int:
-        return self.weights_nbytes + self.overhead_nbytes + self.auxiliary_nbytes + self.kv_nbytes
+        return self.weights_nbytes + self.overhead_nbytes + self.cache_nbytes
 
 
 def pool_tokens(
     memory_nbytes: int | None, shape: ModelShape, share: OwnerSlice, *, prefix_cache: bool
 ) -> int | None:
-    """KV tokens that one owner can pool, or None for a model without attention KV."""
+    """KV tokens that one owner can pool, or None where no length is too much."""
     return divide_memory(memory_nbytes, shape, share, prefix_cache=prefix_cache).tokens
+
+
+def cache_nbytes(
+    memory_nbytes: int | None,
+    shape: ModelShape,
+    share: OwnerSlice,
+    capacity: OwnerCapacity,
+    *,
+    prefix_cache: bool,
+) -> int | None:
+    """What rows, cached prefixes and states of one owner may take together; None: unbounded."""
+    if memory_nbytes is not None:
+        return divide_memory(memory_nbytes, shape, share, prefix_cache=prefix_cache).cache_nbytes
+    if capacity.pool_tokens is None:
+        return None
+    states = capacity.auxiliary_slots * shape.auxiliary_bytes_per_slot
+    return shape.kv_nbytes(capacity.pool_tokens) + states
 
 
 def divide_memory(
@@ -55,7 +85,7 @@ def divide_memory(
             "use fewer workers, a smaller model, or a larger --mem-fraction-static"
         )
     auxiliary = _auxiliary_nbytes(shape, share, free, prefix_cache=prefix_cache)
-    profiled = _profiled_tokens(shape, free - auxiliary)
+    profiled = shape.longest_request(free - auxiliary)
     if profiled is not None and profiled < MIN_POOL_TOKENS:
         raise ConfigError(
             f"one worker's share of {_gb(memory_nbytes)} leaves {profiled} KV tokens after "
@@ -63,14 +93,15 @@ def divide_memory(
             f"({_gb(auxiliary)}), but one request needs {MIN_POOL_TOKENS}: use fewer workers, a "
             "smaller model, or a larger --mem-fraction-static"
         )
-    tokens = profiled
-    if profiled is not None and share.max_total_tokens is not None:
-        tokens = min(profiled, share.max_total_tokens)
+    tokens, kv_nbytes = profiled, free - auxiliary if shape.has_kv else 0
+    asked = share.max_total_tokens
+    if asked is not None and shape.has_kv and (profiled is None or asked < profiled):
+        tokens, kv_nbytes = asked, shape.kv_nbytes(asked)
     return MemoryDivision(
         weights_nbytes=shape.weights_nbytes,
         overhead_nbytes=overhead,
         auxiliary_nbytes=auxiliary,
-        kv_nbytes=(tokens or 0) * shape.kv_bytes_per_token,
+        kv_nbytes=kv_nbytes,
         tokens=tokens,
     )
 
@@ -82,21 +113,15 @@ def overhead_nbytes(memory_nbytes: int) -> int:
 
 def _unmeasured(shape: ModelShape, share: OwnerSlice) -> MemoryDivision:
     tokens: int | None = None
-    if shape.kv_bytes_per_token:
+    if shape.has_kv:
         tokens = share.max_total_tokens or shape.context_length
     return MemoryDivision(
         weights_nbytes=shape.weights_nbytes,
         overhead_nbytes=0,
         auxiliary_nbytes=0,
-        kv_nbytes=(tokens or 0) * shape.kv_bytes_per_token,
+        kv_nbytes=shape.kv_nbytes(tokens or 0),
         tokens=tokens,
     )
-
-
-def _profiled_tokens(shape: ModelShape, free_nbytes: int) -> int | None:
-    if shape.kv_bytes_per_token == 0:
-        return None
-    return free_nbytes // shape.kv_bytes_per_token
 
 
 def _auxiliary_nbytes(
@@ -111,7 +136,7 @@ def _auxiliary_nbytes(
         requests = share.max_running_requests or MAX_REQUEST_SLOTS
         slots = requests * auxiliary_ratio(prefix_cache=prefix_cache)
     wanted = slots * shape.auxiliary_bytes_per_slot
-    if shape.kv_bytes_per_token == 0:
+    if not shape.has_kv:
         return min(wanted, free_nbytes)
     return min(wanted, free_nbytes // 2)
 

@@ -66,8 +66,8 @@ def share_memory(memory: SharedMemory, shape: ModelShape, *, workers: int, fract
 
 
 def _fits(share_nbytes: int, shape: ModelShape) -> bool:
-    smallest_pool = MIN_POOL_TOKENS * shape.kv_bytes_per_token + shape.auxiliary_bytes_per_slot
-    return shape.weights_nbytes + overhead_nbytes(share_nbytes) + smallest_pool <= share_nbytes
+    least = shape.request_nbytes(MIN_POOL_TOKENS)
+    return shape.weights_nbytes + overhead_nbytes(share_nbytes) + least <= share_nbytes
 
 
 def _gb(nbytes: int) -> str:

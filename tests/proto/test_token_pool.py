@@ -3,12 +3,15 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from model_shapes import DENSE, GB, HYBRID
 
 from mlx_dp.proto.errors import ConfigError
-from mlx_dp.proto.ownership import OwnerSlice
+from mlx_dp.proto.model_shape import CacheWindow
+from mlx_dp.proto.ownership import OwnerCapacity, OwnerSlice
 from mlx_dp.proto.parallel import ParallelState
-from mlx_dp.proto.token_pool import divide_memory, overhead_nbytes, pool_tokens
+from mlx_dp.proto.token_pool import cache_nbytes, divide_memory, overhead_nbytes, pool_tokens
 
 STATES_ONLY = replace(HYBRID, attention_layers=0, kv_bytes_per_token=0)
 SHARE = OwnerSlice(parallel=ParallelState())
@@ -77,3 +80,84 @@ def test_unknown_memory_means_one_full_context() -> None:
     assert pool_tokens(None, STATES_ONLY, SHARE, prefix_cache=True) is None
     asked = replace(SHARE, max_total_tokens=100)
     assert pool_tokens(None, DENSE, asked, prefix_cache=True) == 100
+
+
+WINDOWED = replace(
+    DENSE,
+    windows=(
+        CacheWindow(tokens=100, bytes_per_token=3_000),
+        CacheWindow(tokens=10, bytes_per_token=5_000),
+    ),
+)
+WINDOWS_ONLY = replace(WINDOWED, kv_bytes_per_token=0)
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "tokens"),
+    [
+        (8_999, 0),
+        (9_000, 1),
+        (90_000, 10),
+        (93_999, 10),
+        (94_000, 11),
+        (450_000, 100),
+        (450_999, 100),
+        (451_000, 101),
+    ],
+)
+def test_a_window_takes_no_more_once_it_is_full(nbytes: int, tokens: int) -> None:
+    assert WINDOWED.longest_request(nbytes) == tokens
+    assert WINDOWED.kv_nbytes(tokens) <= nbytes < WINDOWED.kv_nbytes(tokens + 1)
+
+
+@given(
+    st.integers(0, 9),
+    st.lists(st.tuples(st.integers(1, 20), st.integers(0, 9)), max_size=4),
+    st.integers(0, 500),
+)
+def test_the_longest_request_is_the_longest_that_fits(
+    per_token: int, windows: list[tuple[int, int]], nbytes: int
+) -> None:
+    shape = replace(
+        DENSE,
+        kv_bytes_per_token=per_token,
+        windows=tuple(CacheWindow(tokens=n, bytes_per_token=size) for n, size in windows),
+    )
+    longest = shape.longest_request(nbytes)
+    if longest is None:
+        assert shape.kv_nbytes(10**9) <= nbytes
+    else:
+        assert shape.kv_nbytes(longest) <= nbytes < shape.kv_nbytes(longest + 1)
+
+
+def test_windows_make_room_for_longer_requests() -> None:
+    memory = divide_memory(2 * GB, WINDOWED, SHARE, prefix_cache=True)
+    assert memory.tokens == (800_000_000 - 50_000 - 300_000) // 1000
+    assert memory.cache_nbytes == 800_000_000
+
+
+def test_windows_that_all_fit_bound_no_request_and_bytes_bound_them_all() -> None:
+    memory = divide_memory(2 * GB, WINDOWS_ONLY, SHARE, prefix_cache=True)
+    assert memory.tokens is None
+    assert memory.cache_nbytes == 800_000_000
+    asked = divide_memory(
+        2 * GB, WINDOWS_ONLY, replace(SHARE, max_total_tokens=50), prefix_cache=True
+    )
+    assert (asked.tokens, asked.cache_nbytes) == (50, 50 * 3_000 + 10 * 5_000)
+
+
+def test_the_budget_is_kv_and_states_in_one() -> None:
+    share = replace(SHARE, max_running_requests=8, max_total_tokens=1_000)
+    memory = divide_memory(2 * GB, HYBRID, share, prefix_cache=True)
+    assert memory.cache_nbytes == 8 * 4 * 1_000_000 + 1_000 * 1_000
+    states = divide_memory(2 * GB, STATES_ONLY, SHARE, prefix_cache=True)
+    assert states.cache_nbytes == states.auxiliary_nbytes
+
+
+def test_the_budget_without_known_memory_is_what_the_capacity_holds() -> None:
+    capacity = OwnerCapacity(request_slots=2, auxiliary_slots=8, pool_tokens=100)
+    assert cache_nbytes(None, HYBRID, SHARE, capacity, prefix_cache=True) == 8_100_000
+    endless = replace(capacity, pool_tokens=None)
+    assert cache_nbytes(None, STATES_ONLY, SHARE, endless, prefix_cache=True) is None
+    known = cache_nbytes(2 * GB, DENSE, SHARE, capacity, prefix_cache=True)
+    assert known == 800_000_000
