@@ -1,13 +1,26 @@
-"""Auxiliary-state slots of a hybrid model's owner."""
+"""Auxiliary-state slots: where a model that needs them keeps states and their snapshots."""
 
 import heapq
+from enum import Enum, auto
+from typing import Final
+
+
+class _Tree(Enum):
+    TREE = auto()
+
+
+TREE: Final = _Tree.TREE
+"""The prefix tree as the owner of a slot; every other owner is a request, by its id."""
+
+Owner = int | _Tree
 
 
 class AuxiliarySlots:
-    """A fixed number of state slots, each idle or with one owner: a request.
+    """A fixed number of state slots, counted from 0, each idle or with one owner.
 
-    A request gives its slot back when it ends, with the prefix cache and without: nothing else
-    can own one yet. Only the present owner may free a slot.
+    A request owns its live slot and those that its next snapshots go to; a snapshot that the
+    prefix tree keeps belongs to the tree alone. Only the present owner may free a slot or give it
+    away. The arrays are the store's business: a slot is only their name.
     Invariant: every slot number is either in ``_idle`` or a key of ``_owner``.
     """
 
@@ -15,7 +28,8 @@ class AuxiliarySlots:
         assert size >= 0, size
         self._size = size
         self._idle = list(range(size))
-        self._owner: dict[int, int] = {}
+        self._owner: dict[int, Owner] = {}
+        self._tree_slots = 0
 
     @property
     def size(self) -> int:
@@ -25,6 +39,19 @@ class AuxiliarySlots:
     def free_slots(self) -> int:
         return len(self._idle)
 
+    @property
+    def tree_slots(self) -> int:
+        return self._tree_slots
+
+    @property
+    def request_slots(self) -> int:
+        """Slots of running requests, live ones and snapshots to come."""
+        return len(self._owner) - self._tree_slots
+
+    def owned_by(self, owner: Owner) -> frozenset[int]:
+        """For checks: looks at every slot."""
+        return frozenset(slot for slot, holder in self._owner.items() if holder == owner)
+
     def alloc(self, request_id: int) -> int | None:
         """Take a slot for a request, or return None when all have an owner."""
         if not self._idle:
@@ -33,14 +60,42 @@ class AuxiliarySlots:
         self._owner[slot] = request_id
         return slot
 
-    def free(self, slot: int, request_id: int) -> None:
-        """Give back a slot that this request owns."""
-        owner = self._owner.get(slot)
-        assert owner == request_id, f"slot {slot} belongs to {owner}, not to request {request_id}"
+    def fork(self, slot: int, request_id: int) -> int | None:
+        """Take a slot for a request's copy of one that is owned, or return None when short."""
+        assert slot in self._owner, f"slot {slot} holds no state to copy"
+        return self.alloc(request_id)
+
+    def give(self, slot: int, request_id: int) -> None:
+        """Hand a request's slot over to the prefix tree."""
+        self._demand(slot, request_id)
+        self._owner[slot] = TREE
+        self._tree_slots += 1
+
+    def free(self, slot: int, owner: Owner) -> None:
+        """Give back a slot that this owner has."""
+        self._demand(slot, owner)
         del self._owner[slot]
+        if owner is TREE:
+            self._tree_slots -= 1
         heapq.heappush(self._idle, slot)
+
+    def _demand(self, slot: int, owner: Owner) -> None:
+        holder = self._owner.get(slot)
+        assert holder == owner, f"slot {slot} belongs to {_name(holder)}, not to {_name(owner)}"
 
     def check(self) -> None:
         assert len(self._idle) == len(set(self._idle)), self._idle
         assert self._owner.keys().isdisjoint(self._idle), (self._owner, self._idle)
         assert self._owner.keys() | set(self._idle) == set(range(self._size)), self._owner
+        assert self._tree_slots == len(self.owned_by(TREE)), (self._tree_slots, self._owner)
+        assert self.free_slots + self.request_slots + self.tree_slots == self._size
+
+
+def _name(owner: Owner | None) -> str:
+    match owner:
+        case None:
+            return "nobody"
+        case _Tree():
+            return "the prefix tree"
+        case int():
+            return f"request {owner}"

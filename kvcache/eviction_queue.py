@@ -1,0 +1,42 @@
+"""Who was not used for the longest time."""
+
+import heapq
+from collections.abc import Callable
+
+SLACK = 64
+"""Entries beyond twice the living ones that are worth no clean-up."""
+
+
+class EvictionQueue:
+    """Candidates by the number of their last use; stale entries are skipped when met.
+
+    Whoever becomes a candidate, or is used while one, is pushed again: moving an entry inside a
+    heap costs more than leaving the old one behind.
+    """
+
+    def __init__(self, last_use: Callable[[int], int | None]) -> None:
+        """``last_use`` of a candidate by its id; None when it is none at present."""
+        self._last_use = last_use
+        self._entries: list[tuple[int, int]] = []
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def push(self, candidate: int, *, living: int) -> None:
+        """Enter a candidate; ``living`` bounds how many there can be."""
+        use = self._last_use(candidate)
+        assert use is not None, f"{candidate} cannot be evicted"
+        heapq.heappush(self._entries, (use, candidate))
+        if len(self._entries) > 2 * living + SLACK:
+            self._entries = sorted({entry for entry in self._entries if self._valid(entry)})
+
+    def pop(self) -> int | None:
+        """Take the least recently used candidate; None when there is none."""
+        while self._entries:
+            entry = heapq.heappop(self._entries)
+            if self._valid(entry):
+                return entry[1]
+        return None
+
+    def _valid(self, entry: tuple[int, int]) -> bool:
+        return self._last_use(entry[1]) == entry[0]

@@ -1,0 +1,25 @@
+"""What the prefix cache has to know of the model."""
+
+from dataclasses import dataclass
+
+from mlx_dp.proto.model_shape import ModelShape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixFacts:
+    """``stateful``: a prefix can be continued only from a snapshot of state.
+
+    ``trims_to`` is how many tokens such a state may cover and still be cut back to fewer; 0:
+    never. ``shape`` has the bytes.
+    """
+
+    shape: ModelShape
+    stateful: bool = False
+    trims_to: int = 0
+
+    def segment_nbytes(self, num_tokens: int) -> int:
+        return num_tokens * self.shape.kv_bytes_per_token
+
+    def snapshot_nbytes(self, num_tokens: int) -> int:
+        """Bytes of the state after so many tokens."""
+        return self.shape.request_nbytes(num_tokens) - self.segment_nbytes(num_tokens)

@@ -1,0 +1,70 @@
+"""How much of what the tree holds a request can use."""
+
+from dataclasses import dataclass
+
+from mlx_dp.kvcache.prefix_facts import PrefixFacts
+from mlx_dp.kvcache.prefix_node import PrefixNode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixMatch:
+    """The longest run of a request's tokens that the tree has the KV of.
+
+    ``node`` is where the run ends, possibly inside the node's key; None when nothing matches.
+    """
+
+    kv_tokens: int
+    node: PrefixNode | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reuse:
+    """``num_tokens`` of the path to ``node``; ``stateful``: beginning with that node's snapshot."""
+
+    num_tokens: int
+    node: PrefixNode
+    stateful: bool
+
+
+def reusable(match: PrefixMatch, limit: int, facts: PrefixFacts) -> Reuse | None:
+    """Choose the longest prefix of at most ``limit`` tokens that a request can go on from."""
+    longest = min(match.kv_tokens, limit)
+    if match.node is None or longest <= 0:
+        return None
+    if not facts.stateful:
+        return Reuse(num_tokens=longest, node=match.node, stateful=False)
+    exact = _deepest_snapshot(match.node, longest)
+    cut = _deepest_cut(match.node, longest)
+    if cut is None or (exact is not None and exact.num_tokens >= cut.num_tokens):
+        return exact
+    return cut
+
+
+def _deepest_snapshot(last: PrefixNode, longest: int) -> Reuse | None:
+    for node in last.up():
+        if node.snapshot is not None and node.end <= longest:
+            return Reuse(num_tokens=node.end, node=node, stateful=True)
+    return None
+
+
+def _deepest_cut(last: PrefixNode, longest: int) -> Reuse | None:
+    """Find a state that can be cut back, on the path or off it: what is shared decides."""
+    for node in last.up():
+        if node.trimmable:
+            return Reuse(
+                num_tokens=min(node.end, longest), node=_trimmable_below(node), stateful=True
+            )
+    return None
+
+
+def _trimmable_below(node: PrefixNode) -> PrefixNode:
+    """The counts lead the way down, so that a wide tree is not searched."""
+    while not _is_trimmable(node):
+        node = next(child for child in node.children.values() if child.trimmable)
+    return node
+
+
+def _is_trimmable(node: PrefixNode) -> bool:
+    below = sum(child.trimmable for child in node.children.values())
+    assert node.trimmable >= below, (node.node_id, node.trimmable, below)
+    return node.trimmable > below
