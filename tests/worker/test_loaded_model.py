@@ -11,7 +11,7 @@ pytest.importorskip("mlx.core")
 import mlx.core as mx
 from mlx import nn
 from mlx.utils import tree_flatten, tree_map
-from tiny_models import DENSE, EXPERT_MODELS, HYBRID_MODELS, SLIDING_MODELS
+from tiny_models import DENSE, HYBRID_MODELS, SLIDING_MODELS, TINY_MODELS
 
 from mlx_dp.proto.errors import ConfigError
 from mlx_dp.worker.engine import UnsupportedModelError
@@ -46,7 +46,7 @@ def test_an_empty_directory_is_a_configuration_error(tmp_path):
 
 
 def test_empty_rows_have_the_shapes_of_keys_and_values(tmp_path):
-    tiny = EXPERT_MODELS["deepseek_v3"]
+    tiny = TINY_MODELS["deepseek_v3"]
     loaded = load(tiny.write(tmp_path))
     # Latent attention: one head, and keys (latent) wider than values (the rope part).
     assert [(kv.keys.shape, kv.values.shape) for kv in loaded.empty] == [

@@ -1,0 +1,1 @@
+"""Tiny configurations of mlx-lm's architectures, as data, one file a kind of cache."""
