@@ -70,6 +70,11 @@ class PrefillChunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
+    """Chunks run in this order, and what one saves, a later one can begin with.
+
+    No slot has two.
+    """
+
     prefill: tuple[PrefillChunk, ...] = ()
 
 
@@ -120,13 +125,19 @@ class Engine(PrefixStore, Protocol):
 
     @property
     def held_nbytes(self) -> int:
-        """Bytes that rows, segments and snapshots take, allocated room included."""
+        """Bytes that rows, segments and snapshots take, allocated room included.
+
+        A prompt that is not in yet counts as nothing: ``row_nbytes`` was set aside for it.
+        """
 
     def growth_nbytes(self) -> int:
         """Bytes that the next step would add to them for the rows that decode."""
 
     def row_nbytes(self, num_tokens: int) -> int:
-        """Bytes that a request takes at most when its prompt of so many tokens joins the batch."""
+        """Bytes that a request takes at most until its prompt of so many tokens is in the batch.
+
+        What its chunks hold beside its row is part of them.
+        """
 
     def compact(self) -> None:
         """Give back room that no row uses. Copies, so it is for times of need."""
