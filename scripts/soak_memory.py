@@ -1,0 +1,52 @@
+"""What a process holds after so many requests, and whether it grows."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import mlx.core as mx
+import psutil
+
+ALLOWED_GROWTH: Final = 1.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemorySample:
+    requests: int
+    rss_nbytes: int
+    active_nbytes: int
+    cached_nbytes: int
+    held_nbytes: int
+    """What the owner's budget counts."""
+
+    @classmethod
+    def take(cls, requests: int, held_nbytes: int) -> "MemorySample":
+        mx.synchronize()
+        return cls(
+            requests=requests,
+            rss_nbytes=int(psutil.Process().memory_info().rss),
+            active_nbytes=mx.get_active_memory(),
+            cached_nbytes=mx.get_cache_memory(),
+            held_nbytes=held_nbytes,
+        )
+
+    def row(self) -> list[str]:
+        sizes = (self.rss_nbytes, self.active_nbytes, self.cached_nbytes, self.held_nbytes)
+        return [str(self.requests), *(f"{size / 2**20:.1f} MiB" for size in sizes)]
+
+
+def growth(first: MemorySample, last: MemorySample) -> list[str]:
+    """What grew by more than is allowed, as sentences."""
+    pairs = {
+        "RSS": (first.rss_nbytes, last.rss_nbytes),
+        "MLX active memory": (first.active_nbytes, last.active_nbytes),
+        "MLX active and cache memory": (
+            first.active_nbytes + first.cached_nbytes,
+            last.active_nbytes + last.cached_nbytes,
+        ),
+    }
+    return [
+        f"{name} grew from {before / 2**20:.1f} MiB after {first.requests} requests to "
+        f"{after / 2**20:.1f} MiB after {last.requests}"
+        for name, (before, after) in pairs.items()
+        if after > before * ALLOWED_GROWTH
+    ]

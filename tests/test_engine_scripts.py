@@ -1,0 +1,202 @@
+"""What the engine's benchmark and soak conclude from what they see."""
+
+import importlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("mlx.core")
+
+from mlx_dp.proto.messages import (
+    Accepted,
+    Finished,
+    FinishReason,
+    Preempted,
+    Prefilled,
+    Rejected,
+    RejectReason,
+    Submit,
+    TokenChunk,
+    Tokens,
+    Up,
+)
+
+pytestmark = pytest.mark.mlx
+
+SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Modules of scripts/, imported as the programs import them."""
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    yield importlib.import_module
+    for name in [name for name in sys.modules if name.startswith(("bench_", "soak_"))]:
+        del sys.modules[name]
+
+
+class WordyWorker:
+    """Says what a test put down for each turn, and keeps what it was told."""
+
+    def __init__(self, *said: list[Up]) -> None:
+        self._said = iter(said)
+        self.told: list[Any] = []
+        self.capacity = SimpleNamespace(request_slots=1)
+        self.engine = SimpleNamespace(busy=False)
+
+    def send(self, verb: Any) -> None:
+        self.told.append(verb)
+
+    def turn(self) -> list[Up]:
+        return next(self._said)
+
+
+@pytest.fixture
+def control(load):
+    def make(*said: list[Up]):
+        request = load("soak_requests").SoakRequest(
+            prompt_ids=(1, 2, 3),
+            max_tokens=3,
+            stop_token_ids=(9,),
+            params=load("bench_worker").GREEDY,
+            cache_salt="",
+            cancel_after=None,
+        )
+        maker = SimpleNamespace(draw=lambda: request, ended=lambda *_: None)
+        return load("soak_control").SoakControl(WordyWorker(*said), maker)
+
+    return make
+
+
+def accepted(epoch: int = 1) -> Accepted:
+    return Accepted(request_id=1, epoch=epoch, slot=0)
+
+
+def prefilled(epoch: int = 1, cached: int = 0) -> Prefilled:
+    return Prefilled(request_id=1, epoch=epoch, cached_tokens=cached)
+
+
+def tokens(*ids: int, index: int = 0, epoch: int = 1) -> Tokens:
+    return Tokens(chunks=(TokenChunk(request_id=1, epoch=epoch, index=index, ids=ids),))
+
+
+def finished(count: int, reason: FinishReason = FinishReason.LENGTH, epoch: int = 1) -> Finished:
+    return Finished(request_id=1, epoch=epoch, reason=reason, num_tokens=count)
+
+
+def preempted(count: int) -> Preempted:
+    return Preempted(request_id=1, epoch=1, num_tokens=count)
+
+
+def test_a_preempted_request_goes_on_behind_what_it_had(control):
+    soak = control(
+        [accepted(), prefilled(), tokens(5, 6)],
+        [preempted(2)],
+        [accepted(2), prefilled(2, cached=4), tokens(7, index=2, epoch=2), finished(3, epoch=2)],
+    )
+    soak.turn(more=True)
+    soak.turn(more=True)
+    soak.turn(more=False)
+    again = soak._worker.told[-1]
+    assert isinstance(again, Submit)
+    assert (again.epoch, again.output_ids) == (2, (5, 6))
+    assert [job.answer for job in soak.finished] == [[5, 6, 7]]
+    assert (soak.tally.preempted, soak.tally.replayed, soak.tally.cached_tokens) == (1, 1, 4)
+    assert soak.idle
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        pytest.param([prefilled(), tokens(5, index=1)], id="a token is missing"),
+        pytest.param([prefilled(), tokens(5, epoch=2)], id="another epoch"),
+        pytest.param([tokens(5)], id="tokens before Prefilled"),
+        pytest.param([prefilled(), prefilled()], id="Prefilled twice"),
+        pytest.param([prefilled(cached=3)], id="all cached, nothing to draw from"),
+        pytest.param([prefilled(), tokens(5, 6, 7, 8)], id="more than its budget"),
+        pytest.param([prefilled(), tokens(5), finished(1)], id="ended before its budget"),
+        pytest.param([prefilled(), tokens(5), finished(2)], id="a lost token"),
+        pytest.param(
+            [prefilled(), tokens(5), finished(1, FinishReason.STOP)], id="stopped at no stop token"
+        ),
+        pytest.param([finished(0, FinishReason.ABORT)], id="aborted unasked"),
+        pytest.param(
+            [Rejected(request_id=1, epoch=1, reason=RejectReason.NO_TOKENS, message="")],
+            id="refused although nothing runs",
+        ),
+        pytest.param(
+            [Rejected(request_id=1, epoch=1, reason=RejectReason.NO_SLOT, message="")],
+            id="refused a slot that is free",
+        ),
+    ],
+)
+def test_a_worker_that_says_what_cannot_be_is_not_believed(control, said):
+    with pytest.raises(AssertionError):
+        control(said).turn(more=True)
+
+
+def test_a_worker_that_never_moves_is_found_out(control, load, monkeypatch):
+    monkeypatch.setattr(load("soak_control"), "PATIENCE_TURNS", 3)
+    soak = control(*[[]] * 4)
+    for _ in range(3):
+        soak.turn(more=True)
+    with pytest.raises(RuntimeError, match="nothing moves"):
+        soak.turn(more=True)
+
+
+def test_the_same_seed_draws_the_same_requests_and_all_kinds_of_them(load):
+    makers = [load("soak_requests").RequestMaker(3, 500) for _ in range(2)]
+    drawn = [[maker.draw() for _ in range(400)] for maker in makers]
+    assert drawn[0] == drawn[1]
+    assert {request.cache_salt for request in drawn[0]} == {"", "tenant-a", "tenant-b"}
+    assert {request.greedy for request in drawn[0]} == {True, False}
+    assert any(request.cancel_after is not None for request in drawn[0])
+    assert any(request.stop_token_ids for request in drawn[0])
+    prompts = [request.prompt_ids for request in drawn[0]]
+    assert len(set(prompts)) < len(prompts)
+    assert len({prompt[:20] for prompt in prompts if len(prompt) > 30}) < len(prompts) / 2
+
+
+@pytest.mark.parametrize("grown", ["rss_nbytes", "active_nbytes", "cached_nbytes"])
+def test_memory_may_grow_by_a_twentieth_and_not_more(load, grown):
+    memory = load("soak_memory")
+    sizes = {"rss_nbytes": 1000, "active_nbytes": 400, "cached_nbytes": 400, "held_nbytes": 0}
+    first = memory.MemorySample(requests=100, **sizes)
+    assert memory.growth(first, memory.MemorySample(requests=500, **sizes)) == []
+    more = memory.MemorySample(requests=500, **{**sizes, grown: sizes[grown] + 51})
+    assert memory.growth(first, more)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "ratio", "verdict"),
+    [
+        ({"at_least": 0.97}, 0.97, ">= 0.97: met"),
+        ({"at_least": 0.97}, 0.96, ">= 0.97: MISSED"),
+        ({"at_most": 0.15}, 0.15, "<= 0.15: met"),
+        ({"at_most": 0.15}, 0.16, "<= 0.15: MISSED"),
+    ],
+)
+def test_a_ratio_is_held_against_its_goal(load, bounds, ratio, verdict):
+    assert load("bench_cases").Goal(**bounds).judge(ratio) == verdict
+
+
+def test_no_two_measured_prompts_begin_alike(load):
+    pair = load("bench_side").Pair(ours=None, peer=None, vocab_size=5000, rounds=1, seed=1)
+    names = [f"{kind} {index}" for kind in ("a", "b") for index in range(40)]
+    assert len({tuple(pair.prompt(name, 4)) for name in names}) == len(names)
+    assert pair.prompt("a 1", 4) == pair.prompt("a 1", 4)
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("script", ["bench_engine.py", "soak_engine.py"])
+def test_the_programs_explain_themselves(script):
+    done = subprocess.run(
+        [sys.executable, str(SCRIPTS / script), "--help"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "examples:" in done.stdout
