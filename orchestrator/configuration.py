@@ -2,7 +2,8 @@
 
 from typing import Final
 
-from mlx_dp.orchestrator.control.router import policy_named
+from mlx_dp.orchestrator.control.prefix_affinity import PREFIX_AFFINITY
+from mlx_dp.orchestrator.control.router import check_method
 from mlx_dp.orchestrator.flags import FakeFlags, Flags, HttpFlags, OwnerFlags
 from mlx_dp.orchestrator.options import HttpOptions, QueueOptions
 from mlx_dp.proto.errors import ConfigError
@@ -18,7 +19,7 @@ _MAX_SECONDS: Final = 1e9
 
 def check_flags(flags: Flags) -> None:
     """Refuse values that no other part refuses in the flag's own words."""
-    policy_named(flags.queue.load_balance_method)
+    _check_method(flags)
     _one_of("--log-level", flags.http.log_level, LOG_LEVELS)
     if not 0.0 < flags.owners.mem_fraction_static <= 1.0:
         raise ConfigError(
@@ -97,6 +98,16 @@ def fake_options(flags: FakeFlags) -> FakeEngineOptions:
         seed=flags.fake_seed,
         load_s=flags.fake_load_time,
     )
+
+
+def _check_method(flags: Flags) -> None:
+    method = flags.queue.load_balance_method
+    check_method(method)
+    if method == PREFIX_AFFINITY and flags.owners.disable_radix_cache:
+        raise ConfigError(
+            f"--load-balance-method {method} goes by what prefix caches hold, and "
+            "--disable-radix-cache leaves none: use one of the two"
+        )
 
 
 def _check_key(flags: HttpFlags) -> None:

@@ -140,7 +140,8 @@ class QueueFlags:
         str,
         _queue(
             help="Which owner gets a request when several have room: round_robin, total_requests "
-            "(fewest running) or total_tokens (fewest tokens in use)."
+            "(fewest running), total_tokens (fewest tokens in use) or prefix_affinity (least to "
+            "compute: where most of the prompt is cached, unless that owner is busier)."
         ),
     ] = "total_tokens"
     max_queued_requests: Annotated[

@@ -24,6 +24,8 @@ class HttpOptions:
     """Silence on a stream after which a comment line is sent."""
     probe_timeout_s: float = 20.0
     """What /health_generate waits for its tokens."""
+    flush_timeout_s: float = 20.0
+    """What /flush_cache waits for its owners, which may be in a long step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

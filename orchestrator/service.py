@@ -69,6 +69,8 @@ class Generation:
     stop_token_ids: tuple[int, ...]
     params: SamplingParams
     routed_dp_rank: int | None = None
+    cache_salt: str = ""
+    """Cached prefixes are shared only among answers of the same salt."""
     label: str = ""
 
 
@@ -85,10 +87,7 @@ class Granted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """An owner accepted the request, for the first time.
-
-    ``cached_tokens`` of its prompt were there already.
-    """
+    """The whole prompt is in, for the first time. ``cached_tokens`` of it were there already."""
 
     cached_tokens: int
 
@@ -132,6 +131,25 @@ class Answer(Protocol):
         """Like ``cancel``, but the client has all it asked for: the answer ends as STOP."""
 
 
+class FlushOutcome(StrEnum):
+    """What became of a flush at one owner. NOT_READY: it has no prefixes yet."""
+
+    FLUSHED = "flushed"
+    TIMEOUT = "timeout"
+    LOST = "lost"
+    NOT_READY = "not_ready"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnerFlush:
+    """What a flush has freed at one owner."""
+
+    owner: int
+    outcome: FlushOutcome
+    num_tokens: int = 0
+    nbytes: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnerState:
     """One owner, as the controller's books have it at this moment."""
@@ -153,13 +171,24 @@ class OwnerState:
     auxiliary_used: int
     rss_nbytes: int
     device_nbytes: int
+    prefix_tokens: int
+    """Tokens of cached prefixes, and the bytes that they take."""
+    prefix_nbytes: int
+    held_nbytes: int
+    """What rows, cached prefixes and states take."""
     step: int
     prompt_tokens_total: int
     cached_tokens_total: int
     generated_tokens_total: int
+    preemptions_total: int
     generation_tokens_per_s: float
     phase: str
     message: str = ""
+
+    @property
+    def budget_nbytes(self) -> int | None:
+        """What ``held_nbytes`` may come to; None: unbounded, or not known yet."""
+        return None if self.capacity is None else self.capacity.cache_nbytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,6 +218,9 @@ class Service(Protocol):
 
         Raises OverloadedError or RefusedError; then nothing was queued.
         """
+
+    async def flush_cache(self, timeout_s: float) -> tuple[OwnerFlush, ...]:
+        """Have every ready owner drop its cached prefixes, and return one result an owner."""
 
     def counters(self) -> ControllerCounters:
         """Totals since the start, for metrics."""

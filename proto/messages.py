@@ -178,7 +178,6 @@ class Accepted:
     request_id: RequestId
     epoch: Epoch
     slot: Annotated[int, Meta(ge=0, lt=2**20)]
-    cached_tokens: Annotated[int, Meta(ge=0, le=MAX_REQUEST_TOKENS)] = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,8 +26,12 @@ from mlx_dp.proto.messages import (
     FailureKind,
     Finished,
     FinishReason,
+    Flush,
+    Flushed,
     Heartbeat,
     Hello,
+    Preempted,
+    Prefilled,
     Ready,
     Rejected,
     RejectReason,
@@ -74,6 +78,7 @@ def generation(
     seed: int = 0,
     rank: int | None = None,
     stop: tuple[int, ...] = (),
+    salt: str = "",
 ) -> Generation:
     return Generation(
         prompt_ids=prompt,
@@ -81,6 +86,7 @@ def generation(
         stop_token_ids=stop,
         params=SamplingParams(seed=seed),
         routed_dp_rank=rank,
+        cache_salt=salt,
     )
 
 
@@ -114,6 +120,11 @@ class Clock:
 class Running:
     submit: Submit
     num_tokens: int
+    prefilled: bool = False
+
+    @property
+    def held_tokens(self) -> int:
+        return len(self.submit.prompt_ids) + self.num_tokens
 
 
 @dataclass
@@ -132,6 +143,8 @@ class FakeWorker:
     serving: bool = False
     step: int = 0
     signals: list[str] = field(default_factory=list)
+    cached: set[tuple[str, tuple[int, ...]]] = field(default_factory=set)
+    """Salts and prompts whose KV it has."""
 
     def abort(self) -> None:
         self.signals.append("abort")
@@ -175,6 +188,10 @@ class FakeWorker:
                 running = self.running.get(message.request_id)
                 if running is not None and running.submit.epoch <= message.epoch:
                     self.finish(message.request_id, FinishReason.ABORT)
+            case Flush():
+                freed = sum(len(prompt) for _, prompt in self.cached)
+                self.cached.clear()
+                self.say(Flushed(flush_id=message.flush_id, num_tokens=freed, nbytes=2 * freed))
             case Shutdown():
                 self.die(0)
 
@@ -206,6 +223,8 @@ class FakeWorker:
         if not self.alive or not self.running:
             return
         self.step += 1
+        self._make_room()
+        self._prefill()
         chunks = []
         for running in self.running.values():
             submit = running.submit
@@ -228,6 +247,35 @@ class FakeWorker:
                 self.finish(chunk.request_id, FinishReason.STOP)
             elif running.num_tokens == running.submit.max_tokens:
                 self.finish(chunk.request_id, FinishReason.LENGTH)
+
+    def _make_room(self) -> None:
+        """Give up the youngest until the next step fits, as a worker does; never the last one."""
+        memory = self.world.memory_tokens
+        while memory is not None and len(self.running) > 1:
+            if sum(running.held_tokens + 1 for running in self.running.values()) <= memory:
+                return
+            self.preempt(next(reversed(self.running)))
+
+    def preempt(self, request_id: int) -> None:
+        running = self.running.pop(request_id)
+        self.say(
+            Preempted(
+                request_id=request_id,
+                epoch=running.submit.epoch,
+                num_tokens=running.num_tokens,
+            )
+        )
+
+    def _prefill(self) -> None:
+        for request_id, running in self.running.items():
+            if running.prefilled:
+                continue
+            running.prefilled = True
+            submit = running.submit
+            key = (submit.cache_salt, submit.prompt_ids)
+            cached = len(submit.prompt_ids) - 1 if key in self.cached else 0
+            self.cached.add(key)
+            self.say(Prefilled(request_id=request_id, epoch=submit.epoch, cached_tokens=cached))
 
     def finish(self, request_id: int, reason: FinishReason) -> None:
         running = self.running.pop(request_id)
@@ -279,6 +327,7 @@ class World:
         self.started: list[int] = []
         self.auto_ready = True
         self.deaf_to_abort = False
+        self.memory_tokens: int | None = None
         self.congested: set[str] = set()
         self.cut: set[str] = set()
         self.no_processes = False

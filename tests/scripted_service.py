@@ -12,10 +12,12 @@ from mlx_dp.orchestrator.service import (
     Answer,
     AnswerEvent,
     Ended,
+    FlushOutcome,
     Generation,
     Granted,
     NewTokens,
     OverloadedError,
+    OwnerFlush,
     OwnerState,
     RefusedError,
     ServiceState,
@@ -100,6 +102,10 @@ class ScriptedService:
         self.bounds: AdmissionLimits | None = AdmissionLimits(context_length=512, pool_tokens=1000)
         self.refuse_from: int | None = None
         self.tally = Tally()
+        self.flushes = tuple(
+            OwnerFlush(owner=owner, outcome=FlushOutcome.FLUSHED, num_tokens=10, nbytes=640)
+            for owner in range(len(owners))
+        )
         self.observers: list[RequestObserver] = []
         self.submitted = asyncio.Event()
 
@@ -111,6 +117,9 @@ class ScriptedService:
 
     def counters(self) -> ControllerCounters:
         return self.tally.snapshot(unknown_frames=0)
+
+    async def flush_cache(self, timeout_s: float) -> tuple[OwnerFlush, ...]:
+        return self.flushes
 
     def observe(self, observer: RequestObserver) -> None:
         self.observers.append(observer)

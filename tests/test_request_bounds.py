@@ -11,8 +11,12 @@ from typing import get_args, get_type_hints
 import annotated_types
 import msgspec
 import pytest
+from pydantic import ValidationError
 
 from mlx_dp.orchestrator.openai.fields import GenerationFields
+from mlx_dp.proto.codec import decode_down, encode
+from mlx_dp.proto.fields import MAX_CACHE_SALT_CHARS
+from mlx_dp.proto.messages import Submit
 from mlx_dp.proto.sampling_params import SamplingParams
 
 SHARED = sorted(
@@ -55,3 +59,11 @@ def test_what_the_edge_accepts_a_worker_accepts(name):
         # -1 and 0 both mean that top_k keeps every token; the edge turns one into the other.
         sent = max(0, value) if name == "top_k" else value
         assert getattr(msgspec.convert({name: sent}, SamplingParams), name) == sent
+
+
+def test_the_longest_salt_that_the_edge_accepts_a_worker_accepts():
+    longest = GenerationFields(cache_salt="s" * MAX_CACHE_SALT_CHARS).cache_salt
+    with pytest.raises(ValidationError):
+        GenerationFields(cache_salt="s" * (MAX_CACHE_SALT_CHARS + 1))
+    sent = Submit(request_id=1, epoch=1, prompt_ids=(1,), max_tokens=1, cache_salt=longest)
+    assert decode_down(encode(sent)) == sent

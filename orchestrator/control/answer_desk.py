@@ -40,11 +40,10 @@ class AnswerDesk:
         self._tally.grants[reason] += 1
         self._answers[entry.request_id].push(Granted(owner=owner, reason=reason))
 
-    def accepted(self, entry: RequestEntry, owner: int) -> None:
-        """The owner has said that it has it. Replays are no news to the client."""
-        if entry.attempts > 1:
-            return
+    def started(self, entry: RequestEntry, owner: int) -> None:
+        """An owner has its prompt, for the first time: replays are no news to the client."""
         assert entry.granted_at is not None, f"request {entry.request_id} has no grant"
+        assert entry.cached_tokens is not None, f"request {entry.request_id} is not prefilled"
         for observer in self._observers:
             observer.started(entry.granted_at - entry.queued_at)
         self._tally.prompt_by_owner[owner] += len(entry.generation.prompt_ids)
@@ -90,7 +89,7 @@ def _timings(entry: RequestEntry, ended: Ended, now: float) -> RequestTimings:
         code=ended.code,
         prompt_tokens=len(entry.generation.prompt_ids),
         output_tokens=len(entry.emitted),
-        cached_tokens=entry.cached_tokens,
+        cached_tokens=entry.cached_tokens or 0,
         owner=entry.last_owner,
         attempts=entry.attempts,
         granted_s=since(entry.granted_at),

@@ -12,7 +12,7 @@ from mlx_dp.orchestrator.control.counters import ControllerCounters, RequestObse
 from mlx_dp.orchestrator.control.fleet import Outside
 from mlx_dp.orchestrator.control.limits import ControlLimits, control_limits
 from mlx_dp.orchestrator.options import ServeOptions
-from mlx_dp.orchestrator.service import Answer, Generation, ServiceState
+from mlx_dp.orchestrator.service import Answer, Generation, OwnerFlush, ServiceState
 from mlx_dp.proto.admission import AdmissionLimits
 from mlx_dp.proto.messages import FailureKind
 
@@ -80,6 +80,15 @@ class Controller:
 
     def submit(self, generation: Generation) -> Answer:
         return self._core.submit(generation)
+
+    async def flush_cache(self, timeout_s: float) -> tuple[OwnerFlush, ...]:
+        core = self._core
+        flush_id = core.begin_flush()
+        try:
+            await core.conditions.wait(lambda: core.flushes.done(flush_id), timeout_s)
+        finally:
+            results = core.flushes.end(flush_id)
+        return results
 
     async def start(self) -> None:
         """Begin to start workers; returns at once. ``state`` shows how far it is."""

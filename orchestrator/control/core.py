@@ -9,6 +9,7 @@ from typing import Final
 from mlx_dp.orchestrator.control.admission import Admission
 from mlx_dp.orchestrator.control.answer_desk import AnswerDesk
 from mlx_dp.orchestrator.control.answers import RequestAnswer
+from mlx_dp.orchestrator.control.cache_flush import CacheFlushes
 from mlx_dp.orchestrator.control.conditions import Conditions
 from mlx_dp.orchestrator.control.counters import Tally
 from mlx_dp.orchestrator.control.fleet import Fleet, Outside
@@ -68,7 +69,10 @@ class ControlCore:
             options.queue, limits.max_attempts, self.book, self.answers, self.tally, self.fleet.post
         )
         self._admission: Final = Admission(len(starts), self.book, self.desk.queue, self.tally)
-        self._inbox: Final = Inbox(self.supervisor, self.fleet, self.book, self.desk, self.tally)
+        self.flushes: Final = CacheFlushes(len(starts), self.book, self.fleet.post)
+        self._inbox: Final = Inbox(
+            self.supervisor, self.fleet, self.book, self.desk, self.flushes, self.tally
+        )
         self._health: Final = HealthWatch(
             limits.liveness, self.book, lag_tolerance_s=limits.lag_tolerance_s
         )
@@ -100,6 +104,13 @@ class ControlCore:
             answer = self.desk.submit(generation, now)
             self._turn(now)
             return answer
+
+    def begin_flush(self) -> int:
+        """Have every ready owner drop its cached prefixes. Whoever calls ends it in ``flushes``."""
+        with self._watched():
+            flush_id = self.flushes.begin()
+            self._turn(self._clock())
+            return flush_id
 
     def _leave(self, request_id: int, reason: FinishReason) -> None:
         with self._watched():
@@ -147,6 +158,7 @@ class ControlCore:
             self.fleet.carry_out(self.supervisor.lost(index, loss, now), now)
         self.fleet.carry_out(self.supervisor.tick(now), now)
         self.desk.expire(now)
+        self.flushes.retry()
         self._rates.roll(now)
         self._turn(now)
 
@@ -160,6 +172,8 @@ class ControlCore:
 
     def owner_lost(self, gone: RemoveOwner, leases: tuple[Lease, ...]) -> None:
         """An owner was struck out of the book, with what it held."""
+        self.flushes.owner_lost(gone.index)
+        self.desk.forget_prefixes(gone.index)
         self.desk.owner_lost(leases, gone.loss.detail, culprit=gone.culprit, now=self._clock())
 
     def worker_failed(self, index: int, loss: Loss) -> None:

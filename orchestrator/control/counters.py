@@ -41,7 +41,7 @@ class RequestObserver(Protocol):
     """Whoever keeps histograms. Called from the event loop, so it must be quick."""
 
     def started(self, queued_s: float) -> None:
-        """An owner has accepted a request, which had waited so long for its grant."""
+        """An owner has a request's prompt, which had waited so long for its grant."""
 
     def first_token(self, waited_s: float) -> None:
         """A request's first token came, so long after its arrival."""
@@ -68,10 +68,12 @@ class ControllerCounters:
     errors: Mapping[str, int]
     """Requests that ended with an error, by its code."""
     requests_replayed: int
+    requests_preempted: int
+    """Times that an owner gave a request up because its memory ran short."""
     grants: Mapping[str, int]
     """Requests given to an owner, by the router's reason; replays count again."""
     prompt_tokens: int
-    """Of requests when they are first accepted by an owner."""
+    """Of requests when an owner has first prefilled them."""
     cached_tokens: int
     generated_tokens: int
     worker_deaths: int
@@ -106,6 +108,7 @@ class Tally:
     prompt_by_owner: Counter[int] = field(default_factory=Counter)
     cached_by_owner: Counter[int] = field(default_factory=Counter)
     generated_by_owner: Counter[int] = field(default_factory=Counter)
+    preempted_by_owner: Counter[int] = field(default_factory=Counter)
     requests_refused: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
     grants: Counter[str] = field(default_factory=Counter)
@@ -129,6 +132,7 @@ class Tally:
             requests_refused=MappingProxyType(dict(self.requests_refused)),
             errors=MappingProxyType(dict(self.errors)),
             requests_replayed=self.requests_replayed,
+            requests_preempted=self.preempted_by_owner.total(),
             grants=MappingProxyType(dict(self.grants)),
             prompt_tokens=self.prompt_by_owner.total(),
             cached_tokens=self.cached_by_owner.total(),

@@ -70,6 +70,7 @@ class Dispatcher:
             entry.max_tokens = choice.terms.max_tokens
         lease = owner.grant(entry, choice.terms, now)
         if self._post(owner, _submit(entry)):
+            self._router.holds(owner, entry)
             return True
         self.take_back(owner, lease, entry)
         return False
@@ -77,12 +78,24 @@ class Dispatcher:
     def take_back(self, owner: Owner, lease: Lease, entry: RequestEntry) -> None:
         """The owner holds nothing of it: it goes next, elsewhere or there."""
         owner.release(lease)
-        owner.congested = True
         self._ledger.requeue(entry)
         self._queue.put_back(entry)
 
-    def leave(self, owner: Owner, lease: Lease, now: float) -> None:
+    def preempted(self, owner: Owner, lease: Lease, entry: RequestEntry) -> None:
+        """The owner gave it up for want of memory: the same, but that it ran and may go on."""
+        owner.release(lease)
+        self._ledger.preempt(entry)
+        self._queue.put_back(entry)
+
+    def finished(self, owner: Owner, lease: Lease, entry: RequestEntry) -> None:
+        """The owner has no more to do for it, and keeps what it computed."""
+        owner.release(lease)
+        self._router.holds(owner, entry)
+
+    def leave(self, owner: Owner, lease: Lease, entry: RequestEntry, now: float) -> None:
         """Have an owner forget a request. Its slot is free only once it says so."""
+        if lease.prefilled:
+            self._router.holds(owner, entry)
         owner.leave(lease)
         self._tell(owner, lease, now)
 
@@ -111,4 +124,5 @@ def _submit(entry: RequestEntry) -> Submit:
         max_tokens=entry.max_tokens,
         stop_token_ids=generation.stop_token_ids,
         params=generation.params,
+        cache_salt=generation.cache_salt,
     )

@@ -6,7 +6,7 @@ import msgspec
 
 from mlx_dp.orchestrator.service import Generation, RefusedError
 from mlx_dp.proto.admission import AdmissionLimits, default_max_tokens, refusal
-from mlx_dp.proto.fields import MAX_STOP_TOKEN_IDS
+from mlx_dp.proto.fields import MAX_CACHE_SALT_CHARS, MAX_STOP_TOKEN_IDS
 from mlx_dp.proto.sampling_params import MAX_TOKEN_ID, SamplingParams
 
 
@@ -38,6 +38,12 @@ def check_generation(generation: Generation, limits: AdmissionLimits, vocab_size
             f"{len(generation.stop_token_ids)} stop token ids are too many: use at most "
             f"{MAX_STOP_TOKEN_IDS}",
             param="stop_token_ids",
+        )
+    if len(generation.cache_salt) > MAX_CACHE_SALT_CHARS:
+        raise RefusedError(
+            f"the cache salt has {len(generation.cache_salt)} characters: use at most "
+            f"{MAX_CACHE_SALT_CHARS}",
+            param="cache_salt",
         )
     for param, ids, most in _token_ids(generation, vocab_size):
         for worst in (max(ids, default=0), min(ids, default=0)):

@@ -2,6 +2,7 @@
 
 from typing import Final, assert_never
 
+from mlx_dp.orchestrator.control.cache_flush import CacheFlushes
 from mlx_dp.orchestrator.control.counters import Tally
 from mlx_dp.orchestrator.control.fleet import Fleet
 from mlx_dp.orchestrator.control.owner import Owner
@@ -14,8 +15,11 @@ from mlx_dp.proto.messages import (
     Accepted,
     Failed,
     Finished,
+    Flushed,
     Heartbeat,
     Hello,
+    Preempted,
+    Prefilled,
     Ready,
     Rejected,
     Tokens,
@@ -32,12 +36,15 @@ class Inbox:
         fleet: Fleet,
         book: OwnerBook,
         desk: RequestDesk,
+        flushes: CacheFlushes,
         tally: Tally,
     ) -> None:
         self._supervisor: Final = supervisor
         self._fleet: Final = fleet
         self._book: Final = book
         self._desk: Final = desk
+        self._facts: Final = desk.facts
+        self._flushes: Final = flushes
         self._tally: Final = tally
 
     def take(self, identity: str, fact: Up | ProtocolError, now: float) -> None:
@@ -61,13 +68,19 @@ class Inbox:
             case Tokens():
                 owner = self._owner(index, fact.tag)
                 owner.pulse.moved(now)
-                self._desk.tokens(owner, fact, now)
+                self._facts.tokens(owner, fact, now)
             case Accepted():
-                self._desk.accepted(self._heard(index, fact.tag, now), fact)
+                self._facts.accepted(self._heard(index, fact.tag, now), fact)
+            case Prefilled():
+                self._facts.prefilled(self._heard(index, fact.tag, now), fact)
             case Finished():
-                self._desk.finished(self._heard(index, fact.tag, now), fact, now)
+                self._facts.finished(self._heard(index, fact.tag, now), fact, now)
+            case Preempted():
+                self._facts.preempted(self._heard(index, fact.tag, now), fact, now)
             case Rejected():
-                self._desk.rejected(self._heard(index, fact.tag, now), fact, now)
+                self._facts.rejected(self._heard(index, fact.tag, now), fact, now)
+            case Flushed():
+                self._flushed(self._heard(index, fact.tag, now), fact)
             case Heartbeat():
                 self._beat(index, fact, now)
             case Hello():
@@ -79,6 +92,11 @@ class Inbox:
                 self._fleet.carry_out(steps, now)
             case _:
                 assert_never(fact)
+
+    def _flushed(self, owner: Owner, fact: Flushed) -> None:
+        self._desk.forget_prefixes(owner.index)
+        if not self._flushes.flushed(owner.index, fact):
+            self._tally.stale_facts += 1
 
     def _owner(self, index: int, tag: str) -> Owner:
         owner = self._book.get(index)
@@ -99,3 +117,4 @@ class Inbox:
         owner.pulse.beat(heartbeat, now)
         owner.suspicious = False
         owner.congested = False
+        owner.short = False

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Final
 
 from mlx_dp.orchestrator.control.life_cycle import step
+from mlx_dp.orchestrator.control.prefix_index import PrefixKeys
 from mlx_dp.orchestrator.service import Generation
 from mlx_dp.proto.errors import ProtocolError
 
@@ -51,13 +52,16 @@ class RequestEntry:
     emitted: list[int] = field(default_factory=list)
     emitted_at_grant: int = 0
     attempts: int = 0
-    """Grants that were accepted."""
+    """Grants that were accepted, but for those that ended in a preemption."""
     silent_losses: int = 0
     """Grants that were lost before they were accepted."""
     deaths: int = 0
     """Workers that died by their own fault while they ran it."""
     last_owner: int | None = None
-    cached_tokens: int = 0
+    cached_tokens: int | None = None
+    """Tokens of its prompt that the first owner to prefill it had; None before that."""
+    prefix_keys: PrefixKeys | None = None
+    """Made when a policy first asks for them."""
     granted_at: float | None = None
     first_token_at: float | None = None
     last_token_at: float | None = None
@@ -112,13 +116,20 @@ class Ledger:
         if entry.granted_at is None:
             entry.granted_at = now
 
-    def accept(self, entry: RequestEntry, cached_tokens: int) -> None:
+    def accept(self, entry: RequestEntry) -> None:
         """GRANTED to RUNNING."""
         _step(entry, RequestStatus.RUNNING)
         entry.attempts += 1
-        if entry.attempts == 1:
-            # A replay finds its own prefix, which would count more than the prompt has.
+
+    def prefilled(self, entry: RequestEntry, cached_tokens: int) -> bool:
+        """Its prompt is in; True for the first time, which alone counts.
+
+        A replay finds its own prefix, which would count more than the prompt has.
+        """
+        first = entry.cached_tokens is None
+        if first:
             entry.cached_tokens = min(cached_tokens, len(entry.generation.prompt_ids))
+        return first
 
     def append(self, entry: RequestEntry, index: int, ids: tuple[int, ...], now: float) -> bool:
         """Append tokens of the present epoch; False for a duplicate, which changes nothing.
@@ -149,6 +160,12 @@ class Ledger:
         """GRANTED or RUNNING to QUEUED: its owner was lost, or gave it back."""
         _step(entry, RequestStatus.QUEUED)
         entry.owner = None
+
+    def preempt(self, entry: RequestEntry) -> None:
+        """RUNNING to QUEUED by no fault of anyone's, so that it is no attempt either."""
+        assert entry.status is RequestStatus.RUNNING, (entry.request_id, entry.status)
+        self.requeue(entry)
+        entry.attempts -= 1
 
     def finish(self, entry: RequestEntry) -> None:
         """Any state but FINISHED to FINISHED. The request leaves the table."""

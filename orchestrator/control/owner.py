@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from mlx_dp.orchestrator.control.ledger import RequestEntry
 from mlx_dp.orchestrator.control.liveness import Pulse
-from mlx_dp.proto.admission import AdmissionLimits, default_max_tokens, refusal, reserved_tokens
+from mlx_dp.proto.admission import AdmissionLimits, default_max_tokens, next_tokens, refusal
 from mlx_dp.proto.messages import Ready
 
 
@@ -14,6 +14,9 @@ class Terms:
 
     max_tokens: int
     reserved: int
+    """Tokens that it needs there next."""
+    cached_tokens: int = 0
+    """Those of them that the owner is thought to hold already."""
 
 
 def terms(limits: AdmissionLimits, entry: RequestEntry) -> Terms | None:
@@ -24,7 +27,8 @@ def terms(limits: AdmissionLimits, entry: RequestEntry) -> Terms | None:
         max_tokens = default_max_tokens(limits, prompt_tokens)
     if refusal(limits, prompt_tokens, max_tokens) is not None:
         return None
-    return Terms(max_tokens=max_tokens, reserved=reserved_tokens(prompt_tokens, max_tokens))
+    needed = next_tokens(entry.num_tokens, max_tokens - len(entry.emitted))
+    return Terms(max_tokens=max_tokens, reserved=needed)
 
 
 @dataclass(slots=True, eq=False)
@@ -37,22 +41,30 @@ class Lease:
 
     request_id: int
     epoch: int
-    reserved: int
     held: int
     """Tokens that it has there: prompt and answer so far."""
+    left: int
+    """Tokens of its answer that are still to come."""
+    unfilled: int
+    """Tokens that have to be computed before its first one; 0 once it is ``prefilled``."""
     since: float
     beats: int
     accepted: bool = False
-    yielded: bool = False
-    """A token has come out of this grant."""
+    prefilled: bool = False
     abort_sent: bool = False
+
+    @property
+    def reserved(self) -> int:
+        """Tokens set aside for it, which grow with its answer."""
+        return next_tokens(self.held, self.left)
 
 
 @dataclass(slots=True, eq=False)
 class Owner:
     """One ready owner and everything that it holds for us.
 
-    Invariants: the totals are the sums over ``leases``, and never exceed what the owner has.
+    Invariant: the totals are the sums over ``leases``. A grant fits into what is free; answers
+    that grow may then exceed it, and the owner itself sees to that by preempting the youngest.
     """
 
     index: int
@@ -65,12 +77,16 @@ class Owner:
     """Drains: gets nothing any more."""
     suspicious: bool = False
     congested: bool = False
-    """It refused something: gets nothing until it is heard again."""
+    """Its channel took nothing: gets nothing until it is heard again."""
+    short: bool = False
+    """It refused or preempted a request: gets nothing until it is heard again, or one ends there.
+    To ask at once would only have it refuse, or undo, the same again."""
     leases: dict[int, Lease] = field(default_factory=dict)
     unaccepted: dict[int, Lease] = field(default_factory=dict)
     leaving: dict[int, Lease] = field(default_factory=dict)
     reserved_tokens: int = 0
     held_tokens: int = 0
+    unfilled_tokens: int = 0
     prefilling: int = 0
 
     @property
@@ -82,7 +98,7 @@ class Owner:
 
     @property
     def takes_requests(self) -> bool:
-        return not (self.closed or self.suspicious or self.congested)
+        return not (self.closed or self.suspicious or self.congested or self.short)
 
     @property
     def free_slots(self) -> int:
@@ -90,7 +106,10 @@ class Owner:
 
     @property
     def free_tokens(self) -> int | None:
-        """KV tokens not set aside for anyone; None when the model has no token pool."""
+        """KV tokens not set aside for anyone; None when the model has no token pool.
+
+        Below 0 when answers have grown beyond the pool.
+        """
         pool = self.ready.capacity.pool_tokens
         return None if pool is None else pool - self.reserved_tokens
 
@@ -105,15 +124,18 @@ class Owner:
         lease = Lease(
             request_id=entry.request_id,
             epoch=entry.epoch,
-            reserved=granted.reserved,
             held=entry.num_tokens,
+            left=granted.max_tokens - len(entry.emitted),
+            unfilled=entry.num_tokens - granted.cached_tokens,
             since=now,
             beats=self.pulse.beats,
         )
+        assert lease.reserved == granted.reserved, (lease, granted)
         self.leases[entry.request_id] = lease
         self.unaccepted[entry.request_id] = lease
         self.reserved_tokens += lease.reserved
         self.held_tokens += lease.held
+        self.unfilled_tokens += lease.unfilled
         self.prefilling += 1
         return lease
 
@@ -125,6 +147,15 @@ class Owner:
     def accepted(self, lease: Lease) -> None:
         lease.accepted = True
         self.unaccepted.pop(lease.request_id, None)
+
+    def prefilled(self, lease: Lease) -> None:
+        """All of its prompt is in."""
+        if lease.prefilled:
+            return
+        lease.prefilled = True
+        self.prefilling -= 1
+        self.unfilled_tokens -= lease.unfilled
+        lease.unfilled = 0
 
     def leave(self, lease: Lease) -> None:
         """Nobody wants the request any more: the owner has to be told, and then to answer."""
@@ -138,29 +169,30 @@ class Owner:
 
     def yielded(self, lease: Lease, num_tokens: int) -> None:
         """Tokens came out of this grant."""
-        if not lease.yielded:
-            lease.yielded = True
-            self.prefilling -= 1
+        self.reserved_tokens -= lease.reserved
         lease.held += num_tokens
+        lease.left -= num_tokens
+        self.reserved_tokens += lease.reserved
         self.held_tokens += num_tokens
 
     def release(self, lease: Lease) -> None:
         """The owner gave the slot back, once."""
+        self.prefilled(lease)
         del self.leases[lease.request_id]
         self.unaccepted.pop(lease.request_id, None)
         self.leaving.pop(lease.request_id, None)
         self.reserved_tokens -= lease.reserved
         self.held_tokens -= lease.held
-        if not lease.yielded:
-            self.prefilling -= 1
+        self.short = False
 
     def check(self) -> None:
         """Assert the invariants; for idle loops and tests."""
         leases = self.leases.values()
         assert self.reserved_tokens == sum(lease.reserved for lease in leases), self.index
         assert self.held_tokens == sum(lease.held for lease in leases), self.index
-        assert self.prefilling == sum(not lease.yielded for lease in leases), self.index
+        assert self.unfilled_tokens == sum(lease.unfilled for lease in leases), self.index
+        assert self.prefilling == sum(not lease.prefilled for lease in leases), self.index
         assert self.free_slots >= 0, (self.index, self.free_slots)
-        assert self.free_tokens is None or self.free_tokens >= 0, (self.index, self.free_tokens)
+        assert all(lease.left >= 0 for lease in leases), self.index
         assert all(not lease.accepted for lease in self.unaccepted.values()), self.index
         assert self.unaccepted.keys() | self.leaving.keys() <= self.leases.keys(), self.index

@@ -15,9 +15,9 @@ def after_loss(
 
     ``culprit``: the owner died by its own fault, so that its requests are under suspicion.
     """
-    complete = _complete(entry)
-    if complete is not None:
-        return Ended(reason=complete)
+    ended = complete(entry)
+    if ended is not None:
+        return ended
     if not lease.accepted:
         entry.silent_losses += 1
         # A grant that never arrived is no attempt, but a request that kills its owner before
@@ -40,12 +40,12 @@ def after_loss(
     return _worker_lost(entry.attempts, detail) if entry.attempts >= max_attempts else None
 
 
-def _complete(entry: RequestEntry) -> FinishReason | None:
-    """How the answer ends if all of it was emitted and only the report of its end was lost."""
+def complete(entry: RequestEntry) -> Ended | None:
+    """How the answer ends if all of it was emitted, and only the report of its end is missing."""
     if entry.emitted and entry.emitted[-1] in entry.generation.stop_token_ids:
-        return FinishReason.STOP
+        return Ended(reason=FinishReason.STOP)
     if len(entry.emitted) == entry.max_tokens:
-        return FinishReason.LENGTH
+        return Ended(reason=FinishReason.LENGTH)
     return None
 
 

@@ -80,7 +80,7 @@ class RequestEnds:
             assert owner is not None, f"request {entry.request_id}: no owner {entry.owner}"
             lease = owner.lease(entry.request_id, entry.epoch)
             assert lease is not None, f"request {entry.request_id} has no lease"
-            self._dispatcher.leave(owner, lease, now)
+            self._dispatcher.leave(owner, lease, entry, now)
         self.end(entry, ended, now)
 
     def end(self, entry: RequestEntry, ended: Ended, now: float) -> None:

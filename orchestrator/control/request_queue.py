@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from itertools import islice, takewhile
 from typing import Final
 
 from mlx_dp.orchestrator.control.ledger import RequestEntry
@@ -9,10 +10,9 @@ from mlx_dp.orchestrator.control.ledger import RequestEntry
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a request stands: its lane, and its turn among all lanes."""
+    """Where a request stands, and what it counts there."""
 
     lane: int | None
-    turn: int
     num_tokens: int
 
 
@@ -20,15 +20,14 @@ class RequestQueue:
     """Requests in order of arrival, in one lane for those that may go anywhere and one per rank.
 
     Lanes exist so that a request that waits for its rank holds up nobody who may go elsewhere.
-    Invariants: each request is in exactly one lane, and turns rise from the head of each lane.
+    Request ids are given in order of arrival, so the smaller one is the older, also of those that
+    come back. Invariants: each request is in exactly one lane, and ids rise from its head.
     """
 
     def __init__(self, max_queued_requests: int) -> None:
         self._limit: Final = max_queued_requests
         self._lanes: Final[dict[int | None, OrderedDict[int, RequestEntry]]] = {}
         self._places: Final[dict[int, _Place]] = {}
-        self._first_turn = 0
-        self._last_turn = 0
         self._num_tokens = 0
 
     def __len__(self) -> int:
@@ -45,18 +44,21 @@ class RequestQueue:
 
     def put(self, entry: RequestEntry) -> None:
         """Join at the back. The caller has asked ``full``."""
-        self._last_turn += 1
-        self._enter(entry, self._last_turn)
+        self._enter(entry)
 
     def put_back(self, entry: RequestEntry) -> None:
-        """Join at the front, whatever the limit: it was accepted long ago."""
-        self._first_turn -= 1
-        self._enter(entry, self._first_turn)
-        self._lanes[entry.pinned].move_to_end(entry.request_id, last=False)
+        """Join before all that are younger, whatever the limit: it was accepted long ago."""
+        self._enter(entry)
+        lane = self._lanes[entry.pinned]
+        lane.move_to_end(entry.request_id, last=False)
+        # Few: what comes back is mostly older than all that wait.
+        older = [*takewhile(lambda waiting: waiting < entry.request_id, islice(lane, 1, None))]
+        for request_id in reversed(older):
+            lane.move_to_end(request_id, last=False)
 
-    def _enter(self, entry: RequestEntry, turn: int) -> None:
+    def _enter(self, entry: RequestEntry) -> None:
         assert entry.request_id not in self._places, f"{entry.request_id} is queued already"
-        place = _Place(entry.pinned, turn, entry.num_tokens)
+        place = _Place(entry.pinned, entry.num_tokens)
         self._places[entry.request_id] = place
         self._lanes.setdefault(place.lane, OrderedDict())[entry.request_id] = entry
         self._num_tokens += place.num_tokens
@@ -71,10 +73,10 @@ class RequestQueue:
         self._num_tokens -= place.num_tokens
 
     def heads(self) -> list[RequestEntry]:
-        """The first of each lane, in the order of their turns: one of them goes next."""
+        """The first of each lane, the oldest first: one of them goes next."""
         heads = [next(iter(lane.values())) for lane in self._lanes.values()]
         if len(heads) > 1:
-            heads.sort(key=lambda entry: self._places[entry.request_id].turn)
+            heads.sort(key=lambda entry: entry.request_id)
         return heads
 
     def check(self) -> None:
@@ -82,8 +84,7 @@ class RequestQueue:
         seen: set[int] = set()
         for name, lane in self._lanes.items():
             assert lane, f"lane {name} is empty"
-            turns = [self._places[request_id].turn for request_id in lane]
-            assert turns == sorted(turns), (name, turns)
+            assert list(lane) == sorted(lane), (name, list(lane))
             assert all(self._places[request_id].lane == name for request_id in lane), name
             assert seen.isdisjoint(lane), seen & lane.keys()
             seen |= lane.keys()

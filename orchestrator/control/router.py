@@ -1,12 +1,13 @@
 """The choice of an owner for one request: a pure function of what the owners hold."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
 from mlx_dp.orchestrator.control.ledger import RequestEntry
 from mlx_dp.orchestrator.control.owner import Owner, Terms, terms
+from mlx_dp.orchestrator.control.prefix_affinity import PREFIX_AFFINITY, PrefixAffinity
 from mlx_dp.proto.errors import ConfigError
 
 Policy = Callable[[Sequence[Owner], RequestEntry], Sequence[Owner]]
@@ -40,15 +41,15 @@ POLICIES: Final[Mapping[str, Policy]] = MappingProxyType(
     }
 )
 
+METHODS: Final = (*POLICIES, PREFIX_AFFINITY)
 
-def policy_named(name: str) -> Policy:
-    """Find a policy, or raise ConfigError: a choice that does nothing would mislead."""
-    policy = POLICIES.get(name)
-    if policy is None:
+
+def check_method(name: str) -> None:
+    """Raise ConfigError for a method that there is not: one that does nothing would mislead."""
+    if name not in METHODS:
         raise ConfigError(
-            f"--load-balance-method {name!r} is unknown: use one of {', '.join(POLICIES)}"
+            f"--load-balance-method {name!r} is unknown: use one of {', '.join(METHODS)}"
         )
-    return policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +62,18 @@ class Choice:
 
 
 class Router:
-    """Applies one policy, and rotates among equals, so that a quiet fleet shares its work."""
+    """Applies one policy, and rotates among equals, so that a quiet fleet shares its work.
+
+    The policy by prefixes has to be told what owners hold; to the others it is the same.
+    """
 
     def __init__(self, load_balance_method: str) -> None:
+        check_method(load_balance_method)
         self._name: Final = load_balance_method
-        self._policy: Final = policy_named(load_balance_method)
+        self._affinity: Final = PrefixAffinity() if load_balance_method == PREFIX_AFFINITY else None
+        self._policy: Final = (
+            POLICIES[load_balance_method] if self._affinity is None else self._affinity.best
+        )
         self._last = -1
 
     def choose(
@@ -90,10 +98,29 @@ class Router:
         if not room:
             return None
         if entry.pinned is not None:
-            return Choice(room[0], granted[room[0].index], EXPLICIT_RANK)
+            return self._choice(room[0], granted, entry, EXPLICIT_RANK)
         best = self._rotate(self._policy(room, entry))
         self._last = best.index
-        return Choice(best, granted[best.index], self._name)
+        reason = self._name if self._affinity is None else self._affinity.reason(best, entry)
+        return self._choice(best, granted, entry, reason)
+
+    def _choice(
+        self, owner: Owner, granted: Mapping[int, Terms], entry: RequestEntry, reason: str
+    ) -> Choice:
+        needed = granted[owner.index]
+        if self._affinity is not None:
+            needed = replace(needed, cached_tokens=self._affinity.cached_tokens(owner, entry))
+        return Choice(owner, needed, reason)
+
+    def holds(self, owner: Owner, entry: RequestEntry) -> None:
+        """An owner has, or is about to have, all tokens of a request so far."""
+        if self._affinity is not None:
+            self._affinity.holds(owner, entry)
+
+    def forget(self, index: int) -> None:
+        """An owner has lost or dropped the prefixes that it held."""
+        if self._affinity is not None:
+            self._affinity.forget(index)
 
     def _rotate(self, equals: Sequence[Owner]) -> Owner:
         """The first index after the last one chosen, else the lowest."""

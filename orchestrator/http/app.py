@@ -7,7 +7,7 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel
 
-from mlx_dp.orchestrator.http import health, loads, models
+from mlx_dp.orchestrator.http import cache, health, loads, models
 from mlx_dp.orchestrator.http.edge import Edge
 from mlx_dp.orchestrator.http.endpoint import Endpoint
 from mlx_dp.orchestrator.http.errors import install_error_handlers
@@ -35,6 +35,7 @@ def create_app(service: Service, options: HttpOptions, text: TextModel) -> FastA
     _add_generation(app, endpoint)
     _add_health(app, endpoint)
     _add_metadata(app, endpoint)
+    _add_administration(app, endpoint)
     app.add_middleware(Edge, api_key=options.api_key, posts=endpoint.posts)
     return app
 
@@ -119,3 +120,10 @@ def _add_metadata(app: FastAPI, endpoint: Endpoint) -> None:
     @app.get("/get_model_info")
     async def model_info_route() -> Response:
         return _json(models.model_info(endpoint))
+
+
+def _add_administration(app: FastAPI, endpoint: Endpoint) -> None:
+    # SGLang takes both.
+    @app.api_route("/flush_cache", methods=["GET", "POST"])
+    async def flush_cache_route() -> Response:
+        return await cache.flush_cache(endpoint)

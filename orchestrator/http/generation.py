@@ -219,6 +219,7 @@ class GenerationRoutes:
                         stop_token_ids=stops,
                         params=params,
                         routed_dp_rank=work.rank,
+                        cache_salt=fields.cache_salt or "",
                         label=work.label,
                     ),
                     ChoiceText(text.detokenizer(), StopStrings(fields.stop), frozenset(stops)),

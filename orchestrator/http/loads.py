@@ -60,6 +60,10 @@ def _owner(owner: OwnerState) -> Json:
         "token_usage": _ratio(owner.used_tokens, pool),
         "gen_throughput": owner.generation_tokens_per_s,
         "cache_hit_rate": _ratio(owner.cached_tokens_total, owner.prompt_tokens_total),
+        "prefix_cache_tokens": owner.prefix_tokens,
+        "prefix_cache_nbytes": owner.prefix_nbytes,
+        "held_nbytes": owner.held_nbytes,
+        "budget_nbytes": owner.budget_nbytes,
         "utilization": _ratio(owner.running, slots),
         "max_running_requests": slots,
     }

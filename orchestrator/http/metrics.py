@@ -87,6 +87,11 @@ class _EndpointCollector(Collector):
             ),
             (("sglang:num_used_tokens",), "Used KV tokens", used),
             (("sglang:max_total_num_tokens",), "KV tokens of all ready owners", pool),
+            (
+                ("sglang:kv_evictable_tokens",),
+                "Tokens of cached prefixes, most of which can be dropped",
+                sum(owner.prefix_tokens for owner in ready),
+            ),
             (("sglang:gen_throughput",), "Generated tokens per second", throughput),
             (
                 ("sglang:cache_hit_rate",),
@@ -127,11 +132,10 @@ class _EndpointCollector(Collector):
                 "Prompt tokens found in a prefix cache",
                 cached,
             ),
-            # What vLLM recomputes for want of memory, we recompute for want of its owner.
             (
-                ("vllm:num_preemptions",),
-                "Requests taken up again elsewhere, from their prompt and their answer so far",
-                counters.requests_replayed,
+                ("vllm:num_preemptions", "sglang:num_retracted_requests"),
+                "Times that a request was given up for want of memory, to go on later",
+                counters.requests_preempted,
             ),
             (("sglang:num_requests",), "Ended requests", _ended(counters)),
         ):
@@ -212,13 +216,27 @@ _OWNER_GAUGES: Final[Sequence[tuple[str, str, Callable[[OwnerState], float]]]] =
     ("restarts", "Starts after the first", lambda owner: owner.restarts),
     ("rss_bytes", "Resident memory of its process", lambda owner: owner.rss_nbytes),
     ("device_bytes", "Memory on its device", lambda owner: owner.device_nbytes),
+    ("prefix_cache_tokens", "Tokens of cached prefixes", lambda owner: owner.prefix_tokens),
+    ("prefix_cache_bytes", "Memory of cached prefixes", lambda owner: owner.prefix_nbytes),
+    ("held_bytes", "Memory of rows, prefixes and states", lambda owner: owner.held_nbytes),
+    ("budget_bytes", "What those may take; 0: unbounded", lambda owner: owner.budget_nbytes or 0),
+)
+_OWNER_COUNTERS: Final[Sequence[tuple[str, str, Callable[[OwnerState], float]]]] = (
+    ("prompt_tokens", "Prompt tokens it was given", lambda owner: owner.prompt_tokens_total),
+    ("cached_tokens", "Those found in its cache", lambda owner: owner.cached_tokens_total),
+    ("generation_tokens", "Generated tokens", lambda owner: owner.generated_tokens_total),
+    ("preemptions", "Requests it gave up", lambda owner: owner.preemptions_total),
 )
 
 
 def _owner_metrics(owners: Iterable[OwnerState]) -> Iterator[Metric]:
     owners = list(owners)
-    for name, text, value in _OWNER_GAUGES:
-        family = GaugeMetricFamily(f"mlx_dp:owner_{name}", text, labels=["dp_rank"])
-        for owner in owners:
-            family.add_metric([str(owner.owner)], value(owner))
-        yield family
+    for family_of, table in (
+        (GaugeMetricFamily, _OWNER_GAUGES),
+        (CounterMetricFamily, _OWNER_COUNTERS),
+    ):
+        for name, text, value in table:
+            family = family_of(f"mlx_dp:owner_{name}", text, labels=["dp_rank"])
+            for owner in owners:
+                family.add_metric([str(owner.owner)], value(owner))
+            yield family

@@ -131,6 +131,13 @@ def _owner(owner: OwnerState) -> Mapping[str, Any]:
         "context_length": owner.context_length,
         "rss_nbytes": owner.rss_nbytes,
         "device_nbytes": owner.device_nbytes,
+        "prefix_cache_tokens": owner.prefix_tokens,
+        "prefix_cache_nbytes": owner.prefix_nbytes,
+        "held_nbytes": owner.held_nbytes,
+        "budget_nbytes": owner.budget_nbytes,
+        "prompt_tokens_total": owner.prompt_tokens_total,
+        "cached_tokens_total": owner.cached_tokens_total,
         "generated_tokens_total": owner.generated_tokens_total,
+        "preemptions_total": owner.preemptions_total,
         "gen_throughput": owner.generation_tokens_per_s,
     }

@@ -7,7 +7,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError
 
 from mlx_dp.orchestrator.openai.errors import shown
-from mlx_dp.proto.fields import MAX_REQUEST_TOKENS
+from mlx_dp.proto.fields import MAX_CACHE_SALT_CHARS, MAX_REQUEST_TOKENS
 from mlx_dp.proto.sampling_params import MAX_LOGIT_BIAS, MAX_SEED
 
 MAX_CHOICES: Final = 128
@@ -140,6 +140,7 @@ class GenerationFields(BaseModel):
         | None
     ) = None
     ignore_eos: bool | None = None
+    cache_salt: Annotated[str, Field(max_length=MAX_CACHE_SALT_CHARS)] | None = None
     routed_dp_rank: Rank | None = None
     data_parallel_rank: Rank | None = None
 

@@ -99,7 +99,6 @@ NEUTRAL: Final[Neutral] = MappingProxyType(
         "kv_transfer_params": _NONE,
         "bootstrap_host": _NONE,
         "bootstrap_room": _NONE,
-        "cache_salt": _EMPTY,
         "priority": (None, 0),
     }
 )

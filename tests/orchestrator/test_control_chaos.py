@@ -16,6 +16,8 @@ from mlx_dp.proto.messages import FinishReason
 
 FAULTS = ("request_crashed_worker", "worker_lost", "queue_timeout", "request_timeout", "no_worker")
 
+REPEATED = ("accepted", "prefilled", "tokens", "preempted", "finished")
+
 
 class Chaos:
     """One run. The same seed gives the same run."""
@@ -108,7 +110,7 @@ class Chaos:
             return
         messages = list(self.world.arrived)
         first = self.random.randrange(len(messages))
-        if getattr(messages[first][1], "tag", "") in ("accepted", "tokens", "finished"):
+        if getattr(messages[first][1], "tag", "") in REPEATED:
             again = self.random.randint(first + 1, len(messages))
             messages.insert(again, messages[first])
             self.world.arrived = deque(messages)

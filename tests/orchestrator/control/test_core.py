@@ -22,6 +22,8 @@ from mlx_dp.proto.messages import (
     Finished,
     FinishReason,
     Hello,
+    Preempted,
+    Prefilled,
     Rejected,
     RejectReason,
     Submit,
@@ -534,6 +536,8 @@ def test_a_draining_worker_gets_nothing_more() -> None:
 
 FINISHED = Finished(request_id=1, epoch=1, reason=FinishReason.LENGTH, num_tokens=0)
 ACCEPTED = Accepted(request_id=1, epoch=1, slot=0)
+PREFILLED = Prefilled(request_id=1, epoch=1, cached_tokens=0)
+PREEMPTED = Preempted(request_id=1, epoch=1, num_tokens=0)
 REJECTED = Rejected(request_id=1, epoch=1, reason=RejectReason.NO_SLOT, message="")
 CHUNK = TokenChunk(request_id=1, epoch=1, index=0, ids=(1, 2))
 
@@ -545,10 +549,17 @@ CHUNK = TokenChunk(request_id=1, epoch=1, index=0, ids=(1, 2))
         (ACCEPTED, replace(FINISHED, num_tokens=2)),
         (ACCEPTED, REJECTED),
         (Tokens(chunks=(CHUNK,)),),
+        (PREFILLED,),
+        (ACCEPTED, Tokens(chunks=(CHUNK,))),
+        (PREEMPTED,),
+        (ACCEPTED, replace(PREEMPTED, num_tokens=1)),
         (Hello(pid=1),),
         (ready(),),
     ],
-    ids=("early_end", "lost_token", "late_no", "early_token", "hello", "ready"),
+    ids=(
+        *("early_end", "lost_token", "late_no", "early_token", "early_prefilled", "no_prefilled"),
+        *("early_preempted", "lost_token_of_preempted", "hello", "ready"),
+    ),
 )
 def test_facts_that_cannot_be_replace_the_worker(facts: tuple[Up, ...]) -> None:
     world = World().bring_up()
@@ -572,6 +583,10 @@ def test_facts_that_cannot_be_replace_the_worker(facts: tuple[Up, ...]) -> None:
         replace(FINISHED, request_id=9),
         replace(REJECTED, request_id=9),
         ACCEPTED,
+        PREFILLED,
+        replace(PREFILLED, epoch=9),
+        replace(PREEMPTED, epoch=9),
+        replace(PREEMPTED, request_id=9),
     ],
 )
 def test_stale_facts_change_nothing(fact: Up) -> None:
@@ -817,8 +832,9 @@ def test_the_owner_is_told_at_the_grant_and_not_only_when_it_has_accepted() -> N
     world.readies = {0: ready(slots=1)}
     reader = submit(world).read()
     assert [(grant.owner, grant.reason) for grant in reader.grants] == [(0, "total_tokens")]
-    assert not reader.starts
     world.settle()
+    assert not reader.read().starts
+    world.turn()
     assert len(reader.read().starts) == len(reader.grants) == 1
 
 
@@ -857,8 +873,9 @@ def test_owners_show_what_each_of_them_had_to_do() -> None:
     (sent,) = worker.inbox
     worker.inbox.clear()
     assert isinstance(sent, Submit)
-    worker.running[sent.request_id] = Running(sent, 0)
-    worker.say(Accepted(request_id=sent.request_id, epoch=1, slot=0, cached_tokens=2))
+    worker.running[sent.request_id] = Running(sent, 0, prefilled=True)
+    worker.say(Accepted(request_id=sent.request_id, epoch=1, slot=0))
+    worker.say(Prefilled(request_id=sent.request_id, epoch=1, cached_tokens=2))
     world.turn(2)
     (owner,) = world.core.view.owners()
     totals = (owner.prompt_tokens_total, owner.cached_tokens_total, owner.generated_tokens_total)

@@ -14,7 +14,7 @@ from mlx_dp.proto.errors import ProtocolError
 def running(ledger: Ledger, max_tokens: int = 10) -> RequestEntry:
     entry = ledger.open(generation(max_tokens=max_tokens), 0.0)
     ledger.grant(entry, 0, 1.0)
-    ledger.accept(entry, 0)
+    ledger.accept(entry)
     return entry
 
 
@@ -78,31 +78,45 @@ def test_an_explicit_rank_holds_until_a_token_is_out() -> None:
     ledger = Ledger()
     entry = ledger.open(generation(rank=1), 0.0)
     ledger.grant(entry, 1, 0.0)
-    ledger.accept(entry, 0)
+    ledger.accept(entry)
     ledger.requeue(entry)
     assert entry.pinned == 1
     ledger.grant(entry, 1, 0.0)
-    ledger.accept(entry, 0)
+    ledger.accept(entry)
     ledger.append(entry, 0, (1,), 0.0)
     ledger.requeue(entry)
     assert entry.pinned is None
 
 
-def test_cached_tokens_are_those_of_the_first_attempt() -> None:
+def test_cached_tokens_are_those_of_the_first_owner_that_prefilled_it() -> None:
     ledger = Ledger()
     entry = ledger.open(generation(), 0.0)
+    firsts = []
     for cached in (2, 3):
         ledger.grant(entry, 0, 0.0)
-        ledger.accept(entry, cached)
+        ledger.accept(entry)
+        assert entry.cached_tokens in (None, 2)
+        firsts.append(ledger.prefilled(entry, cached))
         ledger.requeue(entry)
     assert entry.cached_tokens == 2
+    assert firsts == [True, False]
+
+
+def test_a_preemption_is_no_attempt() -> None:
+    ledger = Ledger()
+    entry = running(ledger)
+    assert entry.attempts == 1
+    ledger.preempt(entry)
+    assert (entry.status, entry.attempts, entry.owner) == ("queued", 0, None)
+    ledger.check()
 
 
 def test_no_more_is_cached_than_the_prompt_has() -> None:
     ledger = Ledger()
     entry = ledger.open(generation((1, 2)), 0.0)
     ledger.grant(entry, 0, 0.0)
-    ledger.accept(entry, 9)
+    ledger.accept(entry)
+    ledger.prefilled(entry, 9)
     assert entry.cached_tokens == 2
 
 
@@ -140,7 +154,7 @@ class LedgerMachine(RuleBasedStateMachine):
         steps = {
             RequestStatus.QUEUED: lambda: self.ledger.requeue(entry),
             RequestStatus.GRANTED: lambda: self.ledger.grant(entry, 0, 0.0),
-            RequestStatus.RUNNING: lambda: self.ledger.accept(entry, 0),
+            RequestStatus.RUNNING: lambda: self.ledger.accept(entry),
             RequestStatus.FINISHED: lambda: self.ledger.finish(entry),
         }
         self.attempt(number, wanted, steps[wanted])

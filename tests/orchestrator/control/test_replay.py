@@ -29,7 +29,7 @@ class Life:
         lease = self.owner.grant(self.entry, granted, 0.0)
         if accepted:
             self.owner.accepted(lease)
-            self.ledger.accept(self.entry, 0)
+            self.ledger.accept(self.entry)
         if emitted:
             self.ledger.append(self.entry, len(self.entry.emitted), emitted, 0.0)
         return lease

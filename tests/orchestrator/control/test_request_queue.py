@@ -42,23 +42,31 @@ def test_leaving_from_the_middle_keeps_the_order() -> None:
     assert queue.heads() == [waiting[2]]
 
 
-def test_what_comes_back_goes_to_the_front_whatever_the_limit() -> None:
-    queue, waiting = filled(2, None, None)
-    late = entries(None, None, None)[2]
-    queue.put_back(late)
-    queue.check()
-    assert len(queue) == 3
-    assert queue.heads() == [late]
-    assert waiting[0] not in queue.heads()
+def test_what_comes_back_goes_before_all_that_are_younger_whatever_the_limit() -> None:
+    oldest, old, *younger = entries(None, None, None, None)
+    queue = RequestQueue(2)
+    for entry in younger:
+        queue.put(entry)
+    for back in (old, oldest):
+        queue.put_back(back)
+        queue.check()
+        assert queue.heads() == [back]
+    assert len(queue) == 4
 
 
-def test_the_last_to_come_back_is_the_very_first_across_lanes() -> None:
-    queue, _ = filled(9, None)
-    first, second = entries(None, 1)[1], entries(*[None] * 5)[4]
-    queue.put_back(second)
-    queue.put_back(first)
+def test_what_comes_back_does_not_overtake_an_older_one_in_any_lane() -> None:
+    pinned, oldest, old, back = entries(1, None, None, None)
+    queue = RequestQueue(9)
+    for entry in (pinned, oldest, old):
+        queue.put(entry)
+    queue.put_back(back)
     queue.check()
-    assert queue.heads() == [first, second]
+    assert queue.heads() == [pinned, oldest]
+    left = []
+    while len(queue):
+        left.append(queue.heads()[0])
+        queue.remove(left[-1])
+    assert left == [pinned, oldest, old, back]
 
 
 def test_a_request_whose_rank_no_longer_binds_still_leaves_its_lane() -> None:

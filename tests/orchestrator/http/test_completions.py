@@ -68,6 +68,13 @@ def test_cached_tokens_are_reported() -> None:
     assert body["usage"]["prompt_tokens_details"] == {"cached_tokens": 1}
 
 
+@pytest.mark.parametrize(("sent", "salt"), [({"cache_salt": "tenant"}, "tenant"), ({}, "")])
+def test_the_salt_of_cached_prefixes_reaches_the_service(sent: dict[str, str], salt: str) -> None:
+    service = ScriptedService()
+    assert complete(service, **sent).status_code == 200
+    assert service.generation.cache_salt == salt
+
+
 @pytest.mark.parametrize(
     "prompt",
     [

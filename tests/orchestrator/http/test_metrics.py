@@ -87,6 +87,7 @@ def test_every_count_is_the_controllers() -> None:
     tally.prompt_by_owner.update({0: 100, 1: 12})
     tally.cached_by_owner.update({0: 13, 1: 15})
     tally.generated_by_owner.update({0: 100, 1: 14})
+    tally.preempted_by_owner.update({0: 100, 1: 19})
     tally.requests_refused["queue_full"] = 115
     tally.errors["worker_lost"] = 116
     tally.grants["total_tokens"] = 117
@@ -99,7 +100,8 @@ def test_every_count_is_the_controllers() -> None:
         "mlx_dp:requests_total{aborted}": 104,
         "sglang:num_requests_total": 309,
         "mlx_dp:requests_replayed_total": 105,
-        "vllm:num_preemptions_total": 105,
+        "vllm:num_preemptions_total": 119,
+        "sglang:num_retracted_requests_total": 119,
         "mlx_dp:worker_deaths_total": 106,
         "mlx_dp:worker_restarts_total": 107,
         "mlx_dp:protocol_errors_total": 108,
@@ -121,7 +123,7 @@ def test_every_count_is_the_controllers() -> None:
     }
     assert {name: found.get(name) for name in expected} == expected
     # A count that is added there must get a name here.
-    assert len(fields(ControllerCounters)) == 18
+    assert len(fields(ControllerCounters)) == 19
 
 
 def test_histograms_tell_what_the_observer_heard() -> None:

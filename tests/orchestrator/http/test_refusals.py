@@ -95,6 +95,8 @@ def test_error_names_field_value_and_bound() -> None:
         ("logprobs", 1),
         ("model", 1),
         ("model", "x" * 1025),
+        ("cache_salt", "x" * 257),
+        ("cache_salt", 1),
         ("messages", []),
         ("messages", None),
         ("messages", "hi"),
@@ -176,7 +178,6 @@ UNSUPPORTED = {
     "skip_special_tokens": False,
     "continue_final_message": True,
     "chat_template": "{{ x }}",
-    "cache_salt": "s",
     "adapters": "x",
 }
 

@@ -1,0 +1,88 @@
+"""Which prefixes each owner holds, as far as the controller can tell: by blocks, and bounded."""
+
+import hashlib
+from array import array
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+BLOCK_TOKENS: Final = 64
+"""Prefixes are told apart at multiples of this, where workers keep them."""
+
+_KEY_NBYTES: Final = 8
+
+
+class PrefixKeys:
+    """One key for each full block of a sequence that grows at its end.
+
+    A key stands for all tokens up to the end of its block, and for the salt before them. Two
+    sequences that share a key by accident, once in 2**64, are routed as if they shared a prefix.
+    """
+
+    __slots__ = ("_keys", "_last", "_rest")
+
+    def __init__(self, cache_salt: str) -> None:
+        self._last = _digest(cache_salt.encode("utf-8", "surrogatepass"))
+        self._keys: list[bytes] = []
+        self._rest: array[int] = array("i")
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self._keys) * BLOCK_TOKENS + len(self._rest)
+
+    @property
+    def keys(self) -> Sequence[bytes]:
+        return self._keys
+
+    def extend(self, ids: Sequence[int]) -> None:
+        self._rest.extend(ids)
+        blocks = len(self._rest) // BLOCK_TOKENS
+        for block in range(blocks):
+            tokens = self._rest[block * BLOCK_TOKENS : (block + 1) * BLOCK_TOKENS]
+            self._last = _digest(self._last + tokens.tobytes())
+            self._keys.append(self._last)
+        del self._rest[: blocks * BLOCK_TOKENS]
+
+
+class PrefixIndex:
+    """The blocks that each owner is thought to hold, the least recently used first.
+
+    Invariant: with a block, an owner has all those before it. A block is never used without them,
+    and they count as used after it, so that they are forgotten after it.
+    """
+
+    def __init__(self) -> None:
+        self._held: Final[dict[int, OrderedDict[bytes, None]]] = {}
+
+    def hold(self, owner: int, keys: Sequence[bytes], max_blocks: int) -> None:
+        """An owner has these blocks now, and at most ``max_blocks`` in all."""
+        held = self._held.setdefault(owner, OrderedDict())
+        for key in reversed(keys[:max_blocks]):
+            held[key] = None
+            held.move_to_end(key)
+        while len(held) > max_blocks:
+            held.popitem(last=False)
+
+    def held_tokens(self, owner: int, keys: Sequence[bytes]) -> int:
+        """Tokens of the sequence with these keys that an owner has, from its start."""
+        held = self._held.get(owner)
+        if not held:
+            return 0
+        # By the invariant, the blocks that are there come first.
+        return bisect_left(keys, True, key=lambda key: key not in held) * BLOCK_TOKENS
+
+    def num_blocks(self, owner: int) -> int:
+        return len(self._held.get(owner, ()))
+
+    def owners(self) -> Iterator[int]:
+        """The owners that hold something."""
+        return iter(self._held)
+
+    def forget(self, owner: int) -> None:
+        """It holds nothing any more."""
+        self._held.pop(owner, None)
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=_KEY_NBYTES).digest()
