@@ -28,8 +28,10 @@ def _attention(
     mask: Any,
     sinks: mx.array | None = None,
 ) -> mx.array:
-    if isinstance(cache, BatchedKVCache) and cache.split:
-        return cache.attend(queries, LayerKV(keys, values), scale=scale, sinks=sinks)
+    if isinstance(cache, BatchedKVCache):
+        cache.attended()
+        if cache.split:
+            return cache.attend(queries, LayerKV(keys, values), scale=scale, sinks=sinks)
     result: mx.array = _original(
         queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks
     )

@@ -1,7 +1,7 @@
-"""A piece of a prompt that rides along in a decode step."""
+"""A piece of a prompt that rides along in a decode step, or with other short prompts."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
@@ -9,31 +9,45 @@ import mlx.core as mx
 from mlx_dp.kvcache.kv_row import LayerKV
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class GuestChunk:
     """The next ``num_tokens`` of one prompt, from ``position`` on, as the batch's last rows.
 
     To everything but attention a token is a row, whoever's it is; so one forward pass, which
     reads the weights once, serves decode and prefill. In attention the rows are one sequence
-    again, over the KV in ``caches``, the model's own caches of that request.
+    again, over the KV in ``caches``, the model's own caches of that request, leaf by leaf.
     """
 
     caches: Sequence[Any]
     position: int
     num_tokens: int
+    _masks: dict[int | None, Any] = field(default_factory=dict)
 
-    def write(self, layer: int, new: LayerKV) -> LayerKV:
-        """Append rows [tokens, KV heads, 1, head dim]; return [1, KV heads, all, head dim]."""
-        keys, values = self.caches[layer].update_and_fetch(_turn(new.keys), _turn(new.values))
+    def write(self, layer: int, new: LayerKV, *, window: int | None, asked: int | None) -> LayerKV:
+        """Append rows [tokens, KV heads, 1, head dim]; return [1, KV heads, all, head dim].
+
+        ``asked`` is the width of the mask that the model asks of a cache with this window.
+        """
+        cache = self.caches[layer]
+        if window not in self._masks:
+            # Before the first write, since the mask depends on what was there.
+            self._masks[window] = cache.make_mask(
+                self.num_tokens, return_array=False, window_size=asked
+            )
+        keys, values = cache.update_and_fetch(_turn(new.keys), _turn(new.values))
         return LayerKV(keys, values)
 
+    def mask(self, window: int | None) -> Any:
+        """None, "causal" or booleans [tokens, seen]."""
+        return self._masks[window]
+
     def attend(
-        self, queries: mx.array, seen: LayerKV, *, scale: float, sinks: mx.array | None
+        self, queries: mx.array, seen: LayerKV, *, scale: float, mask: Any, sinks: mx.array | None
     ) -> mx.array:
-        """Attend causally with rows [tokens, heads, 1, head dim]; the result is alike."""
+        """Attend with rows [tokens, heads, 1, head dim]; the result is alike."""
         return _turn(
             mx.fast.scaled_dot_product_attention(
-                _turn(queries), seen.keys, seen.values, scale=scale, mask="causal", sinks=sinks
+                _turn(queries), seen.keys, seen.values, scale=scale, mask=mask, sinks=sinks
             )
         )
 

@@ -10,7 +10,8 @@ from mlx_dp.kvcache.batch_form import BatchForm
 from mlx_dp.kvcache.batched_kv_cache import BatchedKVCache
 from mlx_dp.kvcache.guest_chunk import GuestChunk
 from mlx_dp.kvcache.kv_row import KVRow, LayerKV
-from mlx_dp.kvcache.kv_slab import KVSlab, SlabStep
+from mlx_dp.kvcache.kv_slab import KVSlab
+from mlx_dp.kvcache.slab_step import SlabStep
 
 MIN_WIDTH: Final = 256
 SLAB_TOKENS: Final = 8192
@@ -33,23 +34,27 @@ class KVBatch:
 
     def __init__(
         self,
-        num_caches: int,
+        windows: Sequence[int | None],
         form: BatchForm,
         *,
         min_width: int = MIN_WIDTH,
         slab_tokens: int = SLAB_TOKENS,
     ) -> None:
+        """``windows`` has one entry per layer; None: the layer keeps every token."""
+        self._windows = tuple(windows)
         self._split = form.split
-        self._single = form.single
         self._min_width = min_width
         self._slab_tokens = slab_tokens
         self._slabs: list[KVSlab] = []
         self._steps: list[SlabStep] = []
-        self._guest: GuestChunk | None = None
+        self._guests: Sequence[GuestChunk] = ()
+        self._asked: dict[int | None, int] = {}
         self._home: dict[int, KVSlab] = {}
+        self.spare = True
+        """Slabs may double when they grow; else they grow by what is needed."""
         self.caches = [
-            BatchedKVCache(self, index, grouped_mask=form.grouped_mask)
-            for index in range(num_caches)
+            BatchedKVCache(self, index, window=window, grouped_mask=form.grouped_mask)
+            for index, window in enumerate(self._windows)
         ]
 
     @property
@@ -60,10 +65,36 @@ class KVBatch:
     def used_tokens(self) -> int:
         return sum(row.length for slab in self._slabs for row in slab.rows)
 
-    def join(self, key: int, content: Sequence[LayerKV], *, length: int, room: int) -> None:
-        """Copy in a row's KV, [1, KV heads, length, head dim] per cache.
+    def width_for(self, num_tokens: int) -> int:
+        """Tokens that a row has memory for when it needs so many."""
+        width = self._min_width
+        while width < num_tokens:
+            width *= 2
+        if not self._split or width <= self._slab_tokens:
+            return width
+        # Such a row is alone in its slab, so that an equal width is worth nothing to it.
+        step = max(self._min_width, width // 16)
+        return -(-num_tokens // step) * step
 
-        ``room`` is how many tokens the row is expected to reach; it may outgrow it.
+    def widened_tokens(self, num_tokens: int) -> int:
+        """Tokens by which a row that needs so many would widen all others, in one slab."""
+        if self._split or not self._slabs:
+            return 0
+        slab = self._slabs[0]
+        return max(0, self.width_for(num_tokens) - slab.width) * slab.held_rows
+
+    def growing_widths(self) -> list[int]:
+        """Widths of the rows that the next step makes anew, since those that it has are full."""
+        if not self._split:
+            return [2 * s.width for s in self._slabs if s.longest == s.width for _ in s.rows]
+        full = [row for slab in self._slabs for row in slab.rows if row.length == slab.width]
+        return [self.width_for(row.length + 1) for row in full]
+
+    def join(self, key: int, content: Sequence[LayerKV], *, length: int, room: int) -> None:
+        """Copy in a row's KV, [1, KV heads, tokens that the layer keeps, head dim] per layer.
+
+        ``room`` is how many tokens the row is expected to reach; it may outgrow it. Windows come
+        as ``to_ring`` makes them.
         """
         assert key not in self._home, f"row {key} is here already"
         self._append(KVRow(key, length), content, room=max(room, length + 1))
@@ -73,71 +104,94 @@ class KVBatch:
         slab = self._home.pop(key)
         self._remove(slab, slab.index(key))
 
+    def length(self, key: int) -> int:
+        """Tokens that a row holds, those of a step under way included."""
+        slab = self._home[key]
+        return slab.rows[slab.index(key)].length
+
     def content(self, key: int) -> list[LayerKV]:
-        """Copy a row's KV out, [1, KV heads, length, head dim] per cache."""
+        """Copy a row's KV out, as ``join`` takes it."""
         slab = self._home[key]
         return slab.content(slab.index(key))
 
-    def begin_step(self, guest: GuestChunk | None = None) -> tuple[int, ...]:
+    def views(self, key: int, start: int, end: int) -> list[LayerKV]:
+        """Views of a row's tokens. They must be copied, evaluated and dropped before the next
+        step, which would else copy the slab."""
+        slab = self._home[key]
+        return slab.views(slab.index(key), start, end)
+
+    def compact(self) -> None:
+        """Give back the memory of rows that are not there."""
+        for slab in self._slabs:
+            slab.shrink()
+
+    def begin_step(
+        self, guests: Sequence[GuestChunk] = (), *, decode: bool = True
+    ) -> tuple[int, ...]:
         """Prepare one token for every row; return their keys in batch order.
 
-        After it, the model is called once with ``caches``, on tokens [rows, 1]. A guest's tokens
-        are further rows behind them; only a split form can have one.
+        After it, the model is called once with ``caches``, on tokens [rows, 1]. The guests'
+        tokens are further rows behind them; only a split form can have some. Without ``decode``
+        they are alone.
         """
-        assert guest is None or self._split, "only a split batch takes a guest"
-        self._guest = guest
-        self._move_full_rows()
+        assert not guests or self._split, "only a split batch takes guests"
+        assert guests or decode, "nothing to run"
+        self._guests = guests
+        self._asked = {}
         self._steps = []
         offsets: list[int] = []
-        start = 0
-        for slab in self._slabs:
+        slabs = self._slabs if decode else []
+        if decode:
+            self._move_full_rows()
+        for slab in slabs:
             offsets += [row.length for row in slab.rows]
-            step = slab.begin_step(start)
-            self._steps.append(step)
-            start = step.end
-        if guest is not None:
+            self._steps.append(slab.begin_step(self._steps[-1].end if self._steps else 0))
+        for guest in guests:
             offsets += range(guest.position, guest.position + guest.num_tokens)
-        split = len(self._slabs) > 1 or guest is not None
+        split = len(slabs) > 1 or bool(guests)
         # A new array each step: models keep the old one past the update.
-        offset = self._offset(offsets)
+        offset = mx.array(offsets, dtype=mx.int32)
         for cache in self.caches:
             cache.begin_step(offset, split=split)
-        return tuple(row.key for slab in self._slabs for row in slab.rows)
+        return tuple(row.key for slab in slabs for row in slab.rows)
 
-    def _offset(self, offsets: list[int]) -> mx.array | int:
-        if not self._single:
-            return mx.array(offsets, dtype=mx.int32)
-        assert len(offsets) == 1, "a single form has one row at a time"
-        return offsets[0]
-
-    def end_step(self) -> None:
+    def end_step(self) -> list[mx.array]:
         """Check that the model looked at the KV through the shared attention function.
 
-        Raises NotSplittableError when it did not, so its output is worthless.
+        Returns arrays that only the caller can have computed. Raises NotSplittableError when a
+        split batch was not attended to, so that the model's output is worthless.
         """
         # A guest kept until the next step would hold the KV of a request that is gone by then.
-        self._guest = None
-        for cache in self.caches:
-            cache.end_step()
+        self._guests = ()
+        return [array for cache in self.caches for array in cache.end_step()]
+
+    def ask_window(self, window: int | None, num_tokens: int) -> None:
+        """Note the width of the mask that the model asks of caches with this window."""
+        self._asked[window] = num_tokens
 
     def write(self, layer: int, new: LayerKV) -> list[LayerKV]:
         """Write the step's token of every row; return what each slab's rows may see.
 
-        What a guest may see comes last.
+        What the guests may see comes last.
         """
-        if len(self._slabs) == 1 and self._guest is None:
+        if len(self._steps) == 1 and not self._guests:
             return [self._slabs[0].write(layer, self._steps[0], new)]
         parts = [
             slab.write(layer, step, _rows(new, step.start, step.end))
-            for slab, step in zip(self._slabs, self._steps, strict=True)
+            for slab, step in zip(self._slabs, self._steps, strict=bool(self._steps))
         ]
-        if self._guest is not None:
-            parts.append(self._guest.write(layer, _rows(new, self._steps[-1].end, None)))
+        window = self._windows[layer]
+        start = self._steps[-1].end if self._steps else 0
+        for guest in self._guests:
+            end = start + guest.num_tokens
+            asked = self._asked.get(window)
+            parts.append(guest.write(layer, _rows(new, start, end), window=window, asked=asked))
+            start = end
         return parts
 
     @property
-    def guest(self) -> GuestChunk | None:
-        return self._guest
+    def guests(self) -> Sequence[GuestChunk]:
+        return self._guests
 
     @property
     def steps(self) -> Sequence[SlabStep]:
@@ -169,7 +223,7 @@ class KVBatch:
 
     def _append(self, row: KVRow, content: Sequence[LayerKV], *, room: int) -> None:
         slab = self._slab_for(room)
-        slab.append(row, content)
+        slab.append(row, content, spare=self.spare)
         self._home[row.key] = slab
 
     def _remove(self, slab: KVSlab, index: int) -> None:
@@ -189,35 +243,25 @@ class KVBatch:
 
     def _slab_for(self, tokens: int) -> KVSlab:
         """Return a slab with a free row that is wide enough, made if need be."""
-        width = self._width_for(tokens)
+        width = self.width_for(tokens)
         if not self._split:
             return self._only_slab(width)
         for slab in self._slabs:
             if slab.width == width and not slab.full:
                 return slab
-        slab = KVSlab(width, max(1, self._slab_tokens // width))
+        slab = KVSlab(width, max(1, self._slab_tokens // width), self._windows)
         # Narrow slabs first, so that the batch order is stable under growth.
         at = next((i for i, s in enumerate(self._slabs) if s.width > width), len(self._slabs))
         self._slabs.insert(at, slab)
         return slab
 
-    def _width_for(self, tokens: int) -> int:
-        width = self._min_width
-        while width < tokens:
-            width *= 2
-        if not self._split or width <= self._slab_tokens:
-            return width
-        # Such a row is alone in its slab, so that an equal width is worth nothing to it.
-        step = max(self._min_width, width // 16)
-        return -(-tokens // step) * step
-
     def _only_slab(self, width: int) -> KVSlab:
         if not self._slabs:
-            self._slabs.append(KVSlab(width, 2**20))
+            self._slabs.append(KVSlab(width, 2**20, self._windows))
         elif self._slabs[0].width < width:
             self._slabs[0].widen(width)
         return self._slabs[0]
 
 
-def _rows(new: LayerKV, start: int, end: int | None) -> LayerKV:
+def _rows(new: LayerKV, start: int, end: int) -> LayerKV:
     return LayerKV(new.keys[start:end], new.values[start:end])

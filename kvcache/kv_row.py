@@ -1,8 +1,7 @@
 """One request's row of KV."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import mlx.core as mx
 
@@ -13,6 +12,17 @@ class LayerKV(NamedTuple):
     keys: mx.array
     values: mx.array
 
+    def tokens(self, start: int, end: int) -> "LayerKV":
+        return LayerKV(self.keys[..., start:end, :], self.values[..., start:end, :])
+
+    def copied(self) -> "LayerKV":
+        """Keys and values in buffers of their own, never views of a larger one."""
+        return LayerKV(_copied(self.keys), _copied(self.values))
+
+    @property
+    def nbytes(self) -> int:
+        return self.keys.nbytes + self.values.nbytes
+
 
 @dataclass(slots=True)
 class KVRow:
@@ -22,6 +32,32 @@ class KVRow:
     length: int
 
 
-def filled(caches: Sequence[Any], length: int) -> list[LayerKV]:
-    """Views of the first ``length`` tokens in a model's own KV caches."""
-    return [LayerKV(c.keys[..., :length, :], c.values[..., :length, :]) for c in caches]
+def to_ring(kv: LayerKV, length: int) -> LayerKV:
+    """Move the last tokens of ``length`` from their order in time to position modulo their number.
+
+    A window that has not yet seen more tokens than it keeps is the same both ways.
+    """
+    kept = kv.keys.shape[2]
+    return kv if length <= kept else _rolled(kv, kept - length % kept)
+
+
+def from_ring(kv: LayerKV, length: int) -> LayerKV:
+    """Undo ``to_ring``."""
+    kept = kv.keys.shape[2]
+    return kv if length <= kept else _rolled(kv, length % kept)
+
+
+def _rolled(kv: LayerKV, first: int) -> LayerKV:
+    """Begin with token ``first``, and go on with those before it."""
+    kept = kv.keys.shape[2]
+    if first % kept == 0:
+        return kv
+    ahead, behind = kv.tokens(first, kept), kv.tokens(0, first)
+    return LayerKV(
+        mx.concatenate([ahead.keys, behind.keys], axis=2),
+        mx.concatenate([ahead.values, behind.values], axis=2),
+    )
+
+
+def _copied(array: mx.array) -> mx.array:
+    return mx.contiguous(array) if array.size else array

@@ -1,11 +1,11 @@
 """A few rows of KV of equal width, for every layer."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import mlx.core as mx
 
 from mlx_dp.kvcache.kv_row import KVRow, LayerKV
+from mlx_dp.kvcache.slab_step import SlabStep
 
 
 class KVSlab:
@@ -13,14 +13,16 @@ class KVSlab:
 
     Per layer the keys and the values are one buffer [rows, KV heads, width, head dim]. A row's
     content starts at index 0, and zeros lie behind it: never what another row left over, since one
-    NaN of that under a mask would poison the output. Buffers grow by doubling up to
-    ``max_rows``, so a join copies at most the slab it joins and never another slab.
+    NaN of that under a mask would poison the output. A layer with a window is no wider than that,
+    and a token's place in it is its position modulo the window.
     """
 
-    def __init__(self, width: int, max_rows: int) -> None:
+    def __init__(self, width: int, max_rows: int, windows: Sequence[int | None]) -> None:
+        """``windows`` has one entry per layer; None: the layer keeps every token."""
         self.width = width
         self.max_rows = max_rows
         self.rows: list[KVRow] = []
+        self._windows = windows
         self._keys: list[mx.array] = []
         self._values: list[mx.array] = []
         self._left_over: dict[int, int] = {}
@@ -28,6 +30,11 @@ class KVSlab:
     @property
     def full(self) -> bool:
         return len(self.rows) == self.max_rows
+
+    @property
+    def held_rows(self) -> int:
+        """Rows that there is memory for."""
+        return self._keys[0].shape[0] if self._keys else 0
 
     @property
     def nbytes(self) -> int:
@@ -41,28 +48,36 @@ class KVSlab:
         """Return the place of the row of this key."""
         return next(index for index, row in enumerate(self.rows) if row.key == key)
 
-    def append(self, row: KVRow, content: Sequence[LayerKV]) -> None:
-        """Copy a row's KV, [1, KV heads, row.length, head dim] per layer, behind the last row."""
+    def append(self, row: KVRow, content: Sequence[LayerKV], *, spare: bool) -> None:
+        """Copy a row's KV behind the last row.
+
+        It is [1, KV heads, tokens that the layer keeps, head dim] per layer. Where there is no
+        memory for it the slab doubles, or with ``spare`` False grows by this row alone; so a join
+        copies at most the slab that it joins.
+        """
         assert not self.full and row.length <= self.width, (len(self.rows), row, self.width)
         index = len(self.rows)
-        self._reserve(index + 1, content)
+        self._reserve(index + 1, content, spare=spare)
         self.rows.append(row)
         self._put(index, row.length, content, left_over=self._left_over.pop(index, 0))
 
     def content(self, index: int) -> list[LayerKV]:
-        """Copy one row's KV of every layer out of the slab."""
+        """Copy one row's KV of every layer out of the slab, as ``append`` takes it."""
         length = self.rows[index].length
-        content = [
-            LayerKV(
-                mx.contiguous(keys[index : index + 1, :, :length]),
-                mx.contiguous(values[index : index + 1, :, :length]),
-            )
-            for keys, values in zip(self._keys, self._values, strict=True)
-        ]
+        content = [kv.copied() for kv in self.views(index, 0, length)]
         # Waited for: a view that is still to be read holds the buffer, and the next write to it
         # would copy all rows instead of working in place.
         mx.eval(content)
         return content
+
+    def views(self, index: int, start: int, end: int) -> list[LayerKV]:
+        """Views of one row's tokens, in the layers with a window of all that they keep."""
+        return [
+            LayerKV(keys[index : index + 1], values[index : index + 1]).tokens(
+                start if window is None else 0, self._kept(window, end)
+            )
+            for keys, values, window in zip(self._keys, self._values, self._windows, strict=True)
+        ]
 
     def replace(self, index: int, row: KVRow, content: Sequence[LayerKV]) -> None:
         """Put a row in the place of one that left."""
@@ -76,95 +91,88 @@ class KVSlab:
         self._left_over[len(self.rows)] = row.length
         return row
 
+    def shrink(self) -> None:
+        """Give back the memory of rows that are not there. Copies the others."""
+        if self.held_rows == len(self.rows):
+            return
+        self._left_over = {}
+        for buffers in (self._keys, self._values):
+            for layer, buffer in enumerate(buffers):
+                buffers[layer] = mx.contiguous(buffer[: len(self.rows)])
+        # Else the larger buffers would live on until the next step is done.
+        mx.eval(self._keys, self._values)
+
     def widen(self, width: int) -> None:
         """Make room for longer rows. Copies the slab: for models that allow one slab only."""
         for buffers in (self._keys, self._values):
-            for layer, buffer in enumerate(buffers):
+            for layer, (buffer, window) in enumerate(zip(buffers, self._windows, strict=True)):
                 rows, heads, old, dim = buffer.shape
-                pad = mx.zeros((rows, heads, width - old, dim), dtype=buffer.dtype)
-                buffers[layer] = mx.concatenate([buffer, pad], axis=2)
+                if (more := self._kept(window, width) - old) > 0:
+                    pad = mx.zeros((rows, heads, more, dim), dtype=buffer.dtype)
+                    buffers[layer] = mx.concatenate([buffer, pad], axis=2)
         self.width = width
 
-    def write(self, layer: int, step: "SlabStep", new: LayerKV) -> LayerKV:
+    def write(self, layer: int, step: SlabStep, new: LayerKV) -> LayerKV:
         """Write one token a row at the row's own position; return what the rows may see.
 
-        ``new`` is [rows, KV heads, 1, head dim]; the result has ``step.visible`` tokens.
+        ``new`` is [rows, KV heads, 1, head dim].
         """
         count = len(self.rows)
+        place = step.place(self._windows[layer])
         for buffers, fresh in ((self._keys, new.keys), (self._values, new.values)):
             buffer = buffers[layer]
-            if step.position is not None:
-                at = step.position
+            if place.position is not None:
+                at = place.position
                 buffer[:count, :, at : at + 1] = fresh
             else:
-                buffer[step.indices, :, step.positions] = fresh[:, :, 0]
+                buffer[step.indices, :, place.positions] = fresh[:, :, 0]
             buffers[layer] = buffer
-        return LayerKV(
-            self._keys[layer][:count, :, : step.visible],
-            self._values[layer][:count, :, : step.visible],
+        return LayerKV(self._keys[layer][:count], self._values[layer][:count]).tokens(
+            0, place.visible
         )
 
-    def begin_step(self, start: int) -> "SlabStep":
+    def begin_step(self, start: int) -> SlabStep:
         """Describe the coming step, whose batch rows begin at ``start``, and count its token."""
         lengths = [row.length for row in self.rows]
         assert lengths and max(lengths) < self.width, (lengths, self.width)
         for row in self.rows:
             row.length += 1
-        longest = max(lengths)
-        if min(lengths) == longest:
-            return SlabStep(start, start + len(lengths), longest + 1, longest, None, None, None)
-        positions = mx.array(lengths, dtype=mx.int32)
-        visible = mx.arange(longest + 1, dtype=mx.int32) <= positions[:, None]
-        return SlabStep(
-            start,
-            start + len(lengths),
-            longest + 1,
-            None,
-            mx.arange(len(lengths), dtype=mx.int32),
-            positions,
-            visible[:, None, None, :],
-        )
+        return SlabStep(start, tuple(lengths))
 
-    def _reserve(self, count: int, like: Sequence[LayerKV]) -> None:
-        held = self._keys[0].shape[0] if self._keys else 0
+    def _kept(self, window: int | None, tokens: int) -> int:
+        return tokens if window is None else min(window, tokens)
+
+    def _reserve(self, count: int, like: Sequence[LayerKV], *, spare: bool) -> None:
+        held = self.held_rows
         if count <= held:
             return
-        rows = min(self.max_rows, max(1, 2 * held))
+        rows = min(self.max_rows, max(1, 2 * held)) if spare else count
         if not held:
-            self._keys = [self._zeros(rows, kv.keys) for kv in like]
-            self._values = [self._zeros(rows, kv.values) for kv in like]
+            self._keys = self._zeros(rows, [kv.keys for kv in like])
+            self._values = self._zeros(rows, [kv.values for kv in like])
             return
         for buffers in (self._keys, self._values):
-            for layer, buffer in enumerate(buffers):
-                buffers[layer] = mx.concatenate([buffer, self._zeros(rows - held, buffer)])
+            more = self._zeros(rows - held, buffers)
+            buffers[:] = [
+                mx.concatenate([old, new]) for old, new in zip(buffers, more, strict=True)
+            ]
 
-    def _zeros(self, rows: int, like: mx.array) -> mx.array:
-        return mx.zeros((rows, like.shape[1], self.width, like.shape[3]), dtype=like.dtype)
+    def _zeros(self, rows: int, like: Sequence[mx.array]) -> list[mx.array]:
+        return [
+            mx.zeros(
+                (rows, array.shape[1], self._kept(window, self.width), array.shape[3]),
+                dtype=array.dtype,
+            )
+            for array, window in zip(like, self._windows, strict=True)
+        ]
 
     def _put(self, index: int, length: int, content: Sequence[LayerKV], *, left_over: int) -> None:
         # Left lazy: whatever is evaluated by name is held until the device has done it, and the
         # next write to it would be a copy. The next step evaluates it on its way.
-        for layer, kv in enumerate(content):
+        for layer, (kv, window) in enumerate(zip(content, self._windows, strict=True)):
+            own, old = self._kept(window, length), self._kept(window, left_over)
             for buffer, fresh in ((self._keys[layer], kv.keys), (self._values[layer], kv.values)):
-                if length:
-                    buffer[index : index + 1, :, :length] = fresh
-                if length < left_over:
-                    buffer[index : index + 1, :, length:left_over] = 0
-
-
-@dataclass(frozen=True, slots=True)
-class SlabStep:
-    """One decode step on one slab.
-
-    Batch rows ``start`` to ``end`` are its rows. Where all of them have the same length,
-    ``position`` is where they write, and no mask is needed; else ``indices`` and ``positions``
-    say it row by row, and ``mask`` [rows, 1, 1, visible] is true where a row may look.
-    """
-
-    start: int
-    end: int
-    visible: int
-    position: int | None
-    indices: mx.array | None
-    positions: mx.array | None
-    mask: mx.array | None
+                if own:
+                    buffer[index : index + 1, :, :own] = fresh
+                if own < old:
+                    buffer[index : index + 1, :, own:old] = 0

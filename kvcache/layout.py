@@ -6,58 +6,150 @@ caches can differ from the number of layers, so indices here count caches.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
 from typing import Any
 
-from mlx_lm.models.cache import ArraysCache, CacheList, KVCache
+from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
+
+
+class LeafKind(StrEnum):
+    """KV grows with every token, a WINDOW keeps the last ones, a STATE has a fixed size."""
+
+    KV = "KV"
+    WINDOW = "window"
+    STATE = "state"
+    OTHER = "other"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CacheLayout:
-    """Indices into the list of caches, each in exactly one of the four groups.
+class CacheLeaf:
+    """One cache, or one member of a cache list. ``window``: the tokens that a WINDOW keeps."""
 
-    ``attention``: KV that grows with every token. ``auxiliary``: recurrent state of fixed size.
-    ``mixed``: a cache list that holds an auxiliary state beside KV. ``other``: every other kind,
-    named in ``other_kinds`` (sliding windows, chunks).
+    kind: LeafKind
+    name: str
+    window: int | None = None
+
+
+@dataclass(frozen=True)
+class CacheLayout:
+    """What a model's caches are made of: for every cache, its leaves in order.
+
+    A cache list has several, which count one by one wherever leaves are numbered.
     """
 
-    attention: tuple[int, ...]
-    auxiliary: tuple[int, ...]
-    mixed: tuple[int, ...]
-    other: tuple[int, ...]
-    other_kinds: tuple[str, ...]
+    entries: tuple[tuple[CacheLeaf, ...], ...]
+    lists: tuple[bool, ...]
+    """Which entries are cache lists, even of one leaf."""
+
+    @cached_property
+    def leaves(self) -> tuple[CacheLeaf, ...]:
+        return tuple(leaf for entry in self.entries for leaf in entry)
+
+    @cached_property
+    def attention(self) -> tuple[int, ...]:
+        """The caches that hold attention KV alone, windows included."""
+        return self._entries_of(LeafKind.KV, LeafKind.WINDOW)
+
+    @cached_property
+    def auxiliary(self) -> tuple[int, ...]:
+        """The caches that hold recurrent state alone."""
+        return self._entries_of(LeafKind.STATE)
+
+    @cached_property
+    def mixed(self) -> tuple[int, ...]:
+        """The cache lists that hold a recurrent state beside KV."""
+        known = {LeafKind.KV, LeafKind.WINDOW, LeafKind.STATE}
+        return tuple(
+            index
+            for index, entry in enumerate(self.entries)
+            if {leaf.kind for leaf in entry} <= known
+            and index not in self.attention
+            and index not in self.auxiliary
+        )
+
+    @cached_property
+    def other_kinds(self) -> tuple[str, ...]:
+        """Names of the caches that only their own model understands."""
+        names = (leaf.name for leaf in self.leaves if leaf.kind is LeafKind.OTHER)
+        return tuple(dict.fromkeys(names))
 
     @property
     def hybrid(self) -> bool:
-        return bool(self.auxiliary or self.mixed)
+        return any(leaf.kind is LeafKind.STATE for leaf in self.leaves)
+
+    @property
+    def stateful(self) -> bool:
+        """A prefix can be continued only where a snapshot was taken."""
+        return any(leaf.kind in (LeafKind.STATE, LeafKind.WINDOW) for leaf in self.leaves)
+
+    @property
+    def trims_to(self) -> int:
+        """How many tokens a snapshot may cover and still be cut back to fewer."""
+        if self.hybrid:
+            return 0
+        return min((leaf.window for leaf in self.leaves if leaf.window is not None), default=0)
+
+    @cached_property
+    def kv_windows(self) -> tuple[int | None, ...]:
+        """For every leaf with KV its window; None: it keeps every token."""
+        kinds = (LeafKind.KV, LeafKind.WINDOW)
+        return tuple(leaf.window for leaf in self.leaves if leaf.kind in kinds)
 
     def pool_index(self, cache: int) -> int:
         """Place of an attention cache among the attention caches."""
         return self.attention.index(cache)
 
+    def describe(self) -> str:
+        """Say what the model's caches are, for people."""
+        counts: dict[str, int] = {}
+        for leaf in self.leaves:
+            name = f"window {leaf.window}" if leaf.window is not None else leaf.kind.value
+            name = leaf.name if leaf.kind is LeafKind.OTHER else name
+            counts[name] = counts.get(name, 0) + 1
+        return ", ".join(f"{count} {name}" for name, count in counts.items())
+
+    def flatten(self, caches: Sequence[Any]) -> list[Any]:
+        """Return a list of such caches leaf by leaf."""
+        flat: list[Any] = []
+        for cache, is_list in zip(caches, self.lists, strict=True):
+            flat += cache.caches if is_list else [cache]
+        return flat
+
+    def nest(self, leaves: Sequence[Any]) -> list[Any]:
+        """Return leaves as the list of caches that the model expects."""
+        caches: list[Any] = []
+        rest = iter(leaves)
+        for entry, is_list in zip(self.entries, self.lists, strict=True):
+            own = [next(rest) for _ in entry]
+            caches.append(CacheList(*own) if is_list else own[0])  # type: ignore[no-untyped-call]
+        return caches
+
+    def _entries_of(self, *kinds: LeafKind) -> tuple[int, ...]:
+        return tuple(
+            index
+            for index, entry in enumerate(self.entries)
+            if all(leaf.kind in kinds for leaf in entry)
+        )
+
 
 def inspect_caches(caches: Sequence[Any]) -> CacheLayout:
-    """Sort a model's caches by kind."""
-    groups: dict[str, list[int]] = {"attention": [], "auxiliary": [], "mixed": [], "other": []}
-    kinds: dict[str, None] = {}
-    for index, cache in enumerate(caches):
-        group = _group(cache)
-        groups[group].append(index)
-        if group == "other":
-            kinds[type(cache).__name__] = None
-    return CacheLayout(
-        attention=tuple(groups["attention"]),
-        auxiliary=tuple(groups["auxiliary"]),
-        mixed=tuple(groups["mixed"]),
-        other=tuple(groups["other"]),
-        other_kinds=tuple(kinds),
+    """Tell a model's caches apart by kind."""
+    entries = tuple(
+        tuple(_leaf(member) for member in cache.caches)
+        if isinstance(cache, CacheList)
+        else (_leaf(cache),)
+        for cache in caches
     )
+    return CacheLayout(entries, tuple(isinstance(cache, CacheList) for cache in caches))
 
 
-def _group(cache: Any) -> str:
+def _leaf(cache: Any) -> CacheLeaf:
+    name = type(cache).__name__
     if type(cache) is KVCache:
-        return "attention"
+        return CacheLeaf(kind=LeafKind.KV, name=name)
+    if type(cache) is RotatingKVCache and not cache.keep:
+        return CacheLeaf(kind=LeafKind.WINDOW, name=name, window=cache.max_size)
     if isinstance(cache, ArraysCache):
-        return "auxiliary"
-    if isinstance(cache, CacheList) and any(isinstance(c, ArraysCache) for c in cache.caches):
-        return "mixed"
-    return "other"
+        return CacheLeaf(kind=LeafKind.STATE, name=name)
+    return CacheLeaf(kind=LeafKind.OTHER, name=name)

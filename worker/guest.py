@@ -1,4 +1,4 @@
-"""A chunk of a prompt that rides in a decode step."""
+"""A chunk of a prompt that shares a forward pass with others."""
 
 from dataclasses import dataclass
 
@@ -17,9 +17,10 @@ class Guest:
     ids: mx.array
 
     @classmethod
-    def take(cls, prefill: Prefill, num_tokens: int) -> "Guest":
-        """Take the next tokens of a prompt, which do not end it."""
+    def take(cls, prefill: Prefill, num_tokens: int) -> "Guest | None":
+        """Take the next tokens of a prompt; None when only its last is left, which is not run."""
         position = prefill.done
         ids = prefill.take(num_tokens)
-        assert ids.size == num_tokens, (ids.size, num_tokens)
-        return cls(prefill, GuestChunk(prefill.caches, position, num_tokens), ids)
+        if ids.size == 0:
+            return None
+        return cls(prefill, GuestChunk(prefill.leaves, position, ids.size), ids)

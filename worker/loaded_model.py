@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
@@ -10,28 +10,55 @@ from mlx_lm.utils import load_model
 
 from mlx_dp.kvcache import attention
 from mlx_dp.kvcache.kv_row import LayerKV
-from mlx_dp.kvcache.layout import CacheLayout, inspect_caches
+from mlx_dp.kvcache.layout import CacheLayout, LeafKind, inspect_caches
+from mlx_dp.kvcache.row_content import RowContent, Snapshot
 from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.model_shape import ModelShape
 from mlx_dp.worker.engine import UnsupportedModelError
 from mlx_dp.worker.model_measure import measure_shape
 from mlx_dp.worker.weight_files import check_weight_files
 
+_PROBE_TOKENS: Final = 32
+"""More than any convolution looks back, so that states have their lasting shapes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchLayout:
+    """What rows of a batch are made of. ``empty`` is a row without content.
+
+    ``state_shapes`` are the lasting shapes of every state's arrays, [1, ...].
+    """
+
+    empty: RowContent
+    state_shapes: tuple[tuple[tuple[int, ...], ...], ...]
+
+    @property
+    def state_sizes(self) -> list[int]:
+        return [len(state) for state in self.state_shapes]
+
+    def takes(self, content: RowContent | None) -> bool:
+        """This row can lie in the batch: its states are all there, in their lasting shapes."""
+        if content is None:
+            return False
+        shapes = tuple(tuple(a.shape for a in state) for state in content.recent.states)
+        return shapes == self.state_shapes
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """``empty`` has one row without content per cache: its heads, widths and dtype."""
+    """``batch`` None: only the model itself understands its caches."""
 
     model: Any
     shape: ModelShape
-    empty: tuple[LayerKV, ...]
+    layout: CacheLayout
+    batch: BatchLayout | None
 
 
 def load(path: Path) -> LoadedModel:
     """Load an mlx-lm model directory and evaluate its weights.
 
     Raises ConfigError for a directory that holds no whole model, UnsupportedModelError for an
-    architecture that mlx-lm does not have or that cannot be batched yet.
+    architecture that mlx-lm does not have.
     """
     check_weight_files(path)
     attention.install()
@@ -41,35 +68,39 @@ def load(path: Path) -> LoadedModel:
         raise ConfigError(f"--model {path}: {error}") from error
     except ValueError as error:
         raise UnsupportedModelError(f"--model {path}: {error}") from error
-    caches = make_prompt_cache(model)
-    _refuse_unserved(inspect_caches(caches))
-    shape = measure_shape(model, config)
-    empty = _empty_rows(model, caches)
+    loaded = inspect(model, config)
     mx.eval(model.parameters())
-    return LoadedModel(model=model, shape=shape, empty=empty)
+    return loaded
 
 
-def _refuse_unserved(layout: CacheLayout) -> None:
-    if layout.hybrid:
-        raise UnsupportedModelError(
-            "this model has recurrent layers (linear attention), which this version of mlx-dp "
-            "does not serve yet"
-        )
-    if layout.other:
-        raise UnsupportedModelError(
-            f"this model keeps {' and '.join(layout.other_kinds)} caches, which this version of "
-            "mlx-dp does not serve yet: only models with plain KV caches"
-        )
+def inspect(model: Any, config: dict[str, Any]) -> LoadedModel:
+    """Learn what a model's caches are. Its weights may still be lazy."""
+    layout = inspect_caches(make_prompt_cache(model))
+    return LoadedModel(
+        model=model,
+        shape=measure_shape(model, config),
+        layout=layout,
+        batch=None if layout.other_kinds else _batch_layout(model, layout),
+    )
 
 
-def _empty_rows(model: Any, caches: list[Any]) -> tuple[LayerKV, ...]:
-    """Learn each cache's shape from one token whose graph is never computed."""
+def _batch_layout(model: Any, layout: CacheLayout) -> BatchLayout | None:
+    """Learn the shapes from a few tokens whose graph is never computed."""
+    caches = make_prompt_cache(model)
+    model(mx.zeros((1, _PROBE_TOKENS), dtype=mx.int32), cache=caches)
     model(mx.zeros((1, 1), dtype=mx.int32), cache=caches)
-    unwritten = [index for index, cache in enumerate(caches) if cache.keys is None]
-    if unwritten:
-        raise UnsupportedModelError(f"the model never writes its caches {unwritten}")
-    return tuple(LayerKV(_empty(cache.keys), _empty(cache.values)) for cache in caches)
-
-
-def _empty(buffer: mx.array) -> mx.array:
-    return mx.zeros((1, buffer.shape[1], 0, buffer.shape[3]), dtype=buffer.dtype)
+    kv: list[LayerKV] = []
+    windows: list[LayerKV] = []
+    shapes: list[tuple[tuple[int, ...], ...]] = []
+    for leaf, cache in zip(layout.leaves, layout.flatten(caches), strict=True):
+        held = cache.cache if leaf.kind is LeafKind.STATE else [cache.keys, cache.values]
+        if any(array is None for array in held):
+            # Something that is written some other time, or never.
+            return None
+        if leaf.kind is LeafKind.STATE:
+            shapes.append(tuple(array.shape for array in held))
+            continue
+        empty = LayerKV(*(mx.zeros((*a.shape[:2], 0, a.shape[3]), dtype=a.dtype) for a in held))
+        (kv if leaf.kind is LeafKind.KV else windows).append(empty)
+    empty_row = RowContent(0, tuple(kv), Snapshot(0, tuple(windows), ()))
+    return BatchLayout(empty=empty_row, state_shapes=tuple(shapes))

@@ -1,6 +1,6 @@
 """The engine that runs real models: continuous batching over fixed slots, by MLX."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -9,6 +9,8 @@ from typing import Final
 import mlx.core as mx
 
 from mlx_dp.kvcache.batch_form import BatchForm
+from mlx_dp.kvcache.cached_prefix import Save
+from mlx_dp.kvcache.segments import Segments
 from mlx_dp.proto.messages import Start
 from mlx_dp.proto.ownership import OwnerCapacity
 from mlx_dp.proto.sampling_params import SamplingParams
@@ -16,6 +18,7 @@ from mlx_dp.proto.token_pool import pool_tokens
 from mlx_dp.worker import device
 from mlx_dp.worker.batch_check import choose_form
 from mlx_dp.worker.decode_batch import DecodeBatch
+from mlx_dp.worker.decode_caches import DecodeCaches
 from mlx_dp.worker.engine import (
     Drawn,
     EngineFacts,
@@ -24,16 +27,15 @@ from mlx_dp.worker.engine import (
     PrefillChunk,
     StepPlan,
 )
-from mlx_dp.worker.guest import Guest
 from mlx_dp.worker.launched_step import LaunchedStep
 from mlx_dp.worker.loaded_model import LoadedModel, load
 from mlx_dp.worker.prefill import Prefill
+from mlx_dp.worker.prefill_step import PrefillStep
 
-GUEST_TOKENS: Final = 64
-"""A longer chunk has a forward pass of its own: as the batch's guest it would have to compute the
-LM head for all its tokens, which costs more than reading the weights once less saves."""
 EXPECTED_ANSWER: Final = 256
 """Tokens of answer that a row is made for at first; a longer one moves to a wider slab."""
+_ROOMY: Final = 0.75
+"""Of the budget: below it, slabs may make room that no row needs yet."""
 
 
 @dataclass(slots=True)
@@ -56,11 +58,10 @@ class MlxEngine:
         self._slots: dict[int, _Occupant] = {}
         self._slot_of: dict[int, int] = {}
         self._capacity: OwnerCapacity | None = None
-        self._batch = DecodeBatch(
-            loaded.model, loaded.empty, vocab_size=facts.shape.vocab_size, form=form
-        )
+        self._segments = Segments()
+        self._caches = DecodeCaches(loaded, form)
+        self._batch = DecodeBatch(self._caches, self._segments, vocab_size=facts.shape.vocab_size)
         self._launched: LaunchedStep | None = None
-        self._fence: mx.array | None = None
 
     @classmethod
     def load(cls, start: Start) -> "MlxEngine":
@@ -80,6 +81,9 @@ class MlxEngine:
             shape=shape,
             pool_tokens=tokens,
             device=device.describe(),
+            prefix_cache=start.prefix_cache and not form.single,
+            stateful=loaded.layout.stateful,
+            trims_to=loaded.layout.trims_to,
         )
         return cls(loaded, facts, form)
 
@@ -123,9 +127,43 @@ class MlxEngine:
         assert left >= 1, f"slot {slot}: nothing is left to draw"
         room = len(ids) + min(left, EXPECTED_ANSWER)
         key = next(self._keys)
-        prefill = Prefill(self._loaded.model, ids, room=len(ids))
-        self._slots[slot] = _Occupant(key, request, prefill, room)
+        self._slots[slot] = _Occupant(key, request, Prefill(self._loaded, ids), room)
         self._slot_of[key] = slot
+
+    def keep(self, slot: int, saves: tuple[Save, ...], snapshot: int | None) -> None:
+        occupant = self._slots[slot]
+        if occupant.prefill is not None:
+            PrefillStep.keep(occupant.prefill, saves, snapshot, self._segments)
+            return
+        here = self._batch.keep(occupant.key, saves, snapshot)
+        assert here, f"slot {slot} has left the batch"
+
+    def split(self, segment: int, at: int, head: int) -> None:
+        # A row that leaves with this segment still has to be copied into it.
+        self._batch.drop_done()
+        self._segments.split(segment, at, head)
+
+    def forget(self, segments: Collection[int], snapshots: Collection[int]) -> None:
+        self._batch.drop_done()
+        self._segments.forget(segments, snapshots)
+
+    @property
+    def held_nbytes(self) -> int:
+        prefills = (o.prefill for o in self._slots.values() if o.prefill is not None)
+        filled = sum(prefill.nbytes for prefill in prefills)
+        return self._caches.nbytes + self._segments.nbytes + filled
+
+    def growth_nbytes(self) -> int:
+        return self._caches.growth_nbytes()
+
+    def row_nbytes(self, num_tokens: int) -> int:
+        """The prompt's own caches, and the row that they are copied into."""
+        prompt = self._facts.shape.request_nbytes(num_tokens)
+        return prompt + self._caches.row_nbytes(num_tokens + EXPECTED_ANSWER)
+
+    def compact(self) -> None:
+        self._batch.drop_done()
+        self._caches.compact()
 
     def remove(self, slot: int) -> None:
         occupant = self._slots.pop(slot)
@@ -137,15 +175,18 @@ class MlxEngine:
         return self._launched is not None or len(self._batch) > 0
 
     def step(self, plan: StepPlan) -> tuple[Drawn, ...]:
-        before, fence = self._launched, self._fence
-        self._fence = None
+        before = self._launched
         self._batch.drop_done()
-        guest = self._prefill_all(plan)
-        self._launched = self._batch.launch(guest) if len(self._batch) else None
+        self._set_spare()
+        prefill = PrefillStep(self._caches, self._segments, decoding=len(self._batch) > 0)
+        for chunk in plan.prefill:
+            self._prefill(prefill, chunk)
+        guests = prefill.finish()
+        self._launched = self._batch.launch(guests) if len(self._batch) else None
         if before is None:
-            if fence is not None:
+            if prefill.fence is not None:
                 # Nothing to read, but the device must not fall behind by more than one step.
-                mx.eval(fence)
+                mx.eval(prefill.fence)
             return ()
         # Only now wait for the step before: the device has the next one to go on with.
         drawn = sorted(before.read(), key=lambda row: row[0])
@@ -159,35 +200,24 @@ class MlxEngine:
         prefilling = sum(o.prefill.done for o in self._slots.values() if o.prefill is not None)
         held = device.memory()
         return EngineMemory(
-            used_tokens=self._batch.used_tokens + prefilling,
+            used_tokens=self._caches.used_tokens + prefilling,
             device_nbytes=held.active_nbytes + held.cached_nbytes,
         )
 
     def close(self) -> None:
         mx.synchronize()
 
-    def _prefill_all(self, plan: StepPlan) -> Guest | None:
-        """Launch the plan's chunks, but for one that can ride in the decode, which is returned.
+    def _prefill(self, step: PrefillStep, chunk: PrefillChunk) -> None:
+        occupant = self._slots[chunk.slot]
+        assert occupant.prefill is not None, f"slot {chunk.slot} has its prompt already"
+        step.run(occupant.prefill, chunk, lambda: self._join(occupant))
 
-        A prompt's last chunk does not ride: run before the decode, it lets its request draw in
-        this step already.
-        """
-        guest: Guest | None = None
-        for chunk in plan.prefill:
-            occupant = self._slots[chunk.slot]
-            prefill = occupant.prefill
-            assert prefill is not None, f"slot {chunk.slot} has its prompt already"
-            rides = self._batch.takes_guests and chunk.num_tokens <= GUEST_TOKENS
-            if guest is None and rides and not prefill.ends_with(chunk.num_tokens):
-                guest = Guest.take(prefill, chunk.num_tokens)
-                continue
-            self._fence = prefill.run(chunk.num_tokens)
-            if prefill.complete:
-                self._join(occupant)
-        return guest
+    def _set_spare(self) -> None:
+        assert self._capacity is not None, "open() comes first"
+        limit = self._capacity.cache_nbytes
+        self._caches.set_spare(limit is None or self.held_nbytes < _ROOMY * limit)
 
     def _join(self, occupant: _Occupant) -> None:
         assert occupant.prefill is not None, f"request {occupant.key} has joined already"
-        content = occupant.prefill.content()
-        self._batch.join(occupant.key, occupant.request, content, room=occupant.room)
+        self._batch.join(occupant.key, occupant.request, occupant.prefill, room=occupant.room)
         occupant.prefill = None

@@ -1,14 +1,14 @@
 """What one token and one request cost a model in cache, read from shapes alone."""
 
-from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
-from mlx_lm.models.cache import ArraysCache, CacheList, make_prompt_cache
+from mlx_lm.models.cache import make_prompt_cache
 
-from mlx_dp.proto.errors import ConfigError
-from mlx_dp.proto.model_shape import ModelShape
+from mlx_dp.kvcache.layout import LeafKind, inspect_caches
+from mlx_dp.kvcache.row_content import cache_arrays
+from mlx_dp.proto.model_shape import CacheWindow, ModelShape
 
 # Models that name no limit (pure state models) have none; this one only keeps numbers finite.
 _UNLIMITED_CONTEXT = 1 << 20
@@ -25,47 +25,42 @@ def measure_shape(model: Model, config: dict[str, Any]) -> ModelShape:
     One token runs through the graph without being computed: the shapes that it leaves in the
     caches are exact for every architecture, latent attention and hybrids included.
     """
-    cache = make_prompt_cache(model)
-    logits = model(mx.zeros((1, 1), dtype=mx.int32), cache=cache)
-    layers = [_flattened(entry) for entry in cache]
-    kv_bytes = [[_kv_bytes_per_token(part) for part in parts] for parts in layers]
-    state_bytes = [[_state_bytes(part) for part in parts] for parts in layers]
+    caches = make_prompt_cache(model)
+    layout = inspect_caches(caches)
+    logits = model(mx.zeros((1, 1), dtype=mx.int32), cache=caches)
+    grown = 0
+    windows: dict[int, int] = {}
+    state = 0
+    for leaf, cache in zip(layout.leaves, layout.flatten(caches), strict=True):
+        match leaf.kind:
+            case LeafKind.KV | LeafKind.OTHER:
+                grown += _bytes_per_token(cache)
+            case LeafKind.WINDOW:
+                assert leaf.window is not None, "a window has a width"
+                windows[leaf.window] = windows.get(leaf.window, 0) + _bytes_per_token(cache)
+            case LeafKind.STATE:
+                state += sum(int(array.nbytes) for array in cache_arrays([cache]))
     named: Any = tree_flatten(model.parameters())
     return ModelShape(
         num_layers=len(model.layers),
-        attention_layers=sum(any(layer) for layer in kv_bytes),
-        auxiliary_layers=sum(any(layer) for layer in state_bytes),
-        kv_bytes_per_token=sum(map(sum, kv_bytes)),
-        auxiliary_bytes_per_slot=sum(map(sum, state_bytes)),
+        attention_layers=len(layout.entries) - len(layout.auxiliary),
+        auxiliary_layers=len(layout.auxiliary) + len(layout.mixed),
+        kv_bytes_per_token=grown,
+        auxiliary_bytes_per_slot=state,
+        windows=tuple(
+            CacheWindow(tokens=tokens, bytes_per_token=nbytes)
+            for tokens, nbytes in sorted(windows.items())
+        ),
         vocab_size=int(logits.shape[-1]),
         context_length=_context_length(config),
         weights_nbytes=sum(int(array.nbytes) for _, array in named),
     )
 
 
-def _flattened(entry: CacheEntry) -> list[CacheEntry]:
-    if isinstance(entry, CacheList):
-        return [part for inner in entry.caches for part in _flattened(inner)]
-    return [entry]
-
-
-def _kv_bytes_per_token(entry: CacheEntry) -> int:
-    """Bytes of keys and values per position; 0 for a state entry or one that nothing wrote."""
-    if isinstance(entry, ArraysCache):
-        return 0
-    if not hasattr(entry, "keys") or not hasattr(entry, "values"):
-        raise ConfigError(
-            f"cannot plan for this model: its cache {type(entry).__name__} is of an unknown kind"
-        )
-    parts = [part for part in (entry.keys, entry.values) if part is not None]
-    return sum(int(part.nbytes) // int(part.shape[-2]) for part in parts)
-
-
-def _state_bytes(entry: CacheEntry) -> int:
-    if not isinstance(entry, ArraysCache):
-        return 0
-    states: Sequence[mx.array | None] = entry.cache
-    return sum(int(state.nbytes) for state in states if state is not None)
+def _bytes_per_token(cache: CacheEntry) -> int:
+    """Bytes of all that a cache keeps per position; 0 for one that nothing wrote."""
+    arrays = [array for array in cache_arrays([cache]) if array.ndim > 1]
+    return sum(int(array.nbytes) // int(array.shape[-2]) for array in arrays)
 
 
 def _context_length(config: dict[str, Any]) -> int:

@@ -4,9 +4,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import KVCache, make_prompt_cache
+from mlx_lm.models.cache import make_prompt_cache
 
-from mlx_dp.kvcache.kv_row import LayerKV, filled
+from mlx_dp.kvcache.cached_prefix import CachedPrefix, Save
+from mlx_dp.kvcache.kv_row import LayerKV
+from mlx_dp.kvcache.row_content import (
+    RowContent,
+    cache_arrays,
+    fill_caches,
+    make_room,
+    read_caches,
+)
+from mlx_dp.kvcache.segments import Segments
+from mlx_dp.worker.loaded_model import LoadedModel
 
 
 class Prefill:
@@ -17,19 +27,18 @@ class Prefill:
     it is the first that the batch decodes.
     """
 
-    def __init__(self, model: Any, ids: Sequence[int], *, room: int) -> None:
-        self._model = model
+    def __init__(self, loaded: LoadedModel, ids: Sequence[int]) -> None:
+        self._model = loaded.model
+        self._layout = loaded.layout
         self._ids = mx.array(list(ids), dtype=mx.int32)
         self._launched = 0
-        self.caches: list[Any] = make_prompt_cache(model)
-        for cache in self.caches:
-            if type(cache) is KVCache:
-                # Room for the whole prompt at once; by default it copies itself every 256 tokens.
-                cache.step = room
+        self.caches: list[Any] = make_prompt_cache(loaded.model)
+        make_room(self._layout, self.caches, len(ids))
 
-    def content(self) -> list[LayerKV] | None:
-        """What the caches hold, or None for a prompt of one token, which fills nothing."""
-        return filled(self.caches, self.done) if self.done else None
+    @property
+    def leaves(self) -> list[Any]:
+        """The caches leaf by leaf."""
+        return self._layout.flatten(self.caches)
 
     @property
     def done(self) -> int:
@@ -39,6 +48,34 @@ class Prefill:
     @property
     def complete(self) -> bool:
         return self._launched == self._ids.size
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in cache_arrays(self.caches))
+
+    def reuse(self, prefix: CachedPrefix, segments: Segments) -> None:
+        """Begin behind a prefix that was computed before."""
+        assert not self._launched, "the prompt has begun"
+        assert prefix.num_tokens < self._ids.size, (prefix.num_tokens, self._ids.size)
+        fill_caches(
+            self._layout,
+            self.caches,
+            segments.read(prefix),
+            None if prefix.snapshot is None else segments.restore(prefix.snapshot),
+            length=prefix.num_tokens,
+            room=self._ids.size,
+        )
+        self._launched = prefix.num_tokens
+
+    def content(self) -> RowContent | None:
+        """What the caches hold, not copied; None while a state has not been written."""
+        return read_caches(self._layout, self.caches, self.done) if self.done else None
+
+    def kv(self, save: Save) -> list[LayerKV]:
+        """Copy the KV of some tokens; still to be evaluated."""
+        content = self.content()
+        assert content is not None and save.end <= self.done, (save, self.done)
+        return [kv.tokens(save.start, save.end).copied() for kv in content.kv]
 
     def ends_with(self, num_tokens: int) -> bool:
         """The next ``num_tokens`` tokens leave nothing, or only the last one, of the prompt."""
@@ -57,7 +94,7 @@ class Prefill:
     def run(self, num_tokens: int) -> mx.array | None:
         """Launch the next ``num_tokens`` tokens in a forward pass of their own.
 
-        Returns a scalar that is there once the chunk is, or None when nothing was launched. It
+        Returns an array that is there once the chunk is, or None when nothing was launched. It
         holds none of the KV, so that the next chunk is written in place.
         """
         chunk = self.take(num_tokens)
@@ -65,10 +102,12 @@ class Prefill:
             return None
         # Nothing needs the logits, so the LM head is never computed.
         self._model(chunk[None], cache=self.caches)
-        fence: mx.array = self.caches[-1].keys[0, 0, 0, 0] + 0
-        mx.async_eval(self.state(), fence)
+        arrays = self.arrays()
+        written = next(array for array in reversed(arrays) if array.size)
+        fence: mx.array = written[(0,) * written.ndim] + 0
+        mx.async_eval(arrays, fence)
         return fence
 
-    def state(self) -> list[Any]:
+    def arrays(self) -> list[mx.array]:
         """What must be evaluated after each chunk, or the graph would pile up."""
-        return [cache.state for cache in self.caches]
+        return cache_arrays(self.caches)

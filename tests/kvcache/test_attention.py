@@ -24,7 +24,7 @@ LENGTHS = (1, 7, 3, 12, 5)
 def batch_of(lengths=LENGTHS, *, split: bool = True) -> KVBatch:
     """The same rows at every call: in slabs of width 4, 8 and 16 where it may be split."""
     rng = np.random.default_rng(1)
-    batch = KVBatch(LAYERS, BatchForm(split=split), min_width=4, slab_tokens=16)
+    batch = KVBatch([None] * LAYERS, BatchForm(split=split), min_width=4, slab_tokens=16)
     for key, length in enumerate(lengths):
         batch.join(key, random_row(rng, length).content(), length=length, room=length + 1)
     return batch
@@ -169,7 +169,7 @@ def test_a_mask_comes_as_an_array_where_a_model_insists():
 def test_a_mask_has_one_more_axis_for_models_that_group_their_heads():
     form = BatchForm(split=False, grouped_mask=True)
     rng = np.random.default_rng(1)
-    batch = KVBatch(LAYERS, form)
+    batch = KVBatch([None] * LAYERS, form)
     for key, length in enumerate((1, 3)):
         batch.join(key, random_row(rng, length).content(), length=length, room=8)
     batch.begin_step()

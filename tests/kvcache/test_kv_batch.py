@@ -47,7 +47,7 @@ class BatchMachine(RuleBasedStateMachine):
     @initialize(seed=st.integers(0, 2**16))
     def start(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
-        self.batch = KVBatch(LAYERS, BatchForm(split=self.split), min_width=4, slab_tokens=8)
+        self.batch = KVBatch([None] * LAYERS, BatchForm(split=self.split), min_width=4, slab_tokens=8)
         self.rows: dict[int, PlainRow] = {}
         self.next_key = 0
 
@@ -93,7 +93,7 @@ def test_every_row_is_exactly_what_was_written_after_any_joins_leaves_and_steps(
 
 def test_an_empty_batch_holds_no_memory():
     rng = np.random.default_rng(1)
-    batch = KVBatch(LAYERS, BatchForm(split=True), min_width=2, slab_tokens=8)
+    batch = KVBatch([None] * LAYERS, BatchForm(split=True), min_width=2, slab_tokens=8)
     for key in range(5):
         batch.join(key, random_row(rng, key).content(), length=key, room=key)
     assert batch.nbytes > 0
@@ -106,7 +106,7 @@ def test_an_empty_batch_holds_no_memory():
 @pytest.mark.parametrize("split", [True, False])
 def test_what_is_not_a_number_does_not_outlive_its_request(split):
     rng = np.random.default_rng(1)
-    batch = KVBatch(LAYERS, BatchForm(split=split), min_width=8, slab_tokens=64)
+    batch = KVBatch([None] * LAYERS, BatchForm(split=split), min_width=8, slab_tokens=64)
     rows = {0: random_row(rng, 5), 1: random_row(rng, 3)}
     sick = random_row(rng, 6)
     for keys, values in sick.layers:
@@ -122,7 +122,7 @@ def test_what_is_not_a_number_does_not_outlive_its_request(split):
 
 def test_a_sick_row_is_wiped_when_another_moves_into_its_place():
     rng = np.random.default_rng(1)
-    batch = KVBatch(LAYERS, BatchForm(split=True), min_width=8, slab_tokens=64)
+    batch = KVBatch([None] * LAYERS, BatchForm(split=True), min_width=8, slab_tokens=64)
     sick = random_row(rng, 6)
     for keys, values in sick.layers:
         keys[:] = np.nan
@@ -135,7 +135,7 @@ def test_a_sick_row_is_wiped_when_another_moves_into_its_place():
 
 
 def test_the_same_row_cannot_join_twice():
-    batch = KVBatch(LAYERS, BatchForm(split=True))
+    batch = KVBatch([None] * LAYERS, BatchForm(split=True))
     row = random_row(np.random.default_rng(1), 3)
     batch.join(1, row.content(), length=3, room=3)
     with pytest.raises(AssertionError, match="row 1 is here already"):
@@ -145,7 +145,7 @@ def test_the_same_row_cannot_join_twice():
 def test_offsets_are_a_new_array_each_step():
     # Model code keeps the old one past the update, so it must not change under its hands.
     rng = np.random.default_rng(1)
-    batch = KVBatch(LAYERS, BatchForm(split=True))
+    batch = KVBatch([None] * LAYERS, BatchForm(split=True))
     rows = {1: random_row(rng, 1), 2: random_row(rng, 2)}
     for key, row in rows.items():
         batch.join(key, row.content(), length=row.length, room=8)
@@ -159,15 +159,15 @@ def test_offsets_are_a_new_array_each_step():
 
 def test_a_cache_is_true_whatever_it_holds():
     # Models ask "if cache": one that says no would lose its mask in silence.
-    assert all(KVBatch(LAYERS, BatchForm(split=True)).caches)
-    assert mx.array(KVBatch(LAYERS, BatchForm(split=True)).caches[0].offset).size == 0
+    assert all(KVBatch([None] * LAYERS, BatchForm(split=True)).caches)
+    assert mx.array(KVBatch([None] * LAYERS, BatchForm(split=True)).caches[0].offset).size == 0
 
 
 @pytest.mark.parametrize(
     ("length", "width"), [(3, 4), (5, 8), (63, 64), (64, 72), (71, 72), (130, 144), (250, 256)]
 )
 def test_a_row_with_a_slab_of_its_own_has_little_more_room_than_it_needs(length, width):
-    batch = KVBatch(LAYERS, BatchForm(split=True), min_width=4, slab_tokens=64)
+    batch = KVBatch([None] * LAYERS, BatchForm(split=True), min_width=4, slab_tokens=64)
     row = random_row(np.random.default_rng(1), length)
     batch.join(1, row.content(), length=length, room=length)
     per_token = LAYERS * KV_HEADS * (KEY_DIM + VALUE_DIM) * 4
@@ -176,7 +176,7 @@ def test_a_row_with_a_slab_of_its_own_has_little_more_room_than_it_needs(length,
 
 def test_rows_of_odd_widths_come_grow_and_go():
     rng = np.random.default_rng(1)
-    batch = KVBatch(LAYERS, BatchForm(split=True), min_width=4, slab_tokens=64)
+    batch = KVBatch([None] * LAYERS, BatchForm(split=True), min_width=4, slab_tokens=64)
     rows = {key: random_row(rng, length) for key, length in enumerate((70, 71, 72, 66, 130, 3))}
     for key, row in rows.items():
         batch.join(key, row.content(), length=row.length, room=row.length)
@@ -193,7 +193,7 @@ def test_rows_of_odd_widths_come_grow_and_go():
 
 def test_a_guests_kv_is_let_go_with_its_step():
     rng = np.random.default_rng(1)
-    batch = KVBatch(LAYERS, BatchForm(split=True))
+    batch = KVBatch([None] * LAYERS, BatchForm(split=True))
     batch.join(1, random_row(rng, 3).content(), length=3, room=8)
     caches = [KVCache() for _ in range(LAYERS)]
     held = weakref.ref(caches[0])

@@ -53,7 +53,7 @@ def step(batch: KVBatch) -> mx.array:
 
 
 def warm_batch(lengths: Sequence[int], *, split: bool = True) -> KVBatch:
-    batch = KVBatch(LAYERS, BatchForm(split=split))
+    batch = KVBatch([None] * LAYERS, BatchForm(split=split))
     for key, length in enumerate(lengths):
         batch.join(key, content(length), length=length, room=length + 20)
     for _ in range(2):
@@ -121,7 +121,7 @@ def test_the_last_row_leaves_without_any_copy():
 
 
 def test_a_row_that_is_alone_in_its_slab_leaves_without_any_copy():
-    batch = KVBatch(LAYERS, BatchForm(split=True), slab_tokens=WIDTH)
+    batch = KVBatch([None] * LAYERS, BatchForm(split=True), slab_tokens=WIDTH)
     for key, length in enumerate(EVEN):
         batch.join(key, content(length), length=length, room=length + 20)
     mx.eval(step(batch))

@@ -1,0 +1,112 @@
+"""The caches of all requests that decode together, whatever kinds a model has."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from mlx_dp.kvcache.batch_form import BatchForm
+from mlx_dp.kvcache.guest_chunk import GuestChunk
+from mlx_dp.kvcache.kv_batch import MIN_WIDTH, SLAB_TOKENS, KVBatch
+from mlx_dp.kvcache.kv_row import LayerKV, from_ring, to_ring
+from mlx_dp.kvcache.layout import CacheLayout, LeafKind
+from mlx_dp.kvcache.row_content import RowContent, Snapshot
+from mlx_dp.kvcache.state_rows import StateRows
+
+
+class BatchCaches:
+    """Rows of KV, of windows and of states under one order, and ``caches`` for the model.
+
+    ``empty`` is a row without content for every leaf with KV, and ``state_sizes`` the number of
+    arrays of every state.
+    """
+
+    def __init__(
+        self,
+        layout: CacheLayout,
+        form: BatchForm,
+        state_sizes: Sequence[int],
+        *,
+        min_width: int = MIN_WIDTH,
+        slab_tokens: int = SLAB_TOKENS,
+    ) -> None:
+        self._windows = layout.kv_windows
+        self._states = StateRows(state_sizes)
+        self._kv = KVBatch(self._windows, form, min_width=min_width, slab_tokens=slab_tokens)
+        kv, states = iter(self._kv.caches), iter(self._states.caches)
+        self.caches: list[Any] = layout.nest(
+            [next(states) if leaf.kind is LeafKind.STATE else next(kv) for leaf in layout.leaves]
+        )
+
+    @property
+    def nbytes(self) -> int:
+        return self._kv.nbytes + self._states.nbytes
+
+    @property
+    def used_tokens(self) -> int:
+        return self._kv.used_tokens
+
+    @property
+    def kv(self) -> KVBatch:
+        return self._kv
+
+    def join(self, key: int, content: RowContent, *, room: int) -> None:
+        """Copy in a row. ``room`` is how many tokens it is expected to reach."""
+        grown, windows = iter(content.kv), iter(content.recent.windows)
+        kv = [
+            next(grown) if window is None else to_ring(next(windows), content.length)
+            for window in self._windows
+        ]
+        self._kv.join(key, kv, length=content.length, room=room)
+        self._states.join(key, content.recent.states)
+
+    def leave(self, key: int) -> None:
+        self._kv.leave(key)
+        self._states.leave(key)
+
+    def length(self, key: int) -> int:
+        return self._kv.length(key)
+
+    def copy_kv(self, key: int, start: int, end: int) -> list[LayerKV]:
+        """Copy a row's tokens of the leaves that keep every token; still to be evaluated."""
+        views = self._kv.views(key, start, end)
+        return [
+            view.copied()
+            for view, window in zip(views, self._windows, strict=True)
+            if window is None
+        ]
+
+    def snapshot(self, key: int) -> Snapshot:
+        """Copy a row's windows and states as they are now; still to be evaluated."""
+        length = self._kv.length(key)
+        views = self._kv.views(key, length, length)
+        windows = [
+            from_ring(view, length).copied()
+            for view, window in zip(views, self._windows, strict=True)
+            if window is not None
+        ]
+        return Snapshot(length, tuple(windows), tuple(self._states.content(key)))
+
+    def compact(self) -> None:
+        self._kv.compact()
+
+    def begin_step(
+        self, guests: Sequence[GuestChunk] = (), *, decode: bool = True
+    ) -> tuple[int, ...]:
+        """As ``KVBatch.begin_step``."""
+        assert not guests or not self._states.caches, "guests are rows without a state"
+        order = self._kv.begin_step(guests, decode=decode)
+        if decode:
+            self._states.arrange(order)
+        return order
+
+    def end_step(self) -> list[mx.array]:
+        """As ``KVBatch.end_step``."""
+        return self._kv.end_step()
+
+    def arrays(self) -> list[mx.array]:
+        """What must be evaluated with each step beside what it yields."""
+        return self._states.arrays()
+
+    def check(self) -> None:
+        self._kv.check()

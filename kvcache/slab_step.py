@@ -1,0 +1,73 @@
+"""One decode step on one slab."""
+
+from dataclasses import dataclass, field
+
+import mlx.core as mx
+
+
+@dataclass(frozen=True, slots=True)
+class WritePlace:
+    """Where the step's tokens go in layers of one window, and what the rows then see.
+
+    Where all rows have the same place, ``position`` is it, and no mask is needed; else
+    ``positions`` has it row by row, and ``mask`` [rows, 1, 1, visible] is true where a row may
+    look.
+    """
+
+    visible: int
+    position: int | None = None
+    positions: mx.array | None = None
+    mask: mx.array | None = None
+
+
+@dataclass(slots=True)
+class SlabStep:
+    """Batch rows ``start`` to ``end`` are the slab's; they had ``lengths`` tokens before."""
+
+    start: int
+    lengths: tuple[int, ...]
+    _places: dict[int | None, WritePlace] = field(default_factory=dict)
+    _indices: mx.array | None = None
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.lengths)
+
+    @property
+    def indices(self) -> mx.array:
+        """The rows of the slab, to write to each at a position of its own."""
+        if self._indices is None:
+            self._indices = mx.arange(len(self.lengths), dtype=mx.int32)
+        return self._indices
+
+    def place(self, window: int | None) -> WritePlace:
+        """The same object for all layers of one window, so that its arrays are made once."""
+        place = self._places.get(window)
+        if place is None:
+            place = self._places[window] = self._placed(window)
+        return place
+
+    def recent(self, window: int | None, num_tokens: int) -> mx.array | None:
+        """Mask [rows, 1, 1, visible] of the last ``num_tokens`` tokens; None: that is all."""
+        visible = self.place(window).visible
+        if visible <= num_tokens:
+            return self.place(window).mask
+        index = mx.arange(visible, dtype=mx.int32)
+        newest = mx.array(self.lengths, dtype=mx.int32)[:, None]
+        behind = newest - index if window is None else (newest - index) % window
+        seen = (behind >= 0) & (behind < num_tokens) & (behind <= newest)
+        return seen[:, None, None]
+
+    def _placed(self, window: int | None) -> WritePlace:
+        longest = max(self.lengths)
+        visible = longest + 1 if window is None else min(longest + 1, window)
+        places = self.lengths if window is None else tuple(n % window for n in self.lengths)
+        shortest = min(self.lengths)
+        if min(places) == max(places) and (shortest == longest or shortest + 1 >= visible):
+            return WritePlace(visible, position=places[0])
+        positions = mx.array(places, dtype=mx.int32)
+        if shortest + 1 >= visible:
+            return WritePlace(visible, positions=positions)
+        newest = positions if window is None else mx.array(self.lengths, dtype=mx.int32)
+        mask = mx.arange(visible, dtype=mx.int32) <= newest[:, None]
+        return WritePlace(visible, positions=positions, mask=mask[:, None, None])

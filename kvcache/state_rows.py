@@ -1,0 +1,103 @@
+"""The auxiliary state of all requests that decode together."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.cache import ArraysCache
+
+StateArrays = tuple[mx.array, ...]
+"""One leaf's arrays, [rows, ...] each."""
+
+
+class BatchedStateCache(ArraysCache):
+    """One leaf's state of all rows, as the model reads and replaces it.
+
+    A subclass, since some models ask for it. Every row has a real token in every step, so there
+    is nothing to mask or to count.
+    """
+
+    def make_mask(self, N: int) -> None:
+        """Return None: all tokens are real."""
+
+    def advance(self, N: int) -> None:
+        """Change nothing: no row is padded."""
+
+
+class StateRows:
+    """One row of state per request and leaf, in the batch's order.
+
+    A state does not grow and the model makes it anew in every step, so that whoever joins or
+    leaves costs one more copy of the rows, and only then.
+    """
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        """``sizes``: the number of arrays in each leaf."""
+        self.caches: list[Any] = [BatchedStateCache(size) for size in sizes]
+        self._order: tuple[int, ...] = ()
+        self._joined: dict[int, Sequence[StateArrays]] = {}
+
+    @property
+    def nbytes(self) -> int:
+        joined = [a for leaves in self._joined.values() for leaf in leaves for a in leaf]
+        return sum(array.nbytes for array in [*self.arrays(), *joined])
+
+    def join(self, key: int, state: Sequence[StateArrays]) -> None:
+        """Take a row's state, [1, ...] per array."""
+        assert key not in self._order and key not in self._joined, f"row {key} is here already"
+        self._joined[key] = state
+
+    def leave(self, key: int) -> None:
+        """Forget a row that has not been arranged; the others go with the next arrangement."""
+        self._joined.pop(key, None)
+
+    def content(self, key: int) -> list[StateArrays]:
+        """Copy a row's state out. What it holds must not outlive the row's batch as a view."""
+        if key in self._joined:
+            return [tuple(mx.contiguous(a) for a in leaf) for leaf in self._joined[key]]
+        row = self._order.index(key)
+        return [
+            tuple(mx.contiguous(a[row : row + 1]) for a in cache.cache) for cache in self.caches
+        ]
+
+    def arrange(self, order: tuple[int, ...]) -> None:
+        """Bring the rows into the order of the coming step. Rows not in it are gone."""
+        if order == self._order:
+            return
+        place = {key: row for row, key in enumerate(self._order)}
+        stay = [key for key in order if key in place]
+        assert all(key in place or key in self._joined for key in order), (order, self._order)
+        come = [key for key in order if key not in place]
+        for leaf, cache in enumerate(self.caches):
+            cache.cache = [
+                self._arranged(
+                    array,
+                    [place[key] for key in stay],
+                    [self._joined[key][leaf][index] for key in come],
+                )
+                for index, array in enumerate(cache.cache)
+            ]
+        at = {key: row for row, key in enumerate([*stay, *come])}
+        if [*stay, *come] != list(order):
+            final = mx.array([at[key] for key in order], dtype=mx.int32)
+            for cache in self.caches:
+                cache.cache = [array[final] for array in cache.cache]
+        self._order = order
+        self._joined = {}
+
+    def arrays(self) -> list[mx.array]:
+        """What must be evaluated with each step, or its graph would pile up."""
+        return [array for cache in self.caches for array in cache.cache if array is not None]
+
+    @staticmethod
+    def _arranged(
+        array: mx.array | None, stay: Sequence[int], come: Sequence[mx.array]
+    ) -> mx.array | None:
+        parts: list[mx.array] = []
+        if array is not None and stay:
+            everyone = list(stay) == list(range(array.shape[0]))
+            parts.append(array if everyone else array[mx.array(list(stay), dtype=mx.int32)])
+        parts += come
+        if not parts:
+            return None
+        return parts[0] if len(parts) == 1 else mx.concatenate(parts)

@@ -1,0 +1,124 @@
+"""The prompts' part of one step."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import mlx.core as mx
+
+from mlx_dp.kvcache.cached_prefix import CachedPrefix, Save
+from mlx_dp.kvcache.segments import Segments
+from mlx_dp.worker.decode_caches import DecodeCaches
+from mlx_dp.worker.engine import PrefillChunk
+from mlx_dp.worker.guest import Guest
+from mlx_dp.worker.prefill import Prefill
+
+GUEST_TOKENS: Final = 64
+"""A longer chunk has a forward pass of its own: as the batch's guest it would have to compute the
+LM head for all its tokens, which costs more than reading the weights once less saves."""
+TOGETHER_TOKENS: Final = 256
+"""Short prompts share a forward pass up to so many tokens in all."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A chunk that ends its prompt, and is to share a forward pass with others."""
+
+    prefill: Prefill
+    chunk: PrefillChunk
+    done: Callable[[], None]
+
+
+class PrefillStep:
+    """Launches a plan's chunks in their order.
+
+    A short chunk that does not end its prompt rides in the decode. Short ones that do end theirs
+    share a forward pass before it, so that their requests draw in this step already. All others
+    run alone, as those of models do whose recurrent state could not tell such rows apart.
+    """
+
+    def __init__(self, caches: DecodeCaches, segments: Segments, *, decoding: bool) -> None:
+        self._caches = caches
+        self._segments = segments
+        self._rides = decoding and caches.takes_guests
+        self._guests: list[Guest] = []
+        self._together: list[_Waiting] = []
+        self.fence: mx.array | None = None
+        """There once the last chunk that ran alone is."""
+
+    def run(self, prefill: Prefill, chunk: PrefillChunk, done: Callable[[], None]) -> None:
+        """Launch a chunk, now or with others by ``finish``; ``done`` is called behind the last."""
+        if chunk.prefix is not None:
+            if self._to_come(chunk.prefix):
+                self._run_together()
+            prefill.reuse(chunk.prefix, self._segments)
+        ends = prefill.ends_with(chunk.num_tokens)
+        short = self._caches.takes_guests and chunk.num_tokens <= GUEST_TOKENS
+        plain = chunk.snapshot is None and not chunk.saves
+        if short and ends:
+            self._together.append(_Waiting(prefill, chunk, done))
+            return
+        if short and plain and self._rides and self._riding + chunk.num_tokens <= GUEST_TOKENS:
+            guest = Guest.take(prefill, chunk.num_tokens)
+            assert guest is not None, "a chunk that does not end its prompt has tokens to run"
+            self._guests.append(guest)
+            return
+        self.fence = prefill.run(chunk.num_tokens)
+        self._after(prefill, chunk, done)
+
+    def finish(self) -> list[Guest]:
+        """Launch what waits for company; return what shall ride in the decode."""
+        self._run_together()
+        return self._guests
+
+    @staticmethod
+    def keep(
+        prefill: Prefill, saves: tuple[Save, ...], snapshot: int | None, segments: Segments
+    ) -> None:
+        """Copy what a prompt's caches hold now into segments, and their state."""
+        copies: list[mx.array] = []
+        for save in saves:
+            kv = prefill.kv(save)
+            segments.put(save.segment, kv)
+            copies += [array for layer in kv for array in layer]
+        content = prefill.content() if snapshot is not None else None
+        if snapshot is not None and content is not None:
+            taken = content.recent.copied()
+            segments.store(snapshot, taken)
+            copies += taken.arrays()
+        mx.async_eval(copies)
+
+    @property
+    def _riding(self) -> int:
+        return sum(guest.chunk.num_tokens for guest in self._guests)
+
+    def _to_come(self, prefix: CachedPrefix) -> bool:
+        """Some of the prefix is only saved by a chunk that has not been launched."""
+        waiting = {save.segment for one in self._together for save in one.chunk.saves}
+        return any(piece.segment in waiting for piece in prefix.pieces)
+
+    def _run_together(self) -> None:
+        waiting, self._together = self._together, []
+        while waiting:
+            group: list[_Waiting] = []
+            size = 0
+            while waiting and size + waiting[0].chunk.num_tokens <= TOGETHER_TOKENS:
+                size += waiting[0].chunk.num_tokens
+                group.append(waiting.pop(0))
+            self._run_group(group)
+
+    def _run_group(self, group: list[_Waiting]) -> None:
+        if len(group) == 1:
+            self.fence = group[0].prefill.run(group[0].chunk.num_tokens)
+        else:
+            taken = [Guest.take(one.prefill, one.chunk.num_tokens) for one in group]
+            if guests := [guest for guest in taken if guest is not None]:
+                self._caches.run_guests(guests)
+        for one in group:
+            self._after(one.prefill, one.chunk, one.done)
+
+    def _after(self, prefill: Prefill, chunk: PrefillChunk, done: Callable[[], None]) -> None:
+        if chunk.saves or chunk.snapshot is not None:
+            self.keep(prefill, chunk.saves, chunk.snapshot, self._segments)
+        if prefill.complete:
+            done()
