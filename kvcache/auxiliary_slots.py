@@ -48,6 +48,9 @@ class AuxiliarySlots:
         """Slots of running requests, live ones and snapshots to come."""
         return len(self._owner) - self._tree_slots
 
+    def owner_of(self, slot: int) -> Owner | None:
+        return self._owner.get(slot)
+
     def owned_by(self, owner: Owner) -> frozenset[int]:
         """For checks: looks at every slot."""
         return frozenset(slot for slot, holder in self._owner.items() if holder == owner)

@@ -72,6 +72,10 @@ class PrefixCache:
         reuse = reusable(self._tree.match(prompt, namespace), len(prompt) - 1, self._facts)
         return 0 if reuse is None else reuse.num_tokens
 
+    def missing(self, ids: Sequence[int], namespace: str) -> int:
+        """Tokens whose KV an insertion of ``ids`` would add."""
+        return len(ids) - self._tree.match(tuple(ids), namespace).kv_tokens
+
     def begin(self, request_id: int, ids: Sequence[int], namespace: str) -> Beginning:
         """Find what the tree has of a prompt, and hold it. The last token is never part of it."""
         assert request_id not in self._requests, f"request {request_id} begins twice"
@@ -107,11 +111,14 @@ class PrefixCache:
         self._slots.free(evicted, TREE)
         return self._slots.alloc(request_id)
 
-    def prefilled(self, request_id: int, ids: Sequence[int], tracked: Mapping[int, int]) -> None:
+    def prefilled(
+        self, request_id: int, ids: Sequence[int], tracked: Mapping[int, int]
+    ) -> frozenset[int]:
         """Take a prompt whose last chunk is in the plan, but for its last token.
 
         ``tracked`` has the slots of its snapshots by token count: the tree takes each or frees
-        it. The request keeps its live slot.
+        it. Returns those taken: nobody wants the others written any more. The request keeps its
+        live slot.
         """
         request = self._requests[request_id]
         assert request.leaf is None, f"request {request_id} was not handed over"
@@ -120,6 +127,7 @@ class PrefixCache:
             request.leaf = self._insert(request, prompt, tracked)
         else:
             assert not tracked, f"request {request_id} has snapshots of nothing"
+        return frozenset(slot for slot in tracked.values() if self._slots.owner_of(slot) is TREE)
 
     def hand_over(self, request_id: int) -> Handover:
         """Name what the request's chunk takes and saves, once, and let go of it."""
@@ -152,13 +160,13 @@ class PrefixCache:
             saves = request.settle()
             kept = live_slot if request.leaf.snapshot == live_slot else None
         else:
-            self._free(request_id, snapshots)
+            self._free(request_id, *snapshots.values())
         self._let_go(request)
         return saves, kept
 
     def dropped(self, request_id: int, tracked: Mapping[int, int], live_slot: int | None) -> None:
         """Keep nothing of a request that was given up, perhaps before it began."""
-        self._free(request_id, tracked)
+        self._free(request_id, *tracked.values())
         if live_slot is not None:
             self._slots.free(live_slot, request_id)
         request = self._requests.pop(request_id, None)
@@ -212,11 +220,14 @@ class PrefixCache:
                 self._slots.give(slot, request.request_id)
                 self._tree.attach(node, slot)
             else:
-                self._slots.free(slot, request.request_id)
+                self._free(request.request_id, slot)
         return insertion.leaf
 
-    def _free(self, request_id: int, tracked: Mapping[int, int]) -> None:
-        for slot in tracked.values():
+    def _free(self, request_id: int, *slots: int) -> None:
+        """Free slots of a request, which may hold states already."""
+        if slots:
+            self._store.forget((), slots)
+        for slot in slots:
             self._slots.free(slot, request_id)
 
     def _let_go(self, request: PrefixRequest) -> None:
