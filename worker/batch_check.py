@@ -17,6 +17,7 @@ from mlx_dp.kvcache.row_content import read_caches
 from mlx_dp.proto.messages import FailureKind
 from mlx_dp.worker.failure import kind_of
 from mlx_dp.worker.loaded_model import LoadedModel
+from mlx_dp.worker.sparse_attention import narrowed
 
 logger = logging.getLogger(__name__)
 
@@ -48,9 +49,11 @@ def choose_form(loaded: LoadedModel) -> BatchForm:
         kinds = " and ".join(loaded.layout.other_kinds) or "odd"
         logger.warning("requests run one by one: no batch can hold %s caches", kinds)
         return ALONE
-    expected = [_continued(loaded, _prefilled(loaded, prompt)) for prompt in _prompts(loaded)]
     for form in FORMS:
-        fault = _fault(loaded, expected, form)
+        fault = _fault(loaded, form)
+        if fault is None:
+            with narrowed(loaded.model) as chooses:
+                fault = _fault(loaded, form) if chooses else None
         if fault is None:
             return form
         logger.info("batch check: %s this model %s", form, fault)
@@ -58,8 +61,9 @@ def choose_form(loaded: LoadedModel) -> BatchForm:
     return ALONE
 
 
-def _fault(loaded: LoadedModel, expected: list[mx.array], form: BatchForm) -> str | None:
+def _fault(loaded: LoadedModel, form: BatchForm) -> str | None:
     """Say what is wrong with a batch of this model; None: nothing."""
+    expected = [_continued(loaded, _prefilled(loaded, prompt)) for prompt in _prompts(loaded)]
     try:
         difference = max(_difference(expected, found) for found in _runs(loaded, form))
     except NotSplittableError as error:
