@@ -95,37 +95,41 @@ def make_pair(directory: Path, options: argparse.Namespace) -> Pair:
     )
 
 
-def run(name: str, directory: Path, options: argparse.Namespace, sizes: Sizes) -> dict[str, Any]:
+def run(
+    name: str, directory: Path, options: argparse.Namespace, save: Callable[[str, Section], None]
+) -> None:
     """Run the chosen sections on one model, and print each table as soon as it is there."""
     print(f"\n## {name}: {directory.name}\n", flush=True)
     pair = make_pair(directory, options)
-    found: dict[str, Any] = {}
     for section in options.only:
         begun = time.monotonic()
-        result = SECTIONS[section](pair, sizes)
+        result = SECTIONS[section](pair, QUICK if options.quick else Sizes())
         print(result.markdown(), flush=True)
         print(f"{name} {section}: {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
-        found[section] = result.as_json()
-    return found
+        save(section, result)
 
 
 def main() -> None:
     options = parse()
-    sizes = QUICK if options.quick else Sizes()
     if options.quick:
         options.rounds = 1
-    models: dict[str, Any] = {}
+    models: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         for name in options.models:
             if name == "dense":
                 directory = named_model(options.model)
             else:
                 directory = write_hybrid(Path(folder) / "granite-hybrid-random")
-            models[name] = run(name, directory, options, sizes)
-            if options.json is not None:
-                options.json.write_text(
-                    json.dumps({"machine": machine(), "models": models}, indent=1)
-                )
+            found = models.setdefault(name, {})
+
+            def save(section: str, result: Section, found: dict[str, Any] = found) -> None:
+                found[section] = result.as_json()
+                if options.json is not None:
+                    options.json.write_text(
+                        json.dumps({"machine": machine(), "models": models}, indent=1)
+                    )
+
+            run(name, directory, options, save)
 
 
 if __name__ == "__main__":

@@ -91,6 +91,10 @@ class SoakControl:
     def idle(self) -> bool:
         return not self._open and not self._queue and not self._worker.engine.busy
 
+    @property
+    def running(self) -> int:
+        return len(self._open)
+
     def turn(self, *, more: bool) -> None:
         """Grant, go round once, and take in what was said; ``more``: draw new requests as well."""
         self._turn += 1

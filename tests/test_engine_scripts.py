@@ -43,10 +43,10 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 class WordyWorker:
     """Says what a test put down for each turn, and keeps what it was told."""
 
-    def __init__(self, *said: list[Up]) -> None:
+    def __init__(self, said: tuple[list[Up], ...], slots: int) -> None:
         self._said = iter(said)
         self.told: list[Any] = []
-        self.capacity = SimpleNamespace(request_slots=1)
+        self.capacity = SimpleNamespace(request_slots=slots)
         self.engine = SimpleNamespace(busy=False)
 
     def send(self, verb: Any) -> None:
@@ -58,7 +58,7 @@ class WordyWorker:
 
 @pytest.fixture
 def control(load):
-    def make(*said: list[Up]):
+    def make(*said: list[Up], slots: int = 1):
         request = load("soak_requests").SoakRequest(
             prompt_ids=(1, 2, 3),
             max_tokens=3,
@@ -68,7 +68,7 @@ def control(load):
             cancel_after=None,
         )
         maker = SimpleNamespace(draw=lambda: request, ended=lambda *_: None)
-        return load("soak_control").SoakControl(WordyWorker(*said), maker)
+        return load("soak_control").SoakControl(WordyWorker(said, slots), maker)
 
     return make
 
@@ -91,6 +91,10 @@ def finished(count: int, reason: FinishReason = FinishReason.LENGTH, epoch: int 
 
 def preempted(count: int) -> Preempted:
     return Preempted(request_id=1, epoch=1, num_tokens=count)
+
+
+def rejected(reason: RejectReason) -> Rejected:
+    return Rejected(request_id=1, epoch=1, reason=reason, message="")
 
 
 def test_a_preempted_request_goes_on_behind_what_it_had(control):
@@ -120,24 +124,28 @@ def test_a_preempted_request_goes_on_behind_what_it_had(control):
         pytest.param([prefilled(cached=3)], id="all cached, nothing to draw from"),
         pytest.param([prefilled(), tokens(5, 6, 7, 8)], id="more than its budget"),
         pytest.param([prefilled(), tokens(5), finished(1)], id="ended before its budget"),
-        pytest.param([prefilled(), tokens(5), finished(2)], id="a lost token"),
+        pytest.param([prefilled(), tokens(5, 6, 7), finished(2)], id="a token more than it counts"),
+        pytest.param([preempted(1)], id="a token less than it counts"),
+        pytest.param([accepted(2)], id="accepted in another epoch"),
         pytest.param(
             [prefilled(), tokens(5), finished(1, FinishReason.STOP)], id="stopped at no stop token"
         ),
         pytest.param([finished(0, FinishReason.ABORT)], id="aborted unasked"),
-        pytest.param(
-            [Rejected(request_id=1, epoch=1, reason=RejectReason.NO_TOKENS, message="")],
-            id="refused although nothing runs",
-        ),
-        pytest.param(
-            [Rejected(request_id=1, epoch=1, reason=RejectReason.NO_SLOT, message="")],
-            id="refused a slot that is free",
-        ),
+        pytest.param([rejected(RejectReason.NO_TOKENS)], id="refused although nothing runs"),
     ],
 )
 def test_a_worker_that_says_what_cannot_be_is_not_believed(control, said):
     with pytest.raises(AssertionError):
         control(said).turn(more=True)
+
+
+def test_only_a_lack_of_memory_may_refuse_a_slot_that_is_free(control):
+    with pytest.raises(AssertionError):
+        control([rejected(RejectReason.NO_SLOT)], slots=2).turn(more=True)
+    soak = control([rejected(RejectReason.NO_TOKENS)], [], slots=2)
+    soak.turn(more=True)
+    soak.turn(more=True)
+    assert [verb.request_id for verb in soak._worker.told] == [1, 2], "it waits for an end"
 
 
 def test_a_worker_that_never_moves_is_found_out(control, load, monkeypatch):
