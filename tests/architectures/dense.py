@@ -12,6 +12,9 @@ DENSE: Mapping[str, TinyModel] = {
     "cohere": TinyModel("cohere", {"logit_scale": 1.0}),
     "ernie4_5": TinyModel("ernie4_5", {"use_bias": False}),
     "exaone": TinyModel("exaone"),
+    "exaone4_global": TinyModel(
+        "exaone4", {"sliding_window": None, "sliding_window_pattern": None, "rope_scaling": None}
+    ),
     "gemma": TinyModel("gemma"),
     "gemma2": TinyModel("gemma2"),
     "glm": TinyModel("glm"),

@@ -43,9 +43,6 @@ SLIDING_MODELS: Mapping[str, TinyModel] = {
     "exaone4": TinyModel(
         "exaone4", {**PATTERN, "sliding_window_pattern": "LG", "rope_scaling": None}
     ),
-    "exaone4_global": TinyModel(
-        "exaone4", {"sliding_window": None, "sliding_window_pattern": None, "rope_scaling": None}
-    ),
     "exaone_moe": TinyModel(
         "exaone_moe",
         {**EXPERTS, **SLIDING_FULL, "num_shared_experts": 1, "is_moe_layer": [False, True]},

@@ -1,0 +1,1 @@
+"""Every architecture, served as in production and held to mlx-lm's own answers."""

@@ -1,0 +1,62 @@
+"""Runs a scenario through a whole worker: the start, the loop, the scheduler and the engine."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from worker_starts import mlx_start
+
+from conformance.client import Client
+from conformance.scenario import Ask
+from mlx_dp.kvcache.batch_form import BatchForm
+from mlx_dp.proto.exit_codes import ExitCode
+from mlx_dp.proto.messages import FailureKind
+from mlx_dp.worker import mlx_engine
+from mlx_dp.worker.loaded_model import LoadedModel
+from mlx_dp.worker.startup import run_worker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """``slots`` and ``max_total_tokens`` are the flags; None leaves the memory unbounded."""
+
+    chunk: int
+    prefix_cache: bool
+    slots: int = 4
+    max_total_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """``form`` is how the engine batches the model; None: it was refused, for ``refusal``."""
+
+    client: Client
+    form: BatchForm | None
+    refusal: str = ""
+
+
+def serve(directory: Path, asks: Sequence[Ask], service: Service) -> Served:
+    """Start a worker on the model, and let it answer."""
+    start = mlx_start(directory, requests=service.slots, chunk=service.chunk)
+    start = replace(
+        start,
+        prefix_cache=service.prefix_cache,
+        share=replace(start.share, max_total_tokens=service.max_total_tokens),
+    )
+    client = Client(start, asks)
+    forms: list[BatchForm] = []
+    choose_form = mlx_engine.choose_form
+
+    def choose(loaded: LoadedModel) -> BatchForm:
+        forms.append(choose_form(loaded))
+        return forms[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mlx_engine, "choose_form", choose)
+        code = run_worker(client, clock=client.clock)
+    if client.failed is not None:
+        assert client.failed.kind is FailureKind.UNSUPPORTED_MODEL, client.failed
+        return Served(client=client, form=None, refusal=client.failed.message)
+    assert code is ExitCode.OK
+    return Served(client=client, form=forms[-1])

@@ -1,0 +1,110 @@
+"""Every architecture answers in a busy worker what mlx-lm answers to one request alone.
+
+One architecture: ``scripts/test tests/conformance -k "[qwen3_next:"``.
+"""
+
+import random
+from collections.abc import Callable
+from itertools import product
+
+import pytest
+
+pytest.importorskip("mlx.core")
+
+import mlx.core as mx
+from architectures.broken import BROKEN_IN_MLX_LM, CHUNK_DEPENDENT
+from oracle import Ties
+from tiny_models import ARCHITECTURES
+
+from conformance.model_under_test import ModelUnderTest
+from conformance.scenario import Ask, conversation, crowd, short, together
+from conformance.served import Served, Service, serve
+from conformance.verdicts import Line, Table, Verdict, expected, verdict
+
+pytestmark = pytest.mark.mlx
+
+CHUNKS = (1, 7, 64, 512)
+"""512 holds every prompt whole."""
+QUICK = {(7, True), (512, False)}
+"""Chunk size and prefix cache; all others are for scripts/test --all."""
+SCARCE = 300
+"""KV tokens, of which the longest request takes two thirds."""
+MAX_TIES = 2
+
+
+def scenarios() -> list[object]:
+    """All scenarios of an architecture after one another, since they share its model."""
+    cases: list[object] = []
+    for name in ARCHITECTURES:
+        for chunk, prefix_cache in product(CHUNKS, (True, False)):
+            quick = (chunk, prefix_cache) in QUICK
+            service = Service(chunk=chunk, prefix_cache=prefix_cache)
+            cases.append(_case(name, service, quick=quick))
+            scarce = Service(chunk=chunk, prefix_cache=prefix_cache, max_total_tokens=SCARCE)
+            cases.append(_case(name, scarce, quick=False))
+    return cases
+
+
+def _case(name: str, service: Service, *, quick: bool) -> object:
+    cached = "cache" if service.prefix_cache else "no_cache"
+    memory = "" if service.max_total_tokens is None else ":scarce"
+    return pytest.param(
+        name,
+        service,
+        id=f"{name}:chunk_{service.chunk}:{cached}{memory}",
+        marks=[] if quick else [pytest.mark.slow],
+    )
+
+
+def asks(name: str, service: Service) -> list[Ask]:
+    rng = random.Random(service.chunk)
+    if name in CHUNK_DEPENDENT:
+        return short(rng)
+    return together(crowd(rng), conversation(rng))
+
+
+@pytest.mark.parametrize(("name", "service"), scenarios())
+def test_it_answers_as_alone(
+    name: str, service: Service, under_test: Callable[[str], ModelUnderTest], table: Table
+) -> None:
+    if name in CHUNK_DEPENDENT and (service.chunk < 64 or service.prefix_cache):
+        pytest.skip(f"mlx-lm's own answer changes with the chunks: it {CHUNK_DEPENDENT[name]}")
+    model = under_test(name)
+    line = table.lines.setdefault(name, Line(model.cache_kinds))
+    served = serve(model.directory, asks(name, service), service)
+    line.outcome = f"served {served.form}" if served.form else f"refused: {served.refusal}"
+    assert verdict(served.form) is expected(name), line.outcome
+    if verdict(served.form) is not Verdict.REFUSED:
+        hold(model, served, service, line)
+
+
+def hold(model: ModelUnderTest, served: Served, service: Service, line: Line) -> None:
+    """Check all answers and what the worker said of its memory."""
+    assert served.form is not None
+    client, ties = served.client, Ties()
+    for answer in client.answers:
+        model.hold(answer.prompt, answer.ids, ties)
+        cached = answer.cached_tokens or 0
+        assert cached < len(answer.prompt), answer
+        if not service.prefix_cache or served.form.single or answer.ask.salt:
+            assert cached == 0, answer
+        elif service.max_total_tokens is None:
+            assert cached >= answer.ask.cached, answer
+        line.cached_tokens += cached
+    assert len(ties.found) <= MAX_TIES, ties.report()
+    assert served.form.single or client.most_at_once == service.slots
+    idle = client.idle
+    assert idle is not None
+    left = (idle.running, idle.cached_tokens, idle.cached_nbytes, idle.auxiliary_used)
+    assert left == (0, 0, 0, 0), idle
+    line.scenarios += 1
+    line.compared += ties.compared
+    line.ties += len(ties.found)
+    line.preempted += client.preempted
+
+
+@pytest.mark.parametrize("name", BROKEN_IN_MLX_LM)
+def test_what_mlx_lm_cannot_run_is_in_the_table(name: str, table: Table) -> None:
+    broken = BROKEN_IN_MLX_LM[name]
+    if not (broken.metal and mx.metal.is_available()):
+        table.lines[name] = Line(("-",), outcome=f"broken in mlx-lm: {broken.reason}")
