@@ -10,13 +10,15 @@ class BatchForm:
     ``split``: in several slabs, for models that attend through the shared attention function.
     ``grouped_mask``: the mask is [rows, 1, 1, 1, visible], for models that attend by themselves
     over [rows, KV heads, queries per KV head, 1, visible].
-    ``single``: one row at a time, whose offset is a number, for models that compute with it as
-    they do when they generate alone.
+    ``single``: one by one in the model's own caches, as when it generates alone.
+    ``resumes``: what the model computes does not depend on where its chunks end, so that a prompt
+    may go on from any cached prefix.
     """
 
     split: bool
     grouped_mask: bool = False
     single: bool = False
+    resumes: bool = True
 
     def __str__(self) -> str:
         if self.single:

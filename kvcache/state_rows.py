@@ -36,6 +36,7 @@ class StateRows:
         self.caches: list[Any] = [BatchedStateCache(size) for size in sizes]
         self._order: tuple[int, ...] = ()
         self._joined: dict[int, Sequence[StateArrays]] = {}
+        self._here: set[int] = set()
 
     @property
     def nbytes(self) -> int:
@@ -44,12 +45,16 @@ class StateRows:
 
     def join(self, key: int, state: Sequence[StateArrays]) -> None:
         """Take a row's state, [1, ...] per array."""
-        assert key not in self._order and key not in self._joined, f"row {key} is here already"
+        assert key not in self._here, f"row {key} is here already"
+        self._here.add(key)
         self._joined[key] = state
 
     def leave(self, key: int) -> None:
-        """Forget a row that has not been arranged; the others go with the next arrangement."""
+        """Drop a row. Its memory goes with the next arrangement, or with the last row."""
+        self._here.remove(key)
         self._joined.pop(key, None)
+        if not self._here:
+            self.arrange(())
 
     def content(self, key: int) -> list[StateArrays]:
         """Copy a row's state out. What it holds must not outlive the row's batch as a view."""

@@ -3,6 +3,7 @@
 import logging
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Final
 
 import mlx.core as mx
@@ -27,7 +28,7 @@ FORMS: Final = (
     BatchForm(split=False, grouped_mask=True),
 )
 """From the most efficient to the least likely to be understood."""
-ALONE: Final = BatchForm(split=False, single=True)
+ALONE: Final = BatchForm(split=False, single=True, resumes=False)
 """What the model does when it generates alone, and so always right."""
 LENGTHS: Final = (33, 39, 35, 36)
 """Spread, two rows of unequal length share a slab, the third has its own, the last is a guest.
@@ -55,7 +56,7 @@ def choose_form(loaded: LoadedModel) -> BatchForm:
             with narrowed(loaded.model) as chooses:
                 fault = _fault(loaded, form) if chooses else None
         if fault is None:
-            return form
+            return replace(form, resumes=_resumes(loaded, form))
         logger.info("batch check: %s this model %s", form, fault)
     logger.warning("requests run one by one: this model %s", fault)
     return ALONE
@@ -81,6 +82,16 @@ def _fault(loaded: LoadedModel, form: BatchForm) -> str | None:
             f"{difference:.2g} of the largest one)"
         )
     return None
+
+
+def _resumes(loaded: LoadedModel, form: BatchForm) -> bool:
+    """False for a model whose masks are wider than its caches: within a chunk a token sees more
+    than behind its border."""
+    batch = _batch_of(loaded, form, _prompts(loaded)[:1])
+    batch.begin_step()
+    loaded.model(mx.array([[_continuation(loaded, 0)]], dtype=mx.int32), cache=batch.caches)
+    batch.end_step()
+    return not batch.kv.asks_wide
 
 
 def _prompts(loaded: LoadedModel) -> list[list[int]]:
@@ -127,13 +138,7 @@ def _batched(
     spread: bool = False,
 ) -> list[mx.array]:
     """The same of these requests, as one batch: in one slab, or in two and with a guest."""
-    assert loaded.batch is not None, "there is nothing to check"
-    batch = BatchCaches(loaded.layout, form, loaded.batch.state_sizes)
-    for key, prompt in enumerate(prompts):
-        content = read_caches(loaded.layout, _prefilled(loaded, prompt), len(prompt))
-        assert content is not None, "a state is not written by a whole prompt"
-        wide = spread and key == len(prompts) - 1
-        batch.join(key, content, room=2 * MIN_WIDTH if wide else MIN_WIDTH)
+    batch = _batch_of(loaded, form, prompts, spread=spread)
     rows: list[list[mx.array]] = [[] for _ in prompts]
     guest_caches: list[Any] = make_prompt_cache(loaded.model)
     for step in range(STEPS):
@@ -151,6 +156,20 @@ def _batched(
             rows[key].append(logits[row, -1])
     found = [mx.stack(row) for row in rows]
     return found if guest is None else [*found, _continued(loaded, guest_caches)]
+
+
+def _batch_of(
+    loaded: LoadedModel, form: BatchForm, prompts: list[list[int]], *, spread: bool = False
+) -> BatchCaches:
+    """A batch of these prompts. ``spread``: the last one in a slab of its own."""
+    assert loaded.batch is not None, "there is nothing to check"
+    batch = BatchCaches(loaded.layout, form, loaded.batch.state_sizes)
+    for key, prompt in enumerate(prompts):
+        content = read_caches(loaded.layout, _prefilled(loaded, prompt), len(prompt))
+        assert content is not None, "a state is not written by a whole prompt"
+        wide = spread and key == len(prompts) - 1
+        batch.join(key, content, room=2 * MIN_WIDTH if wide else MIN_WIDTH)
+    return batch
 
 
 def _guest_chunk(caches: list[Any], step: int) -> GuestChunk:

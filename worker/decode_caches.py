@@ -72,11 +72,11 @@ class DecodeCaches:
     def join(self, key: int, prefill: Prefill, *, room: int) -> None:
         """Add a request whose prompt is in. ``room``: the tokens that it is expected to reach."""
         self._room[key] = room
-        content = prefill.content()
         layout = self._loaded.batch
         if self._batch is None or layout is None:
             self._solo.join(key, prefill.caches, prefill.done)
             return
+        content = prefill.content()
         if content is None and not layout.state_shapes:
             content = layout.empty
         if content is None or not layout.takes(content):

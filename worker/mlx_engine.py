@@ -81,7 +81,7 @@ class MlxEngine:
             shape=shape,
             pool_tokens=tokens,
             device=device.describe(),
-            prefix_cache=start.prefix_cache and not form.single,
+            prefix_cache=start.prefix_cache and form.resumes,
             stateful=loaded.layout.stateful,
             trims_to=loaded.layout.trims_to,
         )
