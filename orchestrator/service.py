@@ -7,6 +7,7 @@ from typing import Final, Protocol
 
 from mlx_dp.orchestrator.control.counters import ControllerCounters, RequestObserver
 from mlx_dp.proto.admission import AdmissionLimits
+from mlx_dp.proto.grammar import Grammar
 from mlx_dp.proto.messages import FinishReason, TokenLogprob
 from mlx_dp.proto.model_shape import ModelShape
 from mlx_dp.proto.ownership import OwnerCapacity
@@ -71,6 +72,8 @@ class Generation:
     routed_dp_rank: int | None = None
     cache_salt: str = ""
     """Cached prefixes are shared only among answers of the same salt."""
+    grammar: Grammar | None = None
+    """What the answer must match. It compiles: nothing behind this checks it for the client."""
     label: str = ""
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from mlx_dp.orchestrator.options import HttpOptions
 from mlx_dp.orchestrator.service import Service
+from mlx_dp.orchestrator.text.grammar_check import GrammarCheck
 from mlx_dp.orchestrator.text.text_model import TextModel
 
 
@@ -21,6 +22,7 @@ class Endpoint:
     """Answers to POSTs by status: most refusals are made before the service hears of them."""
     preparing: int = 0
     """Requests whose body is here and that are not queued yet."""
+    grammars: GrammarCheck = field(default_factory=GrammarCheck)
 
     @property
     def model(self) -> str:

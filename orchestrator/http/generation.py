@@ -23,6 +23,7 @@ from mlx_dp.orchestrator.http.admission import (
 from mlx_dp.orchestrator.http.body import read_json_body
 from mlx_dp.orchestrator.http.endpoint import Endpoint
 from mlx_dp.orchestrator.http.exchange import Choice, Exchange
+from mlx_dp.orchestrator.http.grammar import checked_grammar
 from mlx_dp.orchestrator.http.prompt import prompt_ids
 from mlx_dp.orchestrator.http.reply import StreamReply, WholeReply
 from mlx_dp.orchestrator.openai.answer_format import AnswerFormat, AnswerHead
@@ -43,6 +44,7 @@ from mlx_dp.orchestrator.service import Generation
 from mlx_dp.orchestrator.text.choice_text import ChoiceText
 from mlx_dp.orchestrator.text.stop_strings import StopStrings
 from mlx_dp.orchestrator.text.text_model import Chat
+from mlx_dp.proto.grammar import Grammar
 from mlx_dp.proto.sampling_params import MAX_SEED
 
 Fields = TypeVar("Fields", bound=GenerationFields)
@@ -58,6 +60,7 @@ class _Work:
     """The field that the prompts came in."""
     logprobs: int | None
     rank: int | None
+    grammar: Grammar | None
     label: str
 
 
@@ -72,6 +75,7 @@ class GenerationRoutes:
         with self._preparing():
             fields, rank = self._fields(request, body, ChatRequest, CHAT_NEUTRAL)
             logprobs = fields.wanted_logprobs()
+            grammar = await checked_grammar(self._endpoint, fields)
             prompts = await self._prompts([fields.chat()], "messages")
             work = _Work(
                 fields=fields,
@@ -79,6 +83,7 @@ class GenerationRoutes:
                 param="messages",
                 logprobs=logprobs,
                 rank=rank,
+                grammar=grammar,
                 label=request.state.request_id,
             )
             answers = ChatFormat(
@@ -95,6 +100,7 @@ class GenerationRoutes:
             fields, rank = self._fields(request, body, CompletionRequest, COMPLETION_NEUTRAL)
             fields.check()
             self._refuse_overload(len(fields.prompt) * fields.choices, param="prompt")
+            grammar = await checked_grammar(self._endpoint, fields)
             prompts = await self._prompts(fields.prompt, "prompt")
             work = _Work(
                 fields=fields,
@@ -102,6 +108,7 @@ class GenerationRoutes:
                 param="prompt",
                 logprobs=fields.logprobs,
                 rank=rank,
+                grammar=grammar,
                 label=request.state.request_id,
             )
             answers = CompletionFormat(
@@ -220,6 +227,7 @@ class GenerationRoutes:
                         params=params,
                         routed_dp_rank=work.rank,
                         cache_salt=fields.cache_salt or "",
+                        grammar=work.grammar,
                         label=work.label,
                     ),
                     ChoiceText(text.detokenizer(), StopStrings(fields.stop), frozenset(stops)),

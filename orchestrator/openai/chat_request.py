@@ -6,8 +6,9 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema
 
 from mlx_dp.orchestrator.openai.errors import invalid
-from mlx_dp.orchestrator.openai.fields import STRICT, GenerationFields, refuse
+from mlx_dp.orchestrator.openai.fields import GenerationFields
 from mlx_dp.orchestrator.openai.unsupported import refuse_message_fields
+from mlx_dp.orchestrator.openai.validation import STRICT, refuse
 from mlx_dp.orchestrator.text.text_model import Chat
 from mlx_dp.proto.sampling_params import MAX_TOP_LOGPROBS
 

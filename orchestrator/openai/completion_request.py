@@ -9,8 +9,8 @@ from mlx_dp.orchestrator.openai.fields import (
     MAX_CHOICES,
     MAX_TOKEN_ID,
     GenerationFields,
-    refuse,
 )
+from mlx_dp.orchestrator.openai.validation import refuse
 from mlx_dp.proto.fields import MAX_REQUEST_TOKENS
 from mlx_dp.proto.sampling_params import MAX_TOP_LOGPROBS
 

@@ -53,6 +53,16 @@ def invalid(param: str | None, message: str, *, code: str | None = None) -> ApiE
     return ApiError(400, f"{param}: {message}" if param else message, param=param, code=code)
 
 
+def unsupported(param: str, value: object, advice: str) -> ApiError:
+    """A 400 for what others can and we cannot."""
+    return ApiError(
+        400,
+        f"{param}: this server does not support it (got {shown(value)}): {advice}",
+        param=param,
+        code="unsupported_parameter",
+    )
+
+
 def overloaded(status: int, message: str, *, retry_after_s: int) -> ApiError:
     """A 429 or 503 with Retry-After."""
     error = ApiError(status, message, code="queue_full" if status == 429 else "unavailable")

@@ -3,10 +3,16 @@
 import re
 from typing import Annotated, Any, Final
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, WithJsonSchema
 
-from mlx_dp.orchestrator.openai.errors import shown
+from mlx_dp.orchestrator.openai.structured_fields import (
+    Alternatives,
+    AnySchema,
+    GrammarText,
+    ResponseFormat,
+    StructuredOutputs,
+)
+from mlx_dp.orchestrator.openai.validation import STRICT, refuse
 from mlx_dp.proto.fields import MAX_CACHE_SALT_CHARS, MAX_REQUEST_TOKENS
 from mlx_dp.proto.sampling_params import MAX_LOGIT_BIAS, MAX_SEED
 
@@ -17,18 +23,7 @@ MAX_STOP_TOKEN_IDS: Final = 128
 MAX_TOKEN_ID: Final = 2**31 - 1
 MAX_RANK: Final = 2**20
 
-STRICT: Final = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
-
 _TOKEN_ID_KEY: Final = re.compile(r"[0-9]{1,10}")
-
-
-def refuse(message: str, *part: object) -> PydanticCustomError:
-    """A validator's error, about a part of its input if one is given."""
-    # Literal braces are no place-holders.
-    context = {"message": message}
-    if part:
-        context["got"] = shown(part[0])
-    return PydanticCustomError("refused", "{message}", context)
 
 
 def _stops(value: object) -> tuple[str, ...]:
@@ -141,6 +136,15 @@ class GenerationFields(BaseModel):
     ) = None
     ignore_eos: bool | None = None
     cache_salt: Annotated[str, Field(max_length=MAX_CACHE_SALT_CHARS)] | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: AnySchema | None = None
+    guided_regex: GrammarText | None = None
+    guided_choice: Alternatives | None = None
+    guided_grammar: GrammarText | None = None
+    json_schema: AnySchema | None = None
+    regex: GrammarText | None = None
+    grammar: GrammarText | None = None
     routed_dp_rank: Rank | None = None
     data_parallel_rank: Rank | None = None
 

@@ -7,13 +7,16 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from mlx_dp.orchestrator.openai.errors import ApiError, shown
+from mlx_dp.orchestrator.openai.errors import unsupported
 
 Neutral = Mapping[str, tuple[object, ...]]
 
 _OFF: Final = (None, False)
 _NONE: Final = (None,)
 _EMPTY: Final[tuple[object, ...]] = (None, [], {}, "")
+
+# All of them would give answers of the form that is asked for, as ours does.
+_BACKENDS: Final = ("auto", "guidance", "xgrammar", "outlines", "lm-format-enforcer")
 
 # Values are compared with ==, and null is always neutral.
 NEUTRAL: Final[Neutral] = MappingProxyType(
@@ -23,23 +26,14 @@ NEUTRAL: Final[Neutral] = MappingProxyType(
         "tool_choice": (None, "none", "auto"),
         "functions": _EMPTY,
         "function_call": (None, "none", "auto"),
-        "response_format": (None, {"type": "text"}),
         "reasoning_effort": _NONE,
         "reasoning": _EMPTY,
         "thinking": _NONE,
         "thinking_token_budget": _NONE,
-        "guided_json": _NONE,
-        "guided_regex": _NONE,
-        "guided_choice": _NONE,
-        "guided_grammar": _NONE,
-        "guided_decoding_backend": _NONE,
+        "guided_decoding_backend": (None, *_BACKENDS),
         "guided_whitespace_pattern": _NONE,
-        "structured_outputs": _NONE,
         "structural_tag": _NONE,
-        "json_schema": _NONE,
-        "regex": _NONE,
         "ebnf": _NONE,
-        "grammar": _NONE,
         # Other inputs and outputs.
         "audio": _NONE,
         "modalities": (None, ["text"]),
@@ -117,22 +111,13 @@ def refuse_unsupported(extras: Mapping[str, Any], neutral: Neutral, *, choices: 
     """Raise ApiError for the first known parameter that would change the answer."""
     for name, value in extras.items():
         if name == "best_of" and value not in (None, 1, choices):
-            raise _refused(name, value, f"leave it out, or use n ({choices})")
+            raise unsupported(name, value, f"leave it out, or use n ({choices})")
         if name in neutral and value not in neutral[name]:
-            raise _refused(name, value, "leave it out")
+            raise unsupported(name, value, "leave it out")
 
 
 def refuse_message_fields(index: int, extras: Mapping[str, Any]) -> None:
     """The same for the fields of one chat message."""
     for name, value in extras.items():
         if name in _MESSAGE_NEUTRAL and value not in _MESSAGE_NEUTRAL[name]:
-            raise _refused(f"messages.{index}.{name}", value, "leave it out")
-
-
-def _refused(name: str, value: object, advice: str) -> ApiError:
-    return ApiError(
-        400,
-        f"{name}: this server does not support it (got {shown(value)}): {advice}",
-        param=name,
-        code="unsupported_parameter",
-    )
+            raise unsupported(f"messages.{index}.{name}", value, "leave it out")

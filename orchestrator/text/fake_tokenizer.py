@@ -26,6 +26,7 @@ class FakeTextModel:
             vocab_size=vocab_size,
             context_length=context_length,
             eos_token_ids=(END_OF_TEXT,) if vocab_size > END_OF_TEXT else (),
+            follows_grammars=False,
         )
         self._shown = [bytes([token]) for token in range(256)]
 

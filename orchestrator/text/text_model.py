@@ -29,6 +29,8 @@ class ModelFacts:
     context_length: int | None
     eos_token_ids: tuple[int, ...]
     sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
+    follows_grammars: bool = True
+    """Whether its engine can hold an answer to a grammar: the fake one cannot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,108 @@
+"""From the fields that ask for a form to the one grammar that an answer must match."""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from mlx_dp.orchestrator.openai.errors import invalid, unsupported
+from mlx_dp.orchestrator.openai.fields import GenerationFields
+from mlx_dp.orchestrator.openai.structured_fields import ResponseFormat, StructuredOutputs
+from mlx_dp.proto.fields import MAX_GRAMMAR_CHARS
+from mlx_dp.proto.grammar import Grammar, GrammarKind
+
+_ANY_OBJECT: Final = '{"type":"object"}'
+# llama.cpp's and XGrammar's dialects define rules by it, and Lark has no use for it.
+_OTHER_DIALECTS: Final = "::="
+_IGNORED: Final = frozenset({"disable_fallback", "backend", "_backend", "_backend_was_auto"})
+
+
+class WantedGrammar(NamedTuple):
+    """A grammar, and the field that it came in."""
+
+    param: str
+    grammar: Grammar
+
+
+def wanted_grammar(fields: GenerationFields) -> WantedGrammar | None:
+    """Return what the answer must match, or None. Raises ApiError, also for more than one."""
+    found = list(_wanted(fields))
+    if not found:
+        return None
+    if len(found) > 1:
+        first, second, *_ = found
+        raise invalid(second.param, f"{first.param} asks for a form already: use one of them")
+    if fields.ignore_eos:
+        raise invalid("ignore_eos", f"the answer ends where {found[0].param} says: leave it out")
+    return found[0]
+
+
+def _wanted(fields: GenerationFields) -> Iterator[WantedGrammar]:
+    if fields.response_format is not None:
+        yield from _of_response_format(fields.response_format)
+    if fields.structured_outputs is not None:
+        yield from _of_structured_outputs(fields.structured_outputs)
+    for name, schema in (("guided_json", fields.guided_json), ("json_schema", fields.json_schema)):
+        if schema is not None:
+            yield _json_schema(name, schema)
+    for name, regex in (("guided_regex", fields.guided_regex), ("regex", fields.regex)):
+        if regex is not None:
+            yield WantedGrammar(name, Grammar(kind=GrammarKind.REGEX, text=regex))
+    if fields.guided_choice is not None:
+        yield _choice("guided_choice", fields.guided_choice)
+    for name, text in (("guided_grammar", fields.guided_grammar), ("grammar", fields.grammar)):
+        if text is not None:
+            yield _lark(name, text)
+
+
+def _of_response_format(asked: ResponseFormat) -> Iterator[WantedGrammar]:
+    match asked.type:
+        case "text":
+            return
+        case "json_object":
+            yield _json_schema("response_format", asked.schema_ or _ANY_OBJECT)
+        case "json_schema":
+            if asked.json_schema is None:
+                raise invalid("response_format.json_schema", "this field is required")
+            yield _json_schema("response_format.json_schema.schema", asked.json_schema.schema_)
+
+
+def _of_structured_outputs(asked: StructuredOutputs) -> Iterator[WantedGrammar]:
+    for name, value in asked.extras.items():
+        if value not in (None, False) and name not in _IGNORED:
+            raise unsupported(f"structured_outputs.{name}", value, "leave it out")
+    if asked.json_ is not None:
+        yield _json_schema("structured_outputs.json", asked.json_)
+    if asked.json_object:
+        yield _json_schema("structured_outputs.json_object", _ANY_OBJECT)
+    if asked.regex is not None:
+        grammar = Grammar(kind=GrammarKind.REGEX, text=asked.regex)
+        yield WantedGrammar("structured_outputs.regex", grammar)
+    if asked.choice is not None:
+        yield _choice("structured_outputs.choice", asked.choice)
+    if asked.grammar is not None:
+        yield _lark("structured_outputs.grammar", asked.grammar)
+
+
+def _json_schema(param: str, schema: str) -> WantedGrammar:
+    return WantedGrammar(param, Grammar(kind=GrammarKind.JSON_SCHEMA, text=schema))
+
+
+def _choice(param: str, alternatives: Sequence[str]) -> WantedGrammar:
+    # A string of Lark is one of JSON.
+    strings = [json.dumps(each, ensure_ascii=False) for each in alternatives]
+    text = f"start: {' | '.join(strings)}"
+    if len(text) > MAX_GRAMMAR_CHARS:
+        raise invalid(
+            param, f"its strings should have at most {MAX_GRAMMAR_CHARS} characters in all"
+        )
+    return WantedGrammar(param, Grammar(kind=GrammarKind.LARK, text=text))
+
+
+def _lark(param: str, text: str) -> WantedGrammar:
+    if _OTHER_DIALECTS in text:
+        raise invalid(
+            param,
+            "this is a grammar in GBNF or EBNF (it has '::='), and only Lark grammars are "
+            "understood",
+        )
+    return WantedGrammar(param, Grammar(kind=GrammarKind.LARK, text=text))

@@ -1,0 +1,74 @@
+"""Says what is wrong with a grammar before anything is queued."""
+
+import asyncio
+import importlib.util
+import signal
+import subprocess
+import sys
+from collections import OrderedDict
+from typing import Final
+
+import msgspec
+
+from mlx_dp.proto.grammar import Grammar
+
+CHILDREN: Final = 2
+REMEMBERED: Final = 256
+_COMMAND: Final = (sys.executable, "-m", "mlx_dp.orchestrator.text.grammar_child")
+_CRASHES: Final = (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS)
+MAX_REASON_CHARS: Final = 160
+
+
+def can_check() -> bool:
+    """Whether the extra that grammars need is installed, here and hence in the workers."""
+    return importlib.util.find_spec("llguidance") is not None
+
+
+class GrammarCheck:
+    """Compiles each grammar once, in a child process, and remembers what came of it.
+
+    Clients send the same few grammars again and again.
+    """
+
+    def __init__(self, command: tuple[str, ...] = _COMMAND) -> None:
+        self._command = command
+        self._children = asyncio.Semaphore(CHILDREN)
+        self._known: OrderedDict[Grammar, str | None] = OrderedDict()
+
+    async def fault(self, grammar: Grammar) -> str | None:
+        """Return why the grammar cannot be followed, on one line, or None."""
+        if grammar not in self._known:
+            async with self._children:
+                found = await asyncio.to_thread(self._compile, grammar)
+            self._known[grammar] = found
+            if len(self._known) > REMEMBERED:
+                self._known.popitem(last=False)
+        self._known.move_to_end(grammar)
+        return self._known[grammar]
+
+    def _compile(self, grammar: Grammar) -> str | None:
+        # A session of its own: Ctrl-C ends the service, which lets running requests finish.
+        ended = subprocess.run(
+            self._command,
+            input=msgspec.json.encode(grammar),
+            capture_output=True,
+            check=False,
+            start_new_session=True,
+        )
+        if ended.returncode == -signal.SIGALRM:
+            return "it takes too long to compile: make it simpler"
+        if ended.returncode in _CRASHES:
+            return "it is nested too deeply, or its rules refer to each other in too long a chain"
+        if ended.returncode:
+            raise RuntimeError(f"checking a grammar failed: {ended.stderr.decode()[-2000:]}")
+        return _reason(ended.stdout.decode().strip()) or None
+
+
+def _reason(message: str) -> str:
+    """The line that says it: a parser of patterns quotes the whole pattern first."""
+    lines = message.splitlines()
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    line = (errors or lines or [""])[0].strip()
+    shown = line.encode("ascii", "backslashreplace").decode()
+    shown = "".join(char if char.isprintable() else " " for char in shown)
+    return shown if len(shown) <= MAX_REASON_CHARS else f"{shown[:MAX_REASON_CHARS]}..."
