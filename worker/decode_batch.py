@@ -40,6 +40,15 @@ class DecodeRow:
         return self.left or self.drawn >= self.request.max_tokens
 
 
+@dataclass(frozen=True, slots=True)
+class _Forward:
+    """A forward pass, launched and not sampled: ``logits`` [rows, vocab], still lazy."""
+
+    rows: list[DecodeRow]
+    logits: mx.array
+    riding: list[Prefill]
+
+
 class DecodeBatch:
     """Launches steps, each on the lazy tokens of the one before."""
 
@@ -51,6 +60,7 @@ class DecodeBatch:
         self._order: tuple[int, ...] = ()
         self._last: LaunchedStep | None = None
         self._first_tokens: dict[int, int] = {}
+        self._forward: _Forward | None = None
 
     def __len__(self) -> int:
         """Rows that have tokens left to draw."""
@@ -95,22 +105,33 @@ class DecodeBatch:
             self._first_tokens.pop(row.key, None)
             self._caches.leave(row.key)
 
-    def launch(self, guests: Sequence[Guest] = ()) -> LaunchedStep:
-        """Launch one token for every row, and the guests' chunks with them. No row is done."""
+    def launch_forward(self, guests: Sequence[Guest] = ()) -> None:
+        """Run the model on one token of every row, and on the guests' chunks. No row is done."""
         order, logits = self._caches.forward(self._input, guests)
         rows = [self._rows[key] for key in order]
         assert not any(row.done for row in rows), "drop_done() comes first"
         if order != self._order:
             self._sampler.set_rows(order, [row.request for row in rows])
-        sampled = self._sampler.draw(logits, [row.position for row in rows])
-        riding = [guest.prefill.arrays() for guest in guests]
-        mx.async_eval(sampled.arrays(), self._sampler.evaluated(), self._caches.arrays(), riding)
         self._order = order
-        self._last = LaunchedStep(order, sampled)
+        self._forward = _Forward(rows, logits, [guest.prefill for guest in guests])
         self._first_tokens = {}
+
+    def launch_sampling(self) -> LaunchedStep:
+        """Draw the tokens of the forward pass that was launched."""
+        forward, self._forward = self._forward, None
+        assert forward is not None, "launch_forward() comes first"
+        rows = forward.rows
+        sampled = self._sampler.draw(forward.logits, [row.position for row in rows])
+        mx.async_eval(sampled.arrays(), self._sampler.evaluated(), self._computed(forward))
+        self._last = LaunchedStep(self._order, sampled)
         for row in rows:
             row.drawn += 1
         return self._last
+
+    def _computed(self, forward: "_Forward") -> list[mx.array]:
+        """What must be evaluated with each step, or its graph would pile up."""
+        riding = [array for prefill in forward.riding for array in prefill.arrays()]
+        return self._caches.arrays() + riding
 
     def _keep(self, rows: Sequence[DecodeRow]) -> None:
         """Copy out what is to outlive its row, and wait: the next step writes in place only when

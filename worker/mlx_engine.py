@@ -182,7 +182,10 @@ class MlxEngine:
         for chunk in plan.prefill:
             self._prefill(prefill, chunk)
         guests = prefill.finish()
-        self._launched = self._batch.launch(guests) if len(self._batch) else None
+        self._launched = None
+        if len(self._batch):
+            self._batch.launch_forward(guests)
+            self._launched = self._batch.launch_sampling()
         if before is None:
             if prefill.fence is not None:
                 # Nothing to read, but the device must not fall behind by more than one step.
