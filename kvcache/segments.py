@@ -19,11 +19,11 @@ class Segments:
     def __init__(self) -> None:
         self._segments: dict[int, list[LayerKV]] = {}
         self._snapshots: dict[int, Snapshot] = {}
+        self._nbytes = 0
 
     @property
     def nbytes(self) -> int:
-        kept = sum(kv.nbytes for segment in self._segments.values() for kv in segment)
-        return kept + sum(snapshot.nbytes for snapshot in self._snapshots.values())
+        return self._nbytes
 
     def has_snapshot(self, number: int) -> bool:
         return number in self._snapshots
@@ -31,10 +31,13 @@ class Segments:
     def put(self, number: int, kv: Sequence[LayerKV]) -> None:
         assert number not in self._segments, f"segment {number} is here already"
         self._segments[number] = list(kv)
+        self._nbytes += _size(kv)
 
     def store(self, number: int, snapshot: Snapshot) -> None:
         """Keep a snapshot, in the place of an older one of that number."""
+        self.forget((), (number,))
         self._snapshots[number] = snapshot
+        self._nbytes += snapshot.nbytes
 
     def restore(self, number: int) -> Snapshot:
         """Return a snapshot, which stays here and is not to be changed."""
@@ -42,13 +45,14 @@ class Segments:
 
     def fork(self, number: int, other: int) -> None:
         """Let a second number have a copy of a snapshot."""
-        self._snapshots[other] = self._snapshots[number].copied()
+        self.store(other, self._snapshots[number].copied())
 
     def split(self, number: int, at: int, head: int) -> None:
         """Move the first ``at`` tokens of a segment into a new one."""
         whole = self._segments[number]
+        self.forget((number,), ())
         self.put(head, [kv.tokens(0, at).copied() for kv in whole])
-        self._segments[number] = [kv.tokens(at, kv.keys.shape[2]).copied() for kv in whole]
+        self.put(number, [kv.tokens(at, kv.keys.shape[2]).copied() for kv in whole])
         # Else both would hold the whole until somebody reads them.
         mx.async_eval(self._segments[head], self._segments[number])
 
@@ -63,9 +67,14 @@ class Segments:
     def forget(self, segments: Collection[int], snapshots: Collection[int]) -> None:
         """Drop what is there of these."""
         for number in segments:
-            self._segments.pop(number, None)
+            self._nbytes -= _size(self._segments.pop(number, ()))
         for number in snapshots:
-            self._snapshots.pop(number, None)
+            if (snapshot := self._snapshots.pop(number, None)) is not None:
+                self._nbytes -= snapshot.nbytes
+
+
+def _size(kv: Sequence[LayerKV]) -> int:
+    return sum(layer.nbytes for layer in kv)
 
 
 def _joined(parts: Sequence[LayerKV]) -> LayerKV:
