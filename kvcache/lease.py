@@ -1,17 +1,19 @@
-"""What one running request holds of its owner, taken and given back as a whole."""
+"""What one running request holds of its owner by number, taken and given back as a whole."""
 
 from dataclasses import dataclass
 from enum import Enum, auto
 
 from mlx_dp.kvcache.auxiliary_slots import AuxiliarySlots
+from mlx_dp.kvcache.cached_prefix import PrefixStore
+from mlx_dp.kvcache.prefix_cache import PrefixCache
+from mlx_dp.kvcache.prefix_facts import PrefixFacts
 from mlx_dp.kvcache.request_slots import RequestSlots
-from mlx_dp.kvcache.token_budget import KVBudget
-from mlx_dp.proto.ownership import OwnerCapacity
+from mlx_dp.proto.ownership import OwnerCapacity, auxiliary_ratio
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """A request's slots and tokens; released once, by its holder."""
+    """A request's slots; released once, by its holder."""
 
     request_id: int
     slot: int
@@ -22,51 +24,60 @@ class Shortage(Enum):
     """What an owner has too little of to take one more request."""
 
     SLOTS = auto()
-    TOKENS = auto()
+    STATES = auto()
 
 
 class OwnerPools:
-    """All pools of one owner. A request gets its share of every one of them, or of none."""
+    """All slots of one owner, and the prefix cache, which shares the auxiliary ones.
 
-    def __init__(self, capacity: OwnerCapacity, *, hybrid: bool) -> None:
+    A request gets a slot of every kind, or none at all. With the prefix cache a request's
+    auxiliary slot is the cache's to keep or free; without, it is released with the request.
+    """
+
+    def __init__(
+        self, capacity: OwnerCapacity, facts: PrefixFacts, store: PrefixStore, *, prefix_cache: bool
+    ) -> None:
+        hybrid = facts.shape.hybrid
         assert not hybrid or capacity.auxiliary_slots >= capacity.request_slots, capacity
-        self._hybrid = hybrid
         self._slots = RequestSlots(capacity.request_slots)
-        self._tokens = KVBudget(capacity.pool_tokens)
-        self._auxiliary = AuxiliarySlots(capacity.auxiliary_slots)
-
-    @property
-    def reserved_tokens(self) -> int:
-        return self._tokens.reserved_tokens
-
-    @property
-    def free_tokens(self) -> int | None:
-        return self._tokens.free_tokens
+        self._stateful = hybrid or (facts.stateful and prefix_cache)
+        # Sliding windows need no slots to run, but snapshots for the prefix cache.
+        windowed = capacity.request_slots * auxiliary_ratio(prefix_cache=True)
+        self._auxiliary = AuxiliarySlots(
+            capacity.auxiliary_slots if hybrid else windowed if self._stateful else 0
+        )
+        self.cache = PrefixCache(store, self._auxiliary, facts) if prefix_cache else None
 
     @property
     def auxiliary_used(self) -> int:
         return self._auxiliary.size - self._auxiliary.free_slots
 
-    def lease(self, request_id: int, num_tokens: int) -> Lease | Shortage:
+    def lease(self, request_id: int) -> Lease | Shortage:
         if not self._slots.free_slots:
             return Shortage.SLOTS
-        if not self._tokens.reserve(request_id, num_tokens):
-            return Shortage.TOKENS
+        auxiliary_slot = None
+        if self._stateful:
+            auxiliary_slot = self._take_state(request_id)
+            if auxiliary_slot is None:
+                return Shortage.STATES
         slot = self._slots.alloc()
         assert slot is not None, "a free slot was counted"
-        auxiliary_slot = None
-        if self._hybrid:
-            auxiliary_slot = self._auxiliary.alloc(request_id)
-            assert auxiliary_slot is not None, "capacity backs every request slot"
         return Lease(request_id=request_id, slot=slot, auxiliary_slot=auxiliary_slot)
 
+    def _take_state(self, request_id: int) -> int | None:
+        if self.cache is not None:
+            return self.cache.snapshot_slot(request_id)
+        return self._auxiliary.alloc(request_id)
+
     def release(self, lease: Lease) -> None:
-        if lease.auxiliary_slot is not None:
+        """Give back what nobody else has to give back."""
+        if self.cache is None and lease.auxiliary_slot is not None:
             self._auxiliary.free(lease.auxiliary_slot, lease.request_id)
-        self._tokens.release(lease.request_id)
         self._slots.free(lease.slot)
 
     def check(self) -> None:
+        """Verify the books; looks at every slot, and at every node of the prefix cache."""
         self._slots.check()
-        self._tokens.check()
         self._auxiliary.check()
+        if self.cache is not None:
+            self.cache.check()

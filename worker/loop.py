@@ -12,7 +12,6 @@ from mlx_dp.proto.messages import (
     Failed,
     FailureKind,
     Flush,
-    Flushed,
     Rejected,
     Shutdown,
     Start,
@@ -91,7 +90,7 @@ class WorkerLoop:
             self._timer.idle()
             self._channel.wait(self._pulse.due_in(self._clock()) or 0.1)
             return None
-        if self._engine.busy or self._scheduler.waiting:
+        if self._engine.busy or self._scheduler.requests.waiting:
             self._run_step()
             self._beat_if_due()
             return None
@@ -106,8 +105,8 @@ class WorkerLoop:
                 slot = self._scheduler.abort(message)
                 if slot is not None:
                     self._end((slot,))
-            case Flush(flush_id=flush_id):
-                self._channel.send(Flushed(flush_id=flush_id, num_tokens=0, nbytes=0))
+            case Flush():
+                self._channel.send(self._scheduler.flush(message))
             case Drain():
                 self._scheduler.drain()
                 self._pulse.hasten()
@@ -125,11 +124,15 @@ class WorkerLoop:
         self._channel.send(admitted.accepted)
 
     def _run_step(self) -> None:
-        decoding = self._scheduler.decoding
-        budget = self._chunk_budget.tokens(decoding=decoding, waiting=self._scheduler.waiting)
+        self._preempt()
+        decoding = self._scheduler.requests.decoding
+        budget = self._chunk_budget.tokens(
+            decoding=decoding, waiting=self._scheduler.requests.waiting
+        )
         plan = self._scheduler.plan(budget)
         called_at = self._clock()
         drawn = self._engine.step(plan)
+        self._scheduler.launched()
         self._step += 1
         took = self._timer.returned(
             called_at,
@@ -142,6 +145,8 @@ class WorkerLoop:
                 took.duration_s, prefilled=took.prefilled, decoded=took.decoded
             )
         outcome = self._scheduler.absorb(drawn)
+        for prefilled in outcome.prefilled:
+            self._channel.send(prefilled)
         if outcome.tokens is not None:
             self._channel.send(outcome.tokens)
         self._end(outcome.finished_slots)
@@ -149,13 +154,22 @@ class WorkerLoop:
     def _end(self, slots: Iterable[int]) -> None:
         """Let go of finished requests; each is reported once nothing of it is left here."""
         for slot in slots:
+            kept = self._scheduler.keep(slot)
+            if kept is not None:
+                self._engine.keep(slot, kept.saves, kept.snapshot)
             self._engine.remove(slot)
             self._channel.send(self._scheduler.release(slot))
 
+    def _preempt(self) -> None:
+        """Let go of requests until the next step has room."""
+        while (slot := self._scheduler.victim()) is not None:
+            self._engine.remove(slot)
+            self._channel.send(self._scheduler.preempt(slot))
+
     def _rest(self) -> None:
         """Nothing runs: sleep until there is something to hear or say."""
-        assert not self._scheduler.running, f"{self._scheduler.running} requests do not move"
         self._timer.idle()
+        self._scheduler.rest()
         if self._beat_if_due():
             self._scheduler.check()
         self._channel.wait(self._pulse.due_in(self._clock()))

@@ -52,11 +52,14 @@ class Pulse:
         return Heartbeat(
             phase=WorkerPhase.DRAINING if scheduler.draining else WorkerPhase.SERVING,
             step=step,
-            running=scheduler.running,
-            prefilling=scheduler.prefilling,
+            running=len(scheduler.requests),
+            prefilling=scheduler.requests.prefilling,
             used_tokens=memory.used_tokens,
-            reserved_tokens=scheduler.reserved_tokens,
+            reserved_tokens=scheduler.requests.reserved_tokens,
             auxiliary_used=scheduler.auxiliary_used,
             rss_nbytes=self._resident(),
             device_nbytes=memory.device_nbytes,
+            cached_tokens=scheduler.cached_tokens,
+            cached_nbytes=scheduler.cached_nbytes,
+            held_nbytes=engine.held_nbytes,
         )

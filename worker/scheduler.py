@@ -3,28 +3,37 @@
 from dataclasses import dataclass
 
 from mlx_dp.kvcache.lease import OwnerPools, Shortage
-from mlx_dp.proto.admission import AdmissionLimits, refusal, reserved_tokens
+from mlx_dp.kvcache.prefix_facts import PrefixFacts
+from mlx_dp.proto.admission import AdmissionLimits, next_tokens
 from mlx_dp.proto.messages import (
     Abort,
     Finished,
     FinishReason,
+    Flush,
+    Flushed,
+    Preempted,
+    Prefilled,
     Rejected,
     RejectReason,
     Submit,
     TokenChunk,
     Tokens,
 )
-from mlx_dp.proto.model_shape import ModelShape
 from mlx_dp.proto.ownership import OwnerCapacity
-from mlx_dp.worker.engine import Drawn, PrefillChunk, StepPlan
+from mlx_dp.worker.engine import Drawn, Engine, StepPlan
+from mlx_dp.worker.gate import Gate, rejected
+from mlx_dp.worker.memory_room import MemoryRoom
+from mlx_dp.worker.prefill_planner import PrefillPlanner
+from mlx_dp.worker.request_prefixes import Kept, RequestPrefixes
 from mlx_dp.worker.running_request import RunningRequest
-from mlx_dp.worker.submit_check import fault
+from mlx_dp.worker.running_requests import RunningRequests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a step yielded: the frame to send, and the slots to release after that, in order."""
+    """What a step yielded: the frames to send, and the slots to release after that, in order."""
 
+    prefilled: tuple[Prefilled, ...]
     tokens: Tokens | None
     finished_slots: tuple[int, ...]
 
@@ -32,92 +41,70 @@ class Outcome:
 class Scheduler:
     """The requests of one owner, in the order of their admission.
 
-    A slot is given back in one order, whoever ends the request: the engine removes it, then
-    ``release`` frees the pools' share and returns the report. So no report of an end can be sent
-    before the slot that it promises is free.
+    A slot is given back in one order, whoever ends the request: what it computed is kept, the
+    engine removes it, then ``release`` frees the pools' share and returns the report. So no report
+    of an end can be sent before the slot that it promises is free. A preempted request goes the
+    same way, and keeps nothing.
     """
 
-    def __init__(self, capacity: OwnerCapacity, shape: ModelShape, context_length: int) -> None:
-        self._limits = AdmissionLimits(
-            context_length=context_length, pool_tokens=capacity.pool_tokens
+    def __init__(self, capacity: OwnerCapacity, engine: Engine, context_length: int) -> None:
+        facts = engine.facts
+        prefix_facts = PrefixFacts(
+            shape=facts.shape, stateful=facts.stateful, trims_to=facts.trims_to
         )
-        self._vocab_size = shape.vocab_size
-        self._pools = OwnerPools(capacity, hybrid=shape.hybrid)
-        self._by_slot: dict[int, RunningRequest] = {}
-        self._by_id: dict[int, RunningRequest] = {}
-        self._draining = False
+        limits = AdmissionLimits(context_length=context_length, pool_tokens=capacity.pool_tokens)
+        self._gate = Gate(limits, facts.shape.vocab_size)
+        self._engine = engine
+        self._pools = OwnerPools(capacity, prefix_facts, engine, prefix_cache=facts.prefix_cache)
+        self._room = MemoryRoom(engine, self._pools.cache, capacity.cache_nbytes)
+        self._prefixes = RequestPrefixes(self._pools.cache, self._room, prefix_facts)
+        self._planner = PrefillPlanner(self._prefixes, self._room)
+        self.requests = RunningRequests()
 
     @property
     def draining(self) -> bool:
-        return self._draining
-
-    @property
-    def running(self) -> int:
-        """Requests that hold a slot."""
-        return len(self._by_slot)
-
-    @property
-    def prefilling(self) -> int:
-        """Those of them that have no token yet."""
-        return sum(request.has_no_token for request in self._by_slot.values())
-
-    @property
-    def waiting(self) -> int:
-        """Those of them that have tokens to prefill."""
-        return sum(request.unfilled > 0 for request in self._by_slot.values())
-
-    @property
-    def decoding(self) -> int:
-        """Those of them that the next step decodes."""
-        return sum(request.decodes for request in self._by_slot.values())
-
-    @property
-    def reserved_tokens(self) -> int:
-        return self._pools.reserved_tokens
+        return self._gate.draining
 
     @property
     def auxiliary_used(self) -> int:
         return self._pools.auxiliary_used
 
+    @property
+    def cached_tokens(self) -> int:
+        return self._prefixes.num_tokens
+
+    @property
+    def cached_nbytes(self) -> int:
+        return self._prefixes.nbytes
+
     def submit(self, submit: Submit) -> RunningRequest | Rejected:
         """Give a request its slot, or say why not; then it holds nothing here."""
-        refused = self._refusal(submit)
+        refused = self._gate.refuse(submit, self.requests)
         if refused is not None:
             return refused
-        tokens = reserved_tokens(len(submit.prompt_ids), submit.max_tokens)
-        lease = self._pools.lease(submit.request_id, tokens)
+        held = len(submit.prompt_ids) + len(submit.output_ids)
+        tokens = next_tokens(held, submit.max_tokens - len(submit.output_ids))
+        nbytes = self._engine.row_nbytes(tokens)
+        # What runs alone runs in any case: otherwise nothing would ever make room for it.
+        if len(self.requests) and not self._room.make(nbytes):
+            return rejected(
+                submit,
+                RejectReason.NO_TOKENS,
+                f"the next {tokens} KV tokens take {nbytes} bytes, which are not free",
+            )
+        lease = self._pools.lease(submit.request_id)
         match lease:
             case Shortage.SLOTS:
-                return _rejected(
-                    submit, RejectReason.NO_SLOT, f"all {self.running} request slots are taken"
-                )
-            case Shortage.TOKENS:
-                return _rejected(
-                    submit,
-                    RejectReason.NO_TOKENS,
-                    f"{tokens} KV tokens are needed and {self._pools.free_tokens} are free",
-                )
+                message = f"all {len(self.requests)} request slots are taken"
+                return rejected(submit, RejectReason.NO_SLOT, message)
+            case Shortage.STATES:
+                message = f"all auxiliary slots are in use by {len(self.requests)} requests"
+                return rejected(submit, RejectReason.NO_SLOT, message)
             case _:
                 request = RunningRequest(submit, lease)
-        self._by_slot[lease.slot] = request
-        self._by_id[submit.request_id] = request
+        self.requests.add(request)
+        self._room.expect_row(submit.request_id, nbytes)
         return request
-
-    def _refusal(self, submit: Submit) -> Rejected | None:
-        if self._draining:
-            return _rejected(submit, RejectReason.DRAINING, "this worker is draining")
-        if (running := self._by_id.get(submit.request_id)) is not None:
-            return _rejected(
-                submit,
-                RejectReason.INVALID,
-                f"request {submit.request_id} runs here already, with epoch {running.submit.epoch}",
-            )
-        if (wrong := fault(submit, self._vocab_size)) is not None:
-            return _rejected(submit, RejectReason.INVALID, wrong)
-        too_long = refusal(self._limits, len(submit.prompt_ids), submit.max_tokens)
-        if too_long is not None:
-            return _rejected(submit, RejectReason.TOO_LONG, too_long)
-        return None
 
     def abort(self, abort: Abort) -> int | None:
         """End a request, and return the slot to release, or None when there is none to end.
@@ -126,7 +113,7 @@ class Scheduler:
         verb of an older epoch means an earlier grant; one of a newer epoch means that the grant
         here is stale, and ends it.
         """
-        request = self._by_id.get(abort.request_id)
+        request = self.requests.find(abort.request_id)
         if request is None or abort.epoch < request.submit.epoch:
             return None
         assert request.finish is None, f"request {abort.request_id} was not released"
@@ -135,27 +122,59 @@ class Scheduler:
 
     def drain(self) -> None:
         """Accept nothing more."""
-        self._draining = True
+        self._gate.draining = True
+
+    def flush(self, flush: Flush) -> Flushed:
+        """Drop the cached prefixes."""
+        freed = self._prefixes.flush()
+        return Flushed(flush_id=flush.flush_id, num_tokens=freed.num_tokens, nbytes=freed.nbytes)
+
+    def victim(self) -> int | None:
+        """Make room for the next step; return the slot to preempt where nothing else helps.
+
+        The youngest goes first, so that the oldest ends in any case; the last one stays.
+        """
+        if not len(self.requests) or self._room.make(0):
+            return None
+        if len(self.requests) == 1:
+            self._room.exceed()
+            return None
+        return self.requests.youngest.lease.slot
+
+    def preempt(self, slot: int) -> Preempted:
+        """Free what a request held that the engine has removed, and return the report."""
+        request = self.requests.at(slot)
+        self._prefixes.dropped(request)
+        self._forget(request)
+        return request.preempted
 
     def plan(self, budget: int) -> StepPlan:
-        """Plan the next step's chunks, first come first served, up to ``budget`` tokens."""
+        """Plan the next step's chunks, up to ``budget`` tokens."""
         assert budget >= 1, budget
-        chunks: list[PrefillChunk] = []
-        for slot, request in self._by_slot.items():
-            if num_tokens := request.plan(budget):
-                chunks.append(PrefillChunk(slot=slot, num_tokens=num_tokens))
-                budget -= num_tokens
-        return StepPlan(prefill=tuple(chunks))
+        unfilled: list[RunningRequest] = []
+        for request in self.requests:
+            if request.unfilled:
+                unfilled.append(request)
+            elif request.decodes:
+                request.planned_tokens += 1
+        return StepPlan(prefill=self._planner.plan(unfilled, budget))
+
+    def launched(self) -> None:
+        """The planned step has been launched."""
+        self._room.step_launched()
 
     def absorb(self, drawn: tuple[Drawn, ...]) -> Outcome:
         """Count a step's tokens, and find the requests that they finish."""
+        prefilled: list[Prefilled] = []
         chunks: list[TokenChunk] = []
         finished: list[int] = []
         for token in drawn:
-            request = self._by_slot[token.slot]
+            request = self.requests.at(token.slot)
+            if request.has_no_token:
+                prefilled.append(request.was_prefilled)
             chunks.append(
                 TokenChunk(
-                    request_id=request.submit.request_id,
+                    request_id=request.request_id,
                     epoch=request.submit.epoch,
                     index=request.num_tokens,
                     ids=(token.token,),
@@ -166,35 +185,44 @@ class Scheduler:
             if request.finish is not None:
                 finished.append(token.slot)
         return Outcome(
+            prefilled=tuple(prefilled),
             tokens=Tokens(chunks=tuple(chunks)) if chunks else None,
             finished_slots=tuple(finished),
         )
 
+    def keep(self, slot: int) -> Kept | None:
+        """Say what the engine has to keep of a finished request, before it removes it."""
+        request = self.requests.at(slot)
+        assert request.finish is not None, f"request {request.request_id} has not finished"
+        assert not request.kept, f"request {request.request_id} was kept already"
+        request.kept = True
+        return self._prefixes.ended(request)
+
     def release(self, slot: int) -> Finished:
         """Free what a finished request held, and return the report of its end."""
-        request = self._by_slot.pop(slot)
-        assert request.finish is not None, f"request {request.submit.request_id} has not finished"
-        del self._by_id[request.submit.request_id]
-        self._pools.release(request.lease)
+        request = self.requests.at(slot)
+        assert request.finish is not None, f"request {request.request_id} has not finished"
+        assert request.kept, f"request {request.request_id}: keep() comes first"
+        self._forget(request)
         return Finished(
-            request_id=request.submit.request_id,
+            request_id=request.request_id,
             epoch=request.submit.epoch,
             reason=request.finish,
             num_tokens=request.num_tokens,
         )
 
+    def _forget(self, request: RunningRequest) -> None:
+        self.requests.remove(request)
+        self._pools.release(request.lease)
+        self._room.row_left(request.request_id)
+
+    def rest(self) -> None:
+        """Nothing runs."""
+        assert not len(self.requests), f"{len(self.requests)} requests do not move"
+        self._room.rest()
+
     def check(self) -> None:
         """Verify the books; for idle moments and the ends of tests."""
         self._pools.check()
-        assert self._by_id.keys() == {
-            request.submit.request_id for request in self._by_slot.values()
-        }
-        if not self._by_slot:
-            assert self.reserved_tokens == 0, self.reserved_tokens
-            assert self.auxiliary_used == 0, self.auxiliary_used
-
-
-def _rejected(submit: Submit, reason: RejectReason, message: str) -> Rejected:
-    return Rejected(
-        request_id=submit.request_id, epoch=submit.epoch, reason=reason, message=message
-    )
+        self._room.check()
+        self.requests.check()

@@ -24,6 +24,7 @@ from mlx_dp.proto.messages import (
 )
 from mlx_dp.proto.model_shape import resolve_context_length
 from mlx_dp.proto.ownership import OwnerCapacity, resolve_capacity
+from mlx_dp.proto.token_pool import cache_nbytes
 from mlx_dp.worker import pulse
 from mlx_dp.worker.chunk_budget import ChunkBudget
 from mlx_dp.worker.engine import Engine, EngineFacts
@@ -108,7 +109,9 @@ def _bring_up(start: Start, channel: Channel, clock: Callable[[], float]) -> Sta
 def _load(start: Start, clock: Callable[[], float]) -> Engine:
     match start.engine:
         case EngineKind.FAKE:
-            return FakeEngine.load(start.fake, clock=clock, sleep=time.sleep)
+            return FakeEngine.load(
+                start.fake, clock=clock, sleep=time.sleep, prefix_cache=start.prefix_cache
+            )
         case EngineKind.MLX:
             # A worker with the fake engine never loads MLX.
             from mlx_dp.worker.mlx_engine import MlxEngine
@@ -136,7 +139,11 @@ def _resolve(start: Start, facts: EngineFacts) -> tuple[OwnerCapacity, int]:
         hybrid=facts.shape.hybrid,
         prefix_cache=start.prefix_cache,
     )
-    return replace(capacity, warnings=(*capacity.warnings, *warnings)), context_length
+    nbytes = cache_nbytes(
+        start.memory_nbytes, facts.shape, start.share, capacity, prefix_cache=start.prefix_cache
+    )
+    warnings = (*capacity.warnings, *warnings)
+    return replace(capacity, cache_nbytes=nbytes, warnings=warnings), context_length
 
 
 def _loop(
@@ -145,7 +152,7 @@ def _loop(
     return WorkerLoop(
         channel,
         started.engine,
-        Scheduler(started.capacity, started.engine.facts.shape, started.context_length),
+        Scheduler(started.capacity, started.engine, started.context_length),
         ChunkBudget(start.chunked_prefill_size),
         pulse.Pulse(start.heartbeat_interval_s),
         clock,

@@ -18,6 +18,7 @@ from mlx_dp.proto.messages import (
     Finished,
     FinishReason,
     Heartbeat,
+    Prefilled,
     Rejected,
     RejectReason,
     Shutdown,
@@ -93,7 +94,7 @@ class Bench:
         self.engine = engine(options, clock=self.time.clock, sleep=self.time.sleep)
         capacity = OwnerCapacity(request_slots=2, auxiliary_slots=0, pool_tokens=1_000)
         self.engine.open(capacity)
-        self.scheduler = Scheduler(capacity, self.engine.facts.shape, options.context_length)
+        self.scheduler = Scheduler(capacity, self.engine, options.context_length)
         self.loop = WorkerLoop(
             self.channel,
             self.engine,
@@ -118,7 +119,9 @@ def test_a_request_is_accepted_generated_and_finished_in_this_order() -> None:
     bench = Bench()
     assert [message.tag for message in bench.turn(submit(1))] == ["accepted"]
     sent = [message for _ in range(3) for message in bench.turn()]
-    assert [message.tag for message in sent] == ["tokens", "tokens", "tokens", "finished"]
+    tags = ["prefilled", "tokens", "tokens", "tokens", "finished"]
+    assert [message.tag for message in sent] == tags
+    assert sent[0] == Prefilled(request_id=1, epoch=1, cached_tokens=0)
     assert [m.chunks[0].index for m in sent if isinstance(m, Tokens)] == [0, 1, 2]
     assert sent[-1] == Finished(request_id=1, epoch=1, reason=FinishReason.LENGTH, num_tokens=3)
 
@@ -126,7 +129,7 @@ def test_a_request_is_accepted_generated_and_finished_in_this_order() -> None:
 def test_one_frame_a_step_carries_all_requests() -> None:
     bench = Bench()
     bench.turn(submit(1), submit(2))
-    (tokens,) = bench.turn()
+    *_, tokens = bench.turn()
     assert isinstance(tokens, Tokens)
     assert [chunk.request_id for chunk in tokens.chunks] == [1, 2]
 
@@ -162,8 +165,8 @@ def test_the_engine_has_let_go_before_the_end_is_reported() -> None:
 
     bench = Bench(engine=Watched)
     bench.turn(submit(1, max_tokens=1))
-    assert [message.tag for message in bench.turn()] == ["tokens", "finished"]
-    assert sent_before_removal == [["tokens"]]
+    assert [message.tag for message in bench.turn()] == ["prefilled", "tokens", "finished"]
+    assert sent_before_removal == [["prefilled", "tokens"]]
 
 
 def test_an_idle_loop_sleeps_until_the_next_heartbeat_is_due() -> None:
@@ -200,7 +203,7 @@ def test_a_drain_is_told_at_once_and_finishes_what_runs() -> None:
     bench.turn(submit(1))
     bench.channel.verbs = [Drain(), submit(2)]
     bench.loop.turn()
-    rejected, tokens, beat = bench.channel.take()
+    rejected, _, tokens, beat = bench.channel.take()
     assert isinstance(rejected, Rejected)
     assert rejected.reason is RejectReason.DRAINING
     assert isinstance(tokens, Tokens)
@@ -253,7 +256,7 @@ def test_nothing_is_generated_while_the_controller_does_not_read() -> None:
         assert bench.turn() == []
     assert all(wait > 0.0 for wait in bench.channel.waits)
     bench.channel.congested = False
-    (tokens,) = bench.turn()
+    *_, tokens = bench.turn()
     assert isinstance(tokens, Tokens)
     assert tokens.chunks[0].index == 0
 

@@ -1,0 +1,112 @@
+"""The owner's one memory budget: rows, cached prefixes and snapshots together, in bytes."""
+
+from typing import Protocol
+
+from mlx_dp.kvcache.prefix_cache import PrefixCache
+
+
+class HeldMemory(Protocol):
+    """What the budget asks of the engine."""
+
+    @property
+    def held_nbytes(self) -> int: ...
+
+    def growth_nbytes(self) -> int: ...
+
+    def compact(self) -> None: ...
+
+
+class MemoryRoom:
+    """Weighs what is held and what is promised against the budget; None: there is none.
+
+    Promised are the rows of requests whose prompts are not in yet, and, until a step is launched,
+    what its plan copies into the prefix cache. Cached prefixes make room for everything else.
+    """
+
+    def __init__(
+        self, engine: HeldMemory, cache: PrefixCache | None, budget_nbytes: int | None
+    ) -> None:
+        self._engine = engine
+        self._cache = cache
+        self._budget_nbytes = budget_nbytes
+        self._rows: dict[int, int] = {}
+        self._rows_nbytes = 0
+        self._joining: list[int] = []
+        self._copies_nbytes = 0
+        self._row_left = False
+
+    def expect_row(self, request_id: int, nbytes: int) -> None:
+        """A request was taken, whose row will need this much once its prompt is in."""
+        assert request_id not in self._rows, f"request {request_id} has a row to come"
+        self._rows[request_id] = nbytes
+        self._rows_nbytes += nbytes
+
+    def row_joins(self, request_id: int) -> None:
+        """The planned step makes the row."""
+        self._joining.append(request_id)
+
+    def row_left(self, request_id: int) -> None:
+        """A request is gone, with or without having had a row."""
+        self._rows_nbytes -= self._rows.pop(request_id, 0)
+        self._row_left = True
+
+    def step_launched(self) -> None:
+        """What the plan promised, the engine holds."""
+        for request_id in self._joining:
+            self._rows_nbytes -= self._rows.pop(request_id)
+        self._joining.clear()
+        self._copies_nbytes = 0
+
+    def fits(self, nbytes: int) -> bool:
+        """This much fits beside the next step, after evicting what is older if need be.
+
+        Evicts nothing where that would not do.
+        """
+        excess = self._excess_nbytes(nbytes)
+        if excess > (0 if self._cache is None else self._cache.nbytes):
+            return False
+        while self._excess_nbytes(nbytes) > 0:
+            if not self._evict():
+                return False
+        return True
+
+    def promise(self, nbytes: int) -> None:
+        """The planned step copies this much into the prefix cache."""
+        self._copies_nbytes += nbytes
+
+    def make(self, nbytes: int) -> bool:
+        """As ``fits``, and compacts if need be. False: running requests stand in the way."""
+        if self.fits(nbytes):
+            return True
+        if not self._row_left:
+            return False
+        self._compact()
+        return self.fits(nbytes)
+
+    def exceed(self) -> None:
+        """The last request goes on beyond the budget: it gets at least what can be evicted."""
+        while self._excess_nbytes(0) > 0 and self._evict():
+            pass
+
+    def rest(self) -> None:
+        """Nothing runs: room of rows that left is given back before it costs cached prefixes."""
+        budget = self._budget_nbytes
+        if budget is not None and self._row_left and 2 * self._engine.held_nbytes > budget:
+            self._compact()
+
+    def check(self) -> None:
+        assert self._rows_nbytes == sum(self._rows.values()), (self._rows_nbytes, self._rows)
+        assert not self._joining, self._joining
+
+    def _excess_nbytes(self, nbytes: int) -> int:
+        if self._budget_nbytes is None:
+            return 0
+        held = self._engine.held_nbytes + self._engine.growth_nbytes()
+        return held + self._rows_nbytes + self._copies_nbytes + nbytes - self._budget_nbytes
+
+    def _evict(self) -> bool:
+        return self._cache is not None and self._cache.evict()
+
+    def _compact(self) -> None:
+        self._engine.compact()
+        self._row_left = False
