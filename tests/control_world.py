@@ -61,9 +61,21 @@ SHAPE = ModelShape(
 )
 
 
-def ready(*, slots: int = 2, pool: int | None = 1000, context: int = 1000) -> Ready:
+def ready(
+    *,
+    slots: int = 2,
+    pool: int | None = 1000,
+    context: int = 1000,
+    memory_tokens: int | None = None,
+) -> Ready:
+    """``memory_tokens``: the budget in bytes, in tokens of what runs."""
     return Ready(
-        capacity=OwnerCapacity(request_slots=slots, auxiliary_slots=0, pool_tokens=pool),
+        capacity=OwnerCapacity(
+            request_slots=slots,
+            auxiliary_slots=0,
+            pool_tokens=pool,
+            cache_nbytes=None if memory_tokens is None else SHAPE.request_nbytes(memory_tokens),
+        ),
         shape=SHAPE,
         context_length=context,
         device="fake",
@@ -202,12 +214,17 @@ class FakeWorker:
     def _submit(self, submit: Submit) -> None:
         capacity = self.world.ready_of(self.index).capacity
         assert submit.request_id not in self.running
+        refused = None
         if len(self.running) >= capacity.request_slots:
+            refused = RejectReason.NO_SLOT
+        elif not self._fits(len(submit.prompt_ids) + len(submit.output_ids)) and self.running:
+            refused = RejectReason.NO_TOKENS
+        if refused is not None:
             self.say(
                 Rejected(
                     request_id=submit.request_id,
                     epoch=submit.epoch,
-                    reason=RejectReason.NO_SLOT,
+                    reason=refused,
                     message="full",
                 )
             )
@@ -250,11 +267,16 @@ class FakeWorker:
 
     def _make_room(self) -> None:
         """Give up the youngest until the next step fits, as a worker does; never the last one."""
-        memory = self.world.memory_tokens
-        while memory is not None and len(self.running) > 1:
-            if sum(running.held_tokens + 1 for running in self.running.values()) <= memory:
-                return
+        while len(self.running) > 1 and not self._fits(len(self.running)):
             self.preempt(next(reversed(self.running)))
+
+    def _fits(self, num_tokens: int) -> bool:
+        budget = self.world.ready_of(self.index).capacity.cache_nbytes
+        return budget is None or SHAPE.request_nbytes(self.held_tokens + num_tokens) <= budget
+
+    @property
+    def held_tokens(self) -> int:
+        return sum(running.held_tokens for running in self.running.values())
 
     def preempt(self, request_id: int) -> None:
         running = self.running.pop(request_id)
@@ -301,6 +323,7 @@ class FakeWorker:
             auxiliary_used=0,
             rss_nbytes=1,
             device_nbytes=2,
+            held_nbytes=SHAPE.request_nbytes(self.held_tokens),
         )
         self.say(replace(beat, **changes))
 
@@ -327,7 +350,6 @@ class World:
         self.started: list[int] = []
         self.auto_ready = True
         self.deaf_to_abort = False
-        self.memory_tokens: int | None = None
         self.congested: set[str] = set()
         self.cut: set[str] = set()
         self.no_processes = False

@@ -72,18 +72,20 @@ class Dispatcher:
         if self._post(owner, _submit(entry)):
             self._router.holds(owner, entry)
             return True
-        self.take_back(owner, lease, entry)
+        owner.release(lease)
+        self._ledger.requeue(entry)
+        self._queue.put_back(entry)
         return False
 
     def take_back(self, owner: Owner, lease: Lease, entry: RequestEntry) -> None:
-        """The owner holds nothing of it: it goes next, elsewhere or there."""
-        owner.release(lease)
+        """The owner has refused it: it goes next, elsewhere or there."""
+        owner.ran_short(lease)
         self._ledger.requeue(entry)
         self._queue.put_back(entry)
 
     def preempted(self, owner: Owner, lease: Lease, entry: RequestEntry) -> None:
-        """The owner gave it up for want of memory: the same, but that it ran and may go on."""
-        owner.release(lease)
+        """The owner gave it up for want of memory: it goes on next, elsewhere or there."""
+        owner.ran_short(lease)
         self._ledger.preempt(entry)
         self._queue.put_back(entry)
 
@@ -125,4 +127,5 @@ def _submit(entry: RequestEntry) -> Submit:
         stop_token_ids=generation.stop_token_ids,
         params=generation.params,
         cache_salt=generation.cache_salt,
+        grammar=generation.grammar,
     )

@@ -112,9 +112,5 @@ class Inbox:
     def _beat(self, index: int, heartbeat: Heartbeat, now: float) -> None:
         self._fleet.beat(index, heartbeat)
         owner = self._book.get(index)
-        if owner is None:
-            return
-        owner.pulse.beat(heartbeat, now)
-        owner.suspicious = False
-        owner.congested = False
-        owner.short = False
+        if owner is not None:
+            owner.beat(heartbeat, now)

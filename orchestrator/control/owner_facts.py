@@ -70,7 +70,6 @@ class OwnerFacts:
         match fact.reason:
             case RejectReason.NO_SLOT | RejectReason.NO_TOKENS | RejectReason.DRAINING:
                 self._dispatcher.take_back(owner, lease, entry)
-                owner.short = True
                 owner.closed |= fact.reason is RejectReason.DRAINING
                 self._ends.queued_again(entry, now)
             case RejectReason.TOO_LONG | RejectReason.INVALID:
@@ -124,14 +123,13 @@ class OwnerFacts:
         entry = self.current(lease)
         ended = None if entry is None else complete(entry)
         if entry is None:
-            owner.release(lease)
+            owner.ran_short(lease)
         elif ended is not None:
             self._dispatcher.finished(owner, lease, entry)
             self._ends.end(entry, ended, now)
         else:
             self._dispatcher.preempted(owner, lease, entry)
             self._ends.queued_again(entry, now)
-        owner.short = True
 
     def finished(self, owner: Owner, fact: Finished, now: float) -> None:
         lease = self._leaves(owner, fact)

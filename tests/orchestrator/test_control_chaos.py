@@ -9,6 +9,7 @@ from control_world import Reader, World, expected, generation, ready, serve_opti
 
 from mlx_dp.orchestrator.control.limits import ControlLimits
 from mlx_dp.orchestrator.control.restart_budget import RestartLimits
+from mlx_dp.orchestrator.control.router import METHODS
 from mlx_dp.orchestrator.control.supervisor import SupervisorLimits
 from mlx_dp.orchestrator.options import QueueOptions
 from mlx_dp.orchestrator.service import Generation, OverloadedError
@@ -32,14 +33,16 @@ class Chaos:
         size = self.random.randint(2, 4)
         queue = QueueOptions(
             max_queued_requests=30,
-            load_balance_method=self.random.choice(
-                ("round_robin", "total_requests", "total_tokens")
-            ),
+            load_balance_method=self.random.choice(METHODS),
         )
         options = serve_options(size, group=group, queue=queue)
         self.world = World(options, limits=limits, seed=seed)
         self.world.readies = {
-            index: ready(slots=self.random.randint(1, 4), pool=self.random.choice((60, 200, None)))
+            index: ready(
+                slots=self.random.randint(1, 4),
+                pool=self.random.choice((60, 200, None)),
+                memory_tokens=self.random.choice((60, 90, None)),
+            )
             for index in range(size)
         }
         self.world.bring_up()
