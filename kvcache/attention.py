@@ -29,9 +29,9 @@ def _attention(
     sinks: mx.array | None = None,
 ) -> mx.array:
     if isinstance(cache, BatchedKVCache):
-        cache.attended()
         if cache.split:
             return cache.attend(queries, LayerKV(keys, values), scale=scale, sinks=sinks)
+        cache.attended()
     result: mx.array = _original(
         queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks
     )

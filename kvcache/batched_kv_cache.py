@@ -1,31 +1,15 @@
 """What the model sees of the batch's KV in one layer."""
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import mlx.core as mx
 
-from mlx_dp.kvcache.guest_chunk import GuestChunk
 from mlx_dp.kvcache.kv_row import LayerKV
-from mlx_dp.kvcache.slab_step import SlabStep
+from mlx_dp.kvcache.kv_step import KVStep
 
 
 class NotSplittableError(Exception):
     """The model does its own arithmetic on cached KV, so its batch must stay one rectangle."""
-
-
-class StepStore(Protocol):
-    """The batch behind the caches of all layers."""
-
-    @property
-    def steps(self) -> Sequence[SlabStep]: ...
-
-    @property
-    def guests(self) -> Sequence[GuestChunk]: ...
-
-    def write(self, layer: int, new: LayerKV) -> list[LayerKV]: ...
-
-    def ask_window(self, window: int | None, num_tokens: int) -> None: ...
 
 
 class BatchedKVCache:
@@ -37,52 +21,57 @@ class BatchedKVCache:
     the rest.
     """
 
-    def __init__(
-        self, store: StepStore, layer: int, *, window: int | None, grouped_mask: bool
-    ) -> None:
-        self._store = store
+    def __init__(self, layer: int, *, window: int | None, grouped_mask: bool) -> None:
         self._layer = layer
         self._window = window
         self._grouped_mask = grouped_mask
-        self._split = False
+        self._step: KVStep | None = None
         self._attended = False
         self._fetched: LayerKV | None = None
         self._parts: list[LayerKV] = []
         self.offset: mx.array = mx.zeros((0,), dtype=mx.int32)
+        self.asks_wide = False
         # Some models hang other work on these. They are what was fetched, and nothing reads back
         # what a model puts here.
         self.keys: Any = None
         self.values: Any = None
 
     @property
-    def split(self) -> bool:
-        return self._split
+    def step(self) -> KVStep:
+        assert self._step is not None, "no step is under way"
+        return self._step
 
-    def begin_step(self, offset: mx.array, *, split: bool) -> None:
+    @property
+    def split(self) -> bool:
+        return self.step.split
+
+    def begin_step(self, step: KVStep, offset: mx.array) -> None:
         """``offset`` [rows] is each row's position of the coming token."""
         self.offset = offset
-        self._split = split
+        self._step = step
         self._attended = False
 
     def end_step(self) -> list[mx.array]:
-        """Forget the step's views, since one that lives on makes the next write a copy.
+        """Forget the step: its views, if they lived on, would make the next write a copy, and its
+        guests are of requests that may be gone by then.
 
         Returns what was written and not attended to: nothing else would ever compute it.
         """
         fetched, self._fetched = self._fetched, None
+        split, self._step = self.split, None
         self.keys = self.values = None
         self._parts = []
         if fetched is None or self._attended:
             return []
-        if self._split:
+        if split:
             raise NotSplittableError("the model does not use the shared attention function")
         return list(fetched)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Append [rows, KV heads, 1, head dim] and return what attention may see."""
         assert keys.shape[2] == 1, keys.shape
-        self._parts = self._store.write(self._layer, LayerKV(keys, values))
-        self._fetched = LayerKV(keys, values) if self._split else self._parts[0]
+        self._parts = self.step.write(self._layer, self._window, LayerKV(keys, values))
+        self._fetched = LayerKV(keys, values) if self.split else self._parts[0]
         self.keys, self.values = self._fetched
         return self._fetched
 
@@ -106,12 +95,13 @@ class BatchedKVCache:
         # A cache that keeps no more than the window needs no mask for it.
         narrow = window_size is not None and (self._window is None or window_size < self._window)
         if window_size is not None:
-            self._store.ask_window(self._window, window_size)
-        if self._split:
+            self.asks_wide |= self._window is not None and window_size > self._window
+            self.step.ask_window(self._window, window_size)
+        if self.split:
             if return_array or narrow:
                 raise NotSplittableError("the model makes its own masks")
             return None
-        step = self._store.steps[0]
+        step = self.step.slab_steps[0]
         place = step.place(self._window)
         mask = place.mask
         if narrow:
@@ -131,7 +121,7 @@ class BatchedKVCache:
         scale: float,
         sinks: mx.array | None,
     ) -> mx.array:
-        """Attend slab by slab, the guests last.
+        """Attend to all that the tokens may see.
 
         ``fetched`` must be what ``update_and_fetch`` returned.
         """
@@ -139,22 +129,5 @@ class BatchedKVCache:
             raise NotSplittableError("the model changes keys after it cached them")
         if fetched.values is not self._fetched.values:
             raise NotSplittableError("the model changes values after it cached them")
-        steps, guests = self._store.steps, self._store.guests
-        attended = [
-            mx.fast.scaled_dot_product_attention(
-                queries[step.start : step.end],
-                part.keys,
-                part.values,
-                scale=scale,
-                mask=step.place(self._window).mask,
-                sinks=sinks,
-            )
-            for step, part in zip(steps, self._parts, strict=not guests)
-        ]
-        start = steps[-1].end if steps else 0
-        for guest, part in zip(guests, self._parts[len(steps) :], strict=True):
-            rows = queries[start : start + guest.num_tokens]
-            mask = guest.mask(self._window)
-            attended.append(guest.attend(rows, part, scale=scale, mask=mask, sinks=sinks))
-            start += guest.num_tokens
-        return attended[0] if len(attended) == 1 else mx.concatenate(attended)
+        self._attended = True
+        return self.step.attend(queries, self._parts, window=self._window, scale=scale, sinks=sinks)

@@ -11,7 +11,7 @@ from mlx_dp.kvcache.batched_kv_cache import BatchedKVCache
 from mlx_dp.kvcache.guest_chunk import GuestChunk
 from mlx_dp.kvcache.kv_row import KVRow, LayerKV
 from mlx_dp.kvcache.kv_slab import KVSlab
-from mlx_dp.kvcache.slab_step import SlabStep
+from mlx_dp.kvcache.kv_step import KVStep
 
 MIN_WIDTH: Final = 256
 SLAB_TOKENS: Final = 8192
@@ -46,20 +46,22 @@ class KVBatch:
         self._min_width = min_width
         self._slab_tokens = slab_tokens
         self._slabs: list[KVSlab] = []
-        self._steps: list[SlabStep] = []
-        self._guests: Sequence[GuestChunk] = ()
-        self._asked: dict[int | None, int] = {}
         self._home: dict[int, KVSlab] = {}
         self.spare = True
         """Slabs may double when they grow; else they grow by what is needed."""
         self.caches = [
-            BatchedKVCache(self, index, window=window, grouped_mask=form.grouped_mask)
+            BatchedKVCache(index, window=window, grouped_mask=form.grouped_mask)
             for index, window in enumerate(self._windows)
         ]
 
     @property
     def nbytes(self) -> int:
         return sum(slab.nbytes for slab in self._slabs)
+
+    @property
+    def asks_wide(self) -> bool:
+        """The model has asked for a mask that is wider than the caches it is for."""
+        return any(cache.asks_wide for cache in self.caches)
 
     @property
     def used_tokens(self) -> int:
@@ -136,24 +138,14 @@ class KVBatch:
         """
         assert not guests or self._split, "only a split batch takes guests"
         assert guests or decode, "nothing to run"
-        self._guests = guests
-        self._asked = {}
-        self._steps = []
-        offsets: list[int] = []
-        slabs = self._slabs if decode else []
         if decode:
             self._move_full_rows()
-        for slab in slabs:
-            offsets += [row.length for row in slab.rows]
-            self._steps.append(slab.begin_step(self._steps[-1].end if self._steps else 0))
-        for guest in guests:
-            offsets += range(guest.position, guest.position + guest.num_tokens)
-        split = len(slabs) > 1 or bool(guests)
+        step = KVStep(self._slabs if decode else (), guests)
         # A new array each step: models keep the old one past the update.
-        offset = mx.array(offsets, dtype=mx.int32)
+        offset = mx.array(step.offsets, dtype=mx.int32)
         for cache in self.caches:
-            cache.begin_step(offset, split=split)
-        return tuple(row.key for slab in slabs for row in slab.rows)
+            cache.begin_step(step, offset)
+        return step.keys
 
     def end_step(self) -> list[mx.array]:
         """Check that the model looked at the KV through the shared attention function.
@@ -161,41 +153,7 @@ class KVBatch:
         Returns arrays that only the caller can have computed. Raises NotSplittableError when a
         split batch was not attended to, so that the model's output is worthless.
         """
-        # A guest kept until the next step would hold the KV of a request that is gone by then.
-        self._guests = ()
         return [array for cache in self.caches for array in cache.end_step()]
-
-    def ask_window(self, window: int | None, num_tokens: int) -> None:
-        """Note the width of the mask that the model asks of caches with this window."""
-        self._asked[window] = num_tokens
-
-    def write(self, layer: int, new: LayerKV) -> list[LayerKV]:
-        """Write the step's token of every row; return what each slab's rows may see.
-
-        What the guests may see comes last.
-        """
-        if len(self._steps) == 1 and not self._guests:
-            return [self._slabs[0].write(layer, self._steps[0], new)]
-        parts = [
-            slab.write(layer, step, _rows(new, step.start, step.end))
-            for slab, step in zip(self._slabs, self._steps, strict=bool(self._steps))
-        ]
-        window = self._windows[layer]
-        start = self._steps[-1].end if self._steps else 0
-        for guest in self._guests:
-            end = start + guest.num_tokens
-            asked = self._asked.get(window)
-            parts.append(guest.write(layer, _rows(new, start, end), window=window, asked=asked))
-            start = end
-        return parts
-
-    @property
-    def guests(self) -> Sequence[GuestChunk]:
-        return self._guests
-
-    @property
-    def steps(self) -> Sequence[SlabStep]:
-        return self._steps
 
     def check(self) -> None:
         """Assert that every row has one home, and of each width only the last slab has room."""
@@ -261,7 +219,3 @@ class KVBatch:
         elif self._slabs[0].width < width:
             self._slabs[0].widen(width)
         return self._slabs[0]
-
-
-def _rows(new: LayerKV, start: int, end: int) -> LayerKV:
-    return LayerKV(new.keys[start:end], new.values[start:end])
