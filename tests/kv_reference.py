@@ -1,12 +1,14 @@
 """KV rows as plain numpy arrays, one request each, to hold batched caches to."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from mlx_lm.models.cache import KVCache, RotatingKVCache
 
-from mlx_dp.kvcache.kv_batch import KVBatch
+from mlx_dp.kvcache.guest_chunk import GuestChunk
 from mlx_dp.kvcache.kv_row import LayerKV
 
 LAYERS = 2
@@ -15,17 +17,25 @@ QUERY_HEADS = 4
 KEY_DIM = 4
 VALUE_DIM = 3
 SCALE = 0.5
+PLAIN: tuple[int | None, ...] = (None,) * LAYERS
+"""Both layers keep every token."""
+MIXED: tuple[int | None, ...] = (None, 6, 3)
+"""Windows that are narrower and wider than the narrowest slabs of the tests."""
 
 
 @dataclass(slots=True)
 class PlainRow:
-    """All tokens of one row: per layer, keys and values [KV heads, tokens, dim]."""
+    """All tokens of one row: per layer, keys and values [KV heads, tokens, dim].
+
+    Layers with a window see, and show as content, the last of them only.
+    """
 
     layers: list[tuple[np.ndarray, np.ndarray]]
+    windows: Sequence[int | None] = PLAIN
 
     @property
     def length(self) -> int:
-        return int(self.layers[0][0].shape[1])
+        return int(self.layers[-1][0].shape[1])
 
     def append(self, layer: int, keys: np.ndarray, values: np.ndarray) -> None:
         old_keys, old_values = self.layers[layer]
@@ -34,15 +44,31 @@ class PlainRow:
             np.concatenate([old_values, values], axis=1),
         )
 
+    def ring(self, layer: int) -> tuple[np.ndarray, np.ndarray]:
+        """What the layer keeps, each token at its position modulo the window."""
+        keys, values = self.layers[layer]
+        window = self.windows[layer]
+        if window is None:
+            return keys, values
+        kept = min(window, keys.shape[1])
+        rings = np.empty_like(keys[:, :kept]), np.empty_like(values[:, :kept])
+        for token in range(keys.shape[1]):
+            for ring, whole in zip(rings, (keys, values), strict=True):
+                ring[:, token % window] = whole[:, token]
+        return rings
+
     def content(self) -> list[LayerKV]:
         return [
-            LayerKV(mx.array(keys[None]), mx.array(values[None])) for keys, values in self.layers
+            LayerKV(*(mx.array(array[None]) for array in self.ring(layer)))
+            for layer in range(len(self.layers))
         ]
 
-    def attend(self, layer: int, queries: np.ndarray) -> np.ndarray:
-        """Attention of one token's queries [query heads, key dim] over the whole row."""
+    def attend(self, layer: int, queries: np.ndarray, length: int) -> np.ndarray:
+        """Attention of the last of ``length`` tokens, by its queries [query heads, key dim]."""
+        window = self.windows[layer]
+        start = 0 if window is None else max(0, length - window)
         keys, values = (
-            np.repeat(array.astype(np.float64), QUERY_HEADS // KV_HEADS, axis=0)
+            np.repeat(array[:, start:length].astype(np.float64), QUERY_HEADS // KV_HEADS, axis=0)
             for array in self.layers[layer]
         )
         scores = SCALE * np.einsum("hd,htd->ht", queries.astype(np.float64), keys)
@@ -51,75 +77,39 @@ class PlainRow:
         return np.einsum("ht,htd->hd", weights, values)
 
 
-def random_row(rng: np.random.Generator, length: int) -> PlainRow:
+@dataclass(slots=True)
+class PlainGuest:
+    """A prompt that is not all in: its tokens so far, and the same in mlx-lm's own caches."""
+
+    row: PlainRow
+    caches: list[Any] = field(default_factory=list)
+
+    def chunk(self, num_tokens: int) -> GuestChunk:
+        return GuestChunk(self.caches, self.row.length, num_tokens)
+
+
+def random_row(
+    rng: np.random.Generator, length: int, windows: Sequence[int | None] = PLAIN
+) -> PlainRow:
     return PlainRow(
         [
             (
                 rng.standard_normal((KV_HEADS, length, KEY_DIM), dtype=np.float32),
                 rng.standard_normal((KV_HEADS, length, VALUE_DIM), dtype=np.float32),
             )
-            for _ in range(LAYERS)
-        ]
+            for _ in windows
+        ],
+        windows,
     )
 
 
-def run_step(batch: KVBatch, rows: Mapping[int, PlainRow], rng: np.random.Generator) -> None:
-    """One step of a model that attends as most do, held to each row's own attention."""
-    order = batch.begin_step()
-    assert sorted(order) == sorted(rows)
-    expect_masks(batch, [rows[key].length for key in order])
-    offsets = [rows[key].length for key in order]
-    for layer, cache in enumerate(batch.caches):
-        assert cache.offset.tolist() == offsets
-        shape = (len(order), KV_HEADS, 1)
-        keys = rng.standard_normal((*shape, KEY_DIM), dtype=np.float32)
-        values = rng.standard_normal((*shape, VALUE_DIM), dtype=np.float32)
-        queries = rng.standard_normal((len(order), QUERY_HEADS, 1, KEY_DIM), dtype=np.float32)
-        mask = cache.make_mask(1)
-        fetched = LayerKV(*cache.update_and_fetch(mx.array(keys), mx.array(values)))
-        for index, key in enumerate(order):
-            rows[key].append(layer, keys[index], values[index])
-        if cache.split:
-            found = cache.attend(mx.array(queries), fetched, scale=SCALE, sinks=None)
-        else:
-            expect_rectangle(fetched, [rows[key] for key in order], layer)
-            found = mx.fast.scaled_dot_product_attention(
-                mx.array(queries), *fetched, scale=SCALE, mask=mask
-            )
-        for index, key in enumerate(order):
-            expected = rows[key].attend(layer, queries[index, :, 0])
-            np.testing.assert_allclose(np.array(found[index, :, 0]), expected, atol=1e-5)
-    batch.end_step()
+def empty_guest(rng: np.random.Generator, windows: Sequence[int | None] = PLAIN) -> PlainGuest:
+    return PlainGuest(random_row(rng, 0, windows), own_caches(windows))
 
 
-def expect_masks(batch: KVBatch, lengths: Sequence[int]) -> None:
-    """The step's slabs follow one another, and each row may look at its own tokens alone."""
-    start = 0
-    for step in batch.steps:
-        assert step.start == start < step.end
-        own = np.array(lengths[step.start : step.end])
-        allowed = np.arange(step.visible) <= own[:, None]
-        if step.mask is None:
-            assert allowed.all()
-        else:
-            np.testing.assert_array_equal(np.array(step.mask), allowed[:, None, None])
-        start = step.end
-    assert start == len(lengths)
-
-
-def expect_rectangle(fetched: LayerKV, rows: Sequence[PlainRow], layer: int) -> None:
-    """Every row starts at index 0, with nothing but zeros behind its own tokens."""
-    for found, own in zip(
-        fetched, zip(*(row.layers[layer] for row in rows), strict=True), strict=True
-    ):
-        for index, tokens in enumerate(own):
-            row = np.array(found[index])
-            np.testing.assert_array_equal(row[:, : tokens.shape[1]], tokens)
-            assert not row[:, tokens.shape[1] :].any()
-
-
-def expect_content(batch: KVBatch, rows: Mapping[int, PlainRow]) -> None:
-    for key, row in rows.items():
-        for found, expected in zip(batch.content(key), row.layers, strict=True):
-            np.testing.assert_array_equal(np.array(found.keys[0]), expected[0])
-            np.testing.assert_array_equal(np.array(found.values[0]), expected[1])
+def own_caches(windows: Sequence[int | None]) -> list[Any]:
+    """The caches that a model with these layers makes for a request alone."""
+    return [
+        KVCache() if window is None else RotatingKVCache(window)  # type: ignore[no-untyped-call]
+        for window in windows
+    ]

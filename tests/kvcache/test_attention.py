@@ -6,7 +6,7 @@ import pytest
 pytest.importorskip("mlx.core")
 
 import mlx.core as mx
-from kv_reference import KEY_DIM, KV_HEADS, LAYERS, QUERY_HEADS, SCALE, random_row
+from kv_reference import KEY_DIM, KV_HEADS, PLAIN, QUERY_HEADS, SCALE, random_row
 from mlx_lm.models import base, llama
 from mlx_lm.models.cache import KVCache
 
@@ -24,7 +24,7 @@ LENGTHS = (1, 7, 3, 12, 5)
 def batch_of(lengths=LENGTHS, *, split: bool = True) -> KVBatch:
     """The same rows at every call: in slabs of width 4, 8 and 16 where it may be split."""
     rng = np.random.default_rng(1)
-    batch = KVBatch([None] * LAYERS, BatchForm(split=split), min_width=4, slab_tokens=16)
+    batch = KVBatch(PLAIN, BatchForm(split=split), min_width=4, slab_tokens=16)
     for key, length in enumerate(lengths):
         batch.join(key, random_row(rng, length).content(), length=length, room=length + 1)
     return batch
@@ -35,10 +35,12 @@ def token(key: int, heads: int) -> mx.array:
     return mx.random.normal((heads, 1, KEY_DIM), key=mx.random.key(10 * key + heads))
 
 
-def attend(batch: KVBatch, *, sinks: mx.array | None = None) -> dict[int, np.ndarray]:
-    """One layer of one step, through the function that models call."""
+def attend(batch: KVBatch, *, slabs: int, sinks: mx.array | None = None) -> dict[int, np.ndarray]:
+    """One layer of one step on so many slabs, through the function that models call."""
     order = batch.begin_step()
     cache = batch.caches[0]
+    assert len(cache.step.slab_steps) == slabs
+    assert cache.split == (slabs > 1)
     mask = cache.make_mask(1)
     fresh = mx.stack([token(key, KV_HEADS) for key in order])
     keys, values = cache.update_and_fetch(fresh, fresh[..., :3])
@@ -70,17 +72,14 @@ def test_installing_twice_changes_nothing():
 @pytest.mark.parametrize("sinks", [None, mx.array([0.5, -1.0, 2.0, 0.0])])
 def test_slab_by_slab_equals_one_padded_rectangle(sinks):
     in_slabs, in_one = batch_of(), batch_of(split=False)
-    found, expected = attend(in_slabs, sinks=sinks), attend(in_one, sinks=sinks)
-    assert len(in_slabs.steps) > 2
-    assert len(in_one.steps) == 1
+    found = attend(in_slabs, slabs=3, sinks=sinks)
+    expected = attend(in_one, slabs=1, sinks=sinks)
     for key in range(len(LENGTHS)):
         np.testing.assert_allclose(found[key], expected[key], atol=1e-6)
 
 
 def test_a_batch_that_needs_one_slab_is_not_split():
-    batch = batch_of((3, 2))
-    attend(batch)
-    assert not batch.caches[0].split
+    attend(batch_of((3, 2)), slabs=1)
 
 
 def test_other_caches_get_what_mlx_lm_gives_them():
@@ -132,16 +131,51 @@ class TestWhatCannotBeSplit:
         with pytest.raises(NotSplittableError, match="values"):
             cache.attend(queries, LayerKV(keys, values * 1), scale=SCALE, sinks=None)
 
-    def test_attention_twice_on_one_update(self, cache, fresh, queries):
+    def test_keys_of_an_earlier_step(self, batch, cache, fresh, queries):
         fetched = LayerKV(*cache.update_and_fetch(*fresh))
         cache.attend(queries, fetched, scale=SCALE, sinks=None)
-        with pytest.raises(NotSplittableError):
+        batch.caches[1].update_and_fetch(*fresh)
+        batch.caches[1].attend(queries, fresh, scale=SCALE, sinks=None)
+        batch.end_step()
+        batch.begin_step()
+        with pytest.raises(NotSplittableError, match="keys"):
             cache.attend(queries, fetched, scale=SCALE, sinks=None)
 
     def test_attention_that_never_comes(self, batch, cache, fresh):
         cache.update_and_fetch(*fresh)
         with pytest.raises(NotSplittableError, match="shared attention function"):
             batch.end_step()
+
+
+@pytest.mark.parametrize("split", [True, False])
+def test_layers_that_share_a_cache_attend_to_what_the_first_wrote(split):
+    batch = batch_of(split=split)
+    order = batch.begin_step()
+    cache = batch.caches[0]
+    with pytest.raises(AssertionError, match="layer 0 has written nothing yet"):
+        cache.keys_and_values()
+    fresh = mx.stack([token(key, KV_HEADS) for key in order])
+    written = cache.update_and_fetch(fresh, fresh[..., :3])
+    shared = cache.keys_and_values()
+    assert [new is old for new, old in zip(shared, written, strict=True)] == [True, True]
+    queries = mx.stack([token(key, QUERY_HEADS) for key in order])
+    found = [
+        base.scaled_dot_product_attention(
+            queries, keys, values, cache=cache, scale=SCALE, mask=cache.make_mask(1)
+        )
+        for keys, values in (written, shared)
+    ]
+    assert mx.array_equal(*found)
+
+
+def test_what_no_attention_has_looked_at_is_handed_out_to_be_computed():
+    # Some models write KV in layers whose output they throw away.
+    batch = batch_of((3, 2))
+    batch.begin_step()
+    fresh = mx.ones((2, KV_HEADS, 1, KEY_DIM))
+    fetched = batch.caches[0].update_and_fetch(fresh, fresh[..., :3])
+    unseen = batch.end_step()
+    assert [array is mine for array, mine in zip(unseen, fetched, strict=True)] == [True, True]
 
 
 @pytest.mark.parametrize("window", [1, 2, 5, 40])
@@ -169,7 +203,7 @@ def test_a_mask_comes_as_an_array_where_a_model_insists():
 def test_a_mask_has_one_more_axis_for_models_that_group_their_heads():
     form = BatchForm(split=False, grouped_mask=True)
     rng = np.random.default_rng(1)
-    batch = KVBatch([None] * LAYERS, form)
+    batch = KVBatch(PLAIN, form)
     for key, length in enumerate((1, 3)):
         batch.join(key, random_row(rng, length).content(), length=length, room=8)
     batch.begin_step()

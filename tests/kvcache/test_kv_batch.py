@@ -19,17 +19,20 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from kv_model import expect_content, run_step
 from kv_reference import (
     KEY_DIM,
     KV_HEADS,
     LAYERS,
+    MIXED,
+    PLAIN,
     VALUE_DIM,
+    PlainGuest,
     PlainRow,
-    expect_content,
+    empty_guest,
+    own_caches,
     random_row,
-    run_step,
 )
-from mlx_lm.models.cache import KVCache
 
 from mlx_dp.kvcache.batch_form import BatchForm
 from mlx_dp.kvcache.guest_chunk import GuestChunk
@@ -47,13 +50,17 @@ class BatchMachine(RuleBasedStateMachine):
     @initialize(seed=st.integers(0, 2**16))
     def start(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
-        self.batch = KVBatch([None] * LAYERS, BatchForm(split=self.split), min_width=4, slab_tokens=8)
+        self.batch = KVBatch(MIXED, BatchForm(split=self.split), min_width=4, slab_tokens=8)
         self.rows: dict[int, PlainRow] = {}
+        self.guests: list[PlainGuest] = []
         self.next_key = 0
 
-    @rule(length=st.integers(0, 7), expected=st.integers(0, 3))
+    @rule(length=st.integers(0, 14), expected=st.integers(0, 3))
     def join(self, length: int, expected: int) -> None:
-        row = random_row(self.rng, length)
+        self.join_row(random_row(self.rng, length, MIXED), expected)
+
+    def join_row(self, row: PlainRow, expected: int) -> None:
+        length = row.length
         self.batch.join(self.next_key, row.content(), length=length, room=length + expected)
         self.rows[self.next_key] = row
         self.next_key += 1
@@ -70,6 +77,14 @@ class BatchMachine(RuleBasedStateMachine):
     def step(self) -> None:
         run_step(self.batch, self.rows, self.rng)
 
+    @rule()
+    def compact(self) -> None:
+        self.batch.compact()
+
+    @rule(spare=st.booleans())
+    def set_spare(self, spare: bool) -> None:
+        self.batch.spare = spare
+
     @invariant()
     def all_is_as_written(self) -> None:
         if not hasattr(self, "batch"):
@@ -79,11 +94,32 @@ class BatchMachine(RuleBasedStateMachine):
         expect_content(self.batch, self.rows)
 
 
+class GuestMachine(BatchMachine):
+    """Chunks of prompts ride along, or share a pass, and their prompts join in the end."""
+
+    @rule()
+    def begin_prompt(self) -> None:
+        self.guests.append(empty_guest(self.rng, MIXED))
+
+    @precondition(lambda self: self.guests)
+    @rule(sizes=st.lists(st.integers(0, 7), min_size=3, max_size=3), decode=st.booleans())
+    def step_with_guests(self, sizes: list[int], decode: bool) -> None:
+        chunks = [(g, size) for g, size in zip(self.guests, sizes, strict=False) if size]
+        if chunks:
+            decode = decode and bool(self.rows)
+            run_step(self.batch, self.rows, self.rng, chunks, decode=decode)
+
+    @precondition(lambda self: self.guests)
+    @rule(expected=st.integers(0, 3))
+    def end_prompt(self, expected: int) -> None:
+        self.join_row(self.guests.pop(0).row, expected)
+
+
 class OneSlabMachine(BatchMachine):
     split = False
 
 
-@pytest.mark.parametrize("machine", [BatchMachine, OneSlabMachine])
+@pytest.mark.parametrize("machine", [BatchMachine, GuestMachine, OneSlabMachine])
 def test_every_row_is_exactly_what_was_written_after_any_joins_leaves_and_steps(machine):
     run_state_machine_as_test(
         machine,
@@ -93,7 +129,7 @@ def test_every_row_is_exactly_what_was_written_after_any_joins_leaves_and_steps(
 
 def test_an_empty_batch_holds_no_memory():
     rng = np.random.default_rng(1)
-    batch = KVBatch([None] * LAYERS, BatchForm(split=True), min_width=2, slab_tokens=8)
+    batch = KVBatch(PLAIN, BatchForm(split=True), min_width=2, slab_tokens=8)
     for key in range(5):
         batch.join(key, random_row(rng, key).content(), length=key, room=key)
     assert batch.nbytes > 0
@@ -106,7 +142,7 @@ def test_an_empty_batch_holds_no_memory():
 @pytest.mark.parametrize("split", [True, False])
 def test_what_is_not_a_number_does_not_outlive_its_request(split):
     rng = np.random.default_rng(1)
-    batch = KVBatch([None] * LAYERS, BatchForm(split=split), min_width=8, slab_tokens=64)
+    batch = KVBatch(PLAIN, BatchForm(split=split), min_width=8, slab_tokens=64)
     rows = {0: random_row(rng, 5), 1: random_row(rng, 3)}
     sick = random_row(rng, 6)
     for keys, values in sick.layers:
@@ -122,7 +158,7 @@ def test_what_is_not_a_number_does_not_outlive_its_request(split):
 
 def test_a_sick_row_is_wiped_when_another_moves_into_its_place():
     rng = np.random.default_rng(1)
-    batch = KVBatch([None] * LAYERS, BatchForm(split=True), min_width=8, slab_tokens=64)
+    batch = KVBatch(PLAIN, BatchForm(split=True), min_width=8, slab_tokens=64)
     sick = random_row(rng, 6)
     for keys, values in sick.layers:
         keys[:] = np.nan
@@ -135,7 +171,7 @@ def test_a_sick_row_is_wiped_when_another_moves_into_its_place():
 
 
 def test_the_same_row_cannot_join_twice():
-    batch = KVBatch([None] * LAYERS, BatchForm(split=True))
+    batch = KVBatch(PLAIN, BatchForm(split=True))
     row = random_row(np.random.default_rng(1), 3)
     batch.join(1, row.content(), length=3, room=3)
     with pytest.raises(AssertionError, match="row 1 is here already"):
@@ -145,7 +181,7 @@ def test_the_same_row_cannot_join_twice():
 def test_offsets_are_a_new_array_each_step():
     # Model code keeps the old one past the update, so it must not change under its hands.
     rng = np.random.default_rng(1)
-    batch = KVBatch([None] * LAYERS, BatchForm(split=True))
+    batch = KVBatch(PLAIN, BatchForm(split=True))
     rows = {1: random_row(rng, 1), 2: random_row(rng, 2)}
     for key, row in rows.items():
         batch.join(key, row.content(), length=row.length, room=8)
@@ -159,15 +195,15 @@ def test_offsets_are_a_new_array_each_step():
 
 def test_a_cache_is_true_whatever_it_holds():
     # Models ask "if cache": one that says no would lose its mask in silence.
-    assert all(KVBatch([None] * LAYERS, BatchForm(split=True)).caches)
-    assert mx.array(KVBatch([None] * LAYERS, BatchForm(split=True)).caches[0].offset).size == 0
+    assert all(KVBatch(PLAIN, BatchForm(split=True)).caches)
+    assert mx.array(KVBatch(PLAIN, BatchForm(split=True)).caches[0].offset).size == 0
 
 
 @pytest.mark.parametrize(
     ("length", "width"), [(3, 4), (5, 8), (63, 64), (64, 72), (71, 72), (130, 144), (250, 256)]
 )
 def test_a_row_with_a_slab_of_its_own_has_little_more_room_than_it_needs(length, width):
-    batch = KVBatch([None] * LAYERS, BatchForm(split=True), min_width=4, slab_tokens=64)
+    batch = KVBatch(PLAIN, BatchForm(split=True), min_width=4, slab_tokens=64)
     row = random_row(np.random.default_rng(1), length)
     batch.join(1, row.content(), length=length, room=length)
     per_token = LAYERS * KV_HEADS * (KEY_DIM + VALUE_DIM) * 4
@@ -176,7 +212,7 @@ def test_a_row_with_a_slab_of_its_own_has_little_more_room_than_it_needs(length,
 
 def test_rows_of_odd_widths_come_grow_and_go():
     rng = np.random.default_rng(1)
-    batch = KVBatch([None] * LAYERS, BatchForm(split=True), min_width=4, slab_tokens=64)
+    batch = KVBatch(PLAIN, BatchForm(split=True), min_width=4, slab_tokens=64)
     rows = {key: random_row(rng, length) for key, length in enumerate((70, 71, 72, 66, 130, 3))}
     for key, row in rows.items():
         batch.join(key, row.content(), length=row.length, room=row.length)
@@ -191,18 +227,18 @@ def test_rows_of_odd_widths_come_grow_and_go():
         expect_content(batch, rows)
 
 
-def test_a_guests_kv_is_let_go_with_its_step():
+def test_guests_kv_is_let_go_with_their_step():
     rng = np.random.default_rng(1)
-    batch = KVBatch([None] * LAYERS, BatchForm(split=True))
+    batch = KVBatch(PLAIN, BatchForm(split=True))
     batch.join(1, random_row(rng, 3).content(), length=3, room=8)
-    caches = [KVCache() for _ in range(LAYERS)]
-    held = weakref.ref(caches[0])
-    batch.begin_step(GuestChunk(caches, position=0, num_tokens=2))
+    guests = [own_caches(PLAIN) for _ in range(2)]
+    held = [weakref.ref(caches[0]) for caches in guests]
+    batch.begin_step([GuestChunk(caches, position=0, num_tokens=2) for caches in guests])
     for cache in batch.caches:
-        keys, values = (mx.ones((3, KV_HEADS, 1, dim)) for dim in (KEY_DIM, VALUE_DIM))
+        keys, values = (mx.ones((5, KV_HEADS, 1, dim)) for dim in (KEY_DIM, VALUE_DIM))
         fetched = LayerKV(*cache.update_and_fetch(keys, values))
-        cache.attend(mx.ones((3, KV_HEADS, 1, KEY_DIM)), fetched, scale=1.0, sinks=None)
+        cache.attend(mx.ones((5, KV_HEADS, 1, KEY_DIM)), fetched, scale=1.0, sinks=None)
     batch.end_step()
-    del caches
+    del guests, cache
     gc.collect()
-    assert held() is None
+    assert [ref() for ref in held] == [None, None]

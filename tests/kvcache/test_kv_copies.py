@@ -15,6 +15,7 @@ from mlx_dp.kvcache.kv_row import LayerKV
 pytestmark = pytest.mark.mlx
 
 LAYERS, KV_HEADS, DIM = 12, 4, 64
+PLAIN = (None,) * LAYERS
 TOKEN_NBYTES = 2 * LAYERS * KV_HEADS * DIM * 4
 WIDTH = 512
 ROW_NBYTES = WIDTH * TOKEN_NBYTES
@@ -53,7 +54,7 @@ def step(batch: KVBatch) -> mx.array:
 
 
 def warm_batch(lengths: Sequence[int], *, split: bool = True) -> KVBatch:
-    batch = KVBatch([None] * LAYERS, BatchForm(split=split))
+    batch = KVBatch(PLAIN, BatchForm(split=split))
     for key, length in enumerate(lengths):
         batch.join(key, content(length), length=length, room=length + 20)
     for _ in range(2):
@@ -121,7 +122,7 @@ def test_the_last_row_leaves_without_any_copy():
 
 
 def test_a_row_that_is_alone_in_its_slab_leaves_without_any_copy():
-    batch = KVBatch([None] * LAYERS, BatchForm(split=True), slab_tokens=WIDTH)
+    batch = KVBatch(PLAIN, BatchForm(split=True), slab_tokens=WIDTH)
     for key, length in enumerate(EVEN):
         batch.join(key, content(length), length=length, room=length + 20)
     mx.eval(step(batch))
@@ -181,4 +182,5 @@ def test_a_row_that_outgrows_its_slab_copies_itself_alone():
         mx.eval(running, step(batch))
 
     assert peak_nbytes(grow_under_way) < SMALL + 3 * ROW_NBYTES
-    assert [at.end - at.start for at in batch.steps] == [7, 1]
+    assert batch.begin_step() == (1, 2, 3, 4, 5, 6, 7, 0)
+    assert [at.end - at.start for at in batch.caches[0].step.slab_steps] == [7, 1]
