@@ -18,15 +18,9 @@ class PrefixNodes:
         self._numbers = count()
         self._roots: dict[str, PrefixNode] = {}
         self._by_id: dict[int, PrefixNode] = {}
+        self.roots: Mapping[str, PrefixNode] = MappingProxyType(self._roots)
+        self.by_id: Mapping[int, PrefixNode] = MappingProxyType(self._by_id)
         self._num_tokens = 0
-
-    @property
-    def by_id(self) -> Mapping[int, PrefixNode]:
-        return MappingProxyType(self._by_id)
-
-    @property
-    def roots(self) -> Mapping[str, PrefixNode]:
-        return MappingProxyType(self._roots)
 
     @property
     def num_tokens(self) -> int:
