@@ -44,7 +44,7 @@ class Case:
             self.name,
             self.show(median(self.measured)),
             self.show(median(self.base)),
-            f"{self.ratio:.2f}x",
+            f"{self.ratio:.3f}x",
             "" if self.goal is None else self.goal.judge(self.ratio),
         ]
 

@@ -10,6 +10,8 @@ from bench_sizes import Sizes
 
 AS_FAST = Goal(at_least=0.97)
 SECOND_TURN = Goal(at_most=0.15)
+JOINS = 3
+"""In a round: a join is short, and the steps around it vary."""
 FLAT = Goal(at_most=1.5)
 """A join among sixteen times the tokens may cost this much more, which is noise."""
 
@@ -82,7 +84,11 @@ def join(pair: Pair, sizes: Sizes) -> Section:
             fill(side, prompts, sizes.answer)
 
         def measure(side: Side, number: int, rows: int = rows) -> float:
-            return _join_s(side, pair.prompt(f"joins {rows}/{number}", sizes.join_prompt))
+            joins = [
+                _join_s(side, pair.prompt(f"joins {rows}/{number}/{index}", sizes.join_prompt))
+                for index in range(JOINS)
+            ]
+            return statistics.median(joins)
 
         ours, peer = pair.interleaved(measure)
         name = f"{rows * length} tokens held in {rows} rows"
