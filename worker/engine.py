@@ -46,6 +46,8 @@ class EngineRequest:
     max_tokens: int
     params: SamplingParams
     grammar: Grammar | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    """What may end an answer that matches its grammar; the engine itself stops at none."""
 
     @property
     def prefill_tokens(self) -> int:
@@ -80,11 +82,15 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
-    """One token drawn for the request in ``slot``."""
+    """One token drawn for the request in ``slot``.
+
+    With a ``fault``, the request cannot go on, and the token is of no account.
+    """
 
     slot: int
     token: int
     logprob: TokenLogprob | None = None
+    fault: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
