@@ -9,6 +9,8 @@ import mlx.core as mx
 from mlx_dp.proto.messages import TokenLogprob
 from mlx_dp.proto.sampling_params import SamplingParams
 from mlx_dp.worker.engine import EngineRequest
+from mlx_dp.worker.grammar_masks import RowMasks
+from mlx_dp.worker.logit_masks import apply_masks
 from mlx_dp.worker.penalties import Penalties
 from mlx_dp.worker.sampling_filters import filter_logits
 from mlx_dp.worker.sampling_key import draw_key
@@ -87,10 +89,16 @@ class Sampler:
         self._bias = _bias_of(self._params)
         self._penalties.set_rows(keys, requests)
 
-    def draw(self, logits: mx.array, positions: Sequence[int]) -> SampledStep:
-        """Draw from logits [rows, vocab]; ``positions`` are the drawn tokens' absolute ones."""
+    def draw(
+        self, logits: mx.array, positions: Sequence[int], masks: RowMasks | None = None
+    ) -> SampledStep:
+        """Draw from logits [rows, vocab]; ``positions`` are the drawn tokens' absolute ones.
+
+        Log-probabilities are the model's own, before masks and all else.
+        """
         logits = logits.astype(mx.float32)
-        edited = logits if self._bias is None else self._bias.apply(logits)
+        edited = logits if masks is None else apply_masks(logits, masks)
+        edited = edited if self._bias is None else self._bias.apply(edited)
         edited = self._penalties.apply(edited)
         tokens = self._choose(edited, positions)
         self._penalties.count(tokens)

@@ -10,13 +10,12 @@ from typing import Final
 
 import msgspec
 
-from mlx_dp.proto.grammar import Grammar
+from mlx_dp.proto.grammar import Grammar, complaint_line
 
 CHILDREN: Final = 2
 REMEMBERED: Final = 256
 _COMMAND: Final = (sys.executable, "-m", "mlx_dp.orchestrator.text.grammar_child")
 _CRASHES: Final = (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS)
-MAX_REASON_CHARS: Final = 160
 
 
 def can_check() -> bool:
@@ -61,14 +60,4 @@ class GrammarCheck:
             return "it is nested too deeply, or its rules refer to each other in too long a chain"
         if ended.returncode:
             raise RuntimeError(f"checking a grammar failed: {ended.stderr.decode()[-2000:]}")
-        return _reason(ended.stdout.decode().strip()) or None
-
-
-def _reason(message: str) -> str:
-    """The line that says it: a parser of patterns quotes the whole pattern first."""
-    lines = message.splitlines()
-    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    line = (errors or lines or [""])[0].strip()
-    shown = line.encode("ascii", "backslashreplace").decode()
-    shown = "".join(char if char.isprintable() else " " for char in shown)
-    return shown if len(shown) <= MAX_REASON_CHARS else f"{shown[:MAX_REASON_CHARS]}..."
+        return complaint_line(ended.stdout.decode()) or None

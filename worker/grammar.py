@@ -1,0 +1,149 @@
+"""Grammars compiled for one model, and how far a request's answer has come in its own."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from mlx_dp.proto.grammar import Grammar, complaint_line
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+REMEMBERED: Final = 32
+"""Compiled grammars that are kept: clients send the same few again and again."""
+_NOT_INSTALLED: Final = 'structured output is not installed here: pip install "mlx-dp[grammar]"'
+
+
+class GrammarError(Exception):
+    """This model cannot follow the grammar. It says nothing about other requests."""
+
+
+class GrammarState:
+    """Where one answer stands in its grammar. Each token is taken once, in order.
+
+    A stop token ends the answer wherever the grammar is complete; there, nothing else may follow
+    a grammar that has no continuation.
+    """
+
+    def __init__(self, matcher: "LLMatcher", stop_token_ids: Sequence[int]) -> None:
+        self.matcher: Final = matcher
+        self._stops: Final = tuple(stop_token_ids)
+        self._stopped = False
+
+    @property
+    def ended(self) -> bool:
+        """What follows is of no account: a stop token was taken, or the grammar failed."""
+        return self._stopped or self.matcher.is_error()
+
+    @property
+    def fault(self) -> str | None:
+        """Why no token can be told right from wrong any more: the grammar became too costly."""
+        return complaint_line(self.matcher.get_error()) or None
+
+    @property
+    def closing_tokens(self) -> tuple[int, ...]:
+        """The stop tokens, where the answer may end."""
+        return self._stops if self.matcher.is_accepting() else ()
+
+    def take(self, token: int) -> None:
+        """Go on by one token. One that does not fit is a fault from then on."""
+        if self.ended:
+            return
+        if token in self.closing_tokens:
+            self._stopped = True
+        else:
+            self.matcher.consume_token(token)
+
+
+class GrammarCompiler:
+    """Compiles for one model, whose tokenizer it reads when the first grammar comes.
+
+    ``vocab_size`` is that of the logits, which may be larger than the tokenizer's.
+    """
+
+    def __init__(self, model_path: Path, vocab_size: int) -> None:
+        self._model_path = model_path
+        self._vocab_size = vocab_size
+        self._tokenizer: LLTokenizer | None = None
+        self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+
+    @property
+    def tokenizer(self) -> "LLTokenizer":
+        """Raises GrammarError when there is none."""
+        if self._tokenizer is None:
+            self._tokenizer = self._load_tokenizer()
+        return self._tokenizer
+
+    def fault(self, grammar: Grammar, stop_token_ids: Sequence[int]) -> str | None:
+        """Say why a request with this grammar cannot be served, or None."""
+        if not self._usable(stop_token_ids):
+            return "a grammar needs a stop token of the model's vocabulary, to end the answer"
+        try:
+            self._matcher(grammar)
+        except GrammarError as error:
+            return str(error)
+        return None
+
+    def begin(
+        self, grammar: Grammar, stop_token_ids: Sequence[int], output_ids: Sequence[int] = ()
+    ) -> GrammarState:
+        """Stand behind ``output_ids``. Raises GrammarError where ``fault`` says something."""
+        state = GrammarState(self._matcher(grammar).deep_copy(), self._usable(stop_token_ids))
+        for token in output_ids:
+            state.take(token)
+        return state
+
+    def _usable(self, stop_token_ids: Sequence[int]) -> tuple[int, ...]:
+        # A model's own stop tokens may lie beyond its logits: those are never drawn.
+        return tuple(token for token in stop_token_ids if token < self._vocab_size)
+
+    def _matcher(self, grammar: Grammar) -> "LLMatcher":
+        """A matcher at the beginning, which is only ever copied."""
+        if grammar not in self._compiled:
+            self._compiled[grammar] = self._compile(grammar)
+            if len(self._compiled) > REMEMBERED:
+                self._compiled.popitem(last=False)
+        self._compiled.move_to_end(grammar)
+        return self._compiled[grammar]
+
+    def _compile(self, grammar: Grammar) -> "LLMatcher":
+        tokenizer = self.tokenizer
+        from llguidance import LLMatcher
+
+        from mlx_dp.proto.grammar_source import guidance_limits, guidance_source
+
+        try:
+            source = guidance_source(grammar)
+        except ValueError as error:
+            raise GrammarError(f"{grammar.kind.value}: {complaint_line(str(error))}") from error
+        matcher = LLMatcher(tokenizer, source, log_level=0, limits=guidance_limits())
+        if matcher.is_error():
+            raise GrammarError(f"{grammar.kind.value}: {complaint_line(matcher.get_error())}")
+        return matcher
+
+    def _load_tokenizer(self) -> "LLTokenizer":
+        try:
+            from llguidance import LLTokenizer
+        except ImportError as error:
+            raise GrammarError(_NOT_INSTALLED) from error
+        try:
+            return LLTokenizer(_tokenizer_json(self._model_path), n_vocab=self._vocab_size)
+        # The libraries raise bare exceptions for whatever they dislike.
+        except Exception as error:
+            raise GrammarError(
+                "grammars cannot be followed with this model's tokenizer: "
+                f"{complaint_line(str(error))}"
+            ) from error
+
+
+def _tokenizer_json(model_path: Path) -> str:
+    path = model_path / "tokenizer.json"
+    if path.exists():
+        return path.read_text("utf-8")
+    from transformers import AutoTokenizer
+
+    wrapped: Any = AutoTokenizer.from_pretrained(
+        str(model_path), trust_remote_code=False, local_files_only=True
+    )
+    return str(wrapped.backend_tokenizer.to_str())

@@ -1,0 +1,32 @@
+"""Bit masks of allowed tokens, applied to logits on the device."""
+
+from typing import Final
+
+import mlx.core as mx
+
+from mlx_dp.worker.grammar_masks import RowMasks
+
+_WORD: Final = 32
+# Far beyond any logit, and still finite after a division by the smallest temperature.
+_HUGE: Final = 1e30
+
+
+def apply_masks(logits: mx.array, masks: RowMasks) -> mx.array:
+    """Set the logits [rows, vocab] of tokens that a row's mask excludes to -inf.
+
+    Those of allowed tokens become finite, so that one of them is drawn whatever a model yields.
+    """
+    vocab_size = logits.shape[-1]
+    words = mx.array(masks.bits)
+    assert words.shape[-1] * _WORD >= vocab_size, (words.shape, vocab_size)
+    bits = (words[:, :, None] >> mx.arange(_WORD, dtype=mx.int32)) & 1
+    allowed = bits.reshape(len(masks.rows), -1)[:, :vocab_size].astype(mx.bool_)
+    everyone = len(masks.rows) == logits.shape[0]
+    index = mx.array(masks.rows, dtype=mx.int32)
+    own = mx.nan_to_num(logits if everyone else logits[index])
+    own = mx.where(allowed, mx.clip(own, -_HUGE, _HUGE), -mx.inf)
+    if everyone:
+        return own
+    edited = mx.array(logits)  # the assignment would change the caller's array
+    edited[index] = own
+    return edited
