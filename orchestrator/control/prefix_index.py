@@ -58,7 +58,8 @@ class PrefixIndex:
     def hold(self, owner: int, keys: Sequence[bytes], max_blocks: int) -> None:
         """An owner has these blocks now, and at most ``max_blocks`` in all."""
         held = self._held.setdefault(owner, OrderedDict())
-        for key in reversed(keys[:max_blocks]):
+        # The first block last; of a sequence that is too long, the end is the first to go.
+        for key in reversed(keys):
             held[key] = None
             held.move_to_end(key)
         while len(held) > max_blocks:

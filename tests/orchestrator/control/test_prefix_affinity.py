@@ -13,6 +13,7 @@ from mlx_dp.orchestrator.control.prefix_affinity import (
     PREFIX_AFFINITY,
     REQUEST_TOKENS,
 )
+from mlx_dp.orchestrator.control.prefix_index import BLOCK_TOKENS
 from mlx_dp.orchestrator.control.router import EXPLICIT_RANK
 from mlx_dp.orchestrator.options import QueueOptions
 from mlx_dp.orchestrator.service import Generation, Granted
@@ -64,6 +65,30 @@ def test_an_answer_is_part_of_what_its_owner_holds() -> None:
     assert [granted(first)[0], granted(other)[0]] == [0, 1]
     history = ((3,) * 60) + tuple(first.ids)
     assert served(world, (*history, 9)) == (0, HIT)
+
+
+def test_what_was_generated_for_one_who_left_is_held_too() -> None:
+    world = world_of(2)
+    left = ask(world, (3,) * 60, max_tokens=900)
+    world.turn(200)
+    left.answer.cancel()
+    world.turn(2)
+    assert served(world, (1,)) == (1, COLD)
+    assert served(world, (*(3,) * 60, *left.read().ids, 9)) == (0, HIT)
+
+
+def test_the_last_token_of_a_prompt_is_never_found() -> None:
+    world = world_of(2)
+    block = (3,) * BLOCK_TOKENS
+    assert [served(world, block), served(world, block)] == [(0, COLD), (1, COLD)]
+    assert served(world, (*block, 4))[1] == HIT
+
+
+def test_what_is_cached_is_no_work_ahead() -> None:
+    world = world_of(2)
+    served(world, LONG)
+    together = [granted(ask(world, (*LONG, n))) for n in range(6)]
+    assert together == [(0, HIT)] * 4 + [(1, LOAD), (0, HIT)]
 
 
 def test_salts_do_not_share() -> None:

@@ -6,7 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from mlx_dp.orchestrator.control.prefix_index import BLOCK_TOKENS, PrefixIndex, PrefixKeys
 
-FEW = 12
+FEW = 6
 """Blocks that an owner may hold in the machine."""
 
 
@@ -95,7 +95,7 @@ class IndexMachine(RuleBasedStateMachine):
     def hold(self, owner: int, prompt: list[int], salt: str) -> None:
         keys = keys_of(blocks(*prompt), salt)
         self.index.hold(owner, keys, FEW)
-        new = keys[:FEW][::-1]
+        new = keys[::-1]
         kept = [key for key in self.used[owner] if key not in new]
         self.used[owner] = (kept + new)[-FEW:]
 
