@@ -5,10 +5,11 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
+from worker_bench import FakeChannel, VirtualTime
+
 from mlx_dp.proto.messages import (
     Abort,
     Accepted,
-    Down,
     FakeEngineOptions,
     Finished,
     FinishReason,
@@ -21,7 +22,6 @@ from mlx_dp.proto.messages import (
     RejectReason,
     Submit,
     Tokens,
-    Up,
 )
 from mlx_dp.proto.ownership import OwnerCapacity, auxiliary_ratio
 from mlx_dp.proto.sampling_params import SamplingParams
@@ -92,28 +92,6 @@ class Job:
         return replace(self.submit, epoch=self.epoch, output_ids=tuple(self.emitted))
 
 
-class Wire:
-    """The channel of the loop: the simulation is the other end."""
-
-    congested = False
-
-    def __init__(self) -> None:
-        self.down: list[Down] = []
-        self.up: list[Up] = []
-        self.waited = 0
-
-    def send(self, message: Up) -> None:
-        self.up.append(message)
-
-    def drain(self) -> list[Down]:
-        down, self.down = self.down, []
-        return down
-
-    def wait(self, timeout_s: float) -> bool:
-        self.waited += 1
-        return False
-
-
 class WorkerSimulation:
     """Grants at random, takes what comes back, and demands the answers of an undisturbed run."""
 
@@ -126,8 +104,9 @@ class WorkerSimulation:
             pool_tokens=setting.pool,
             hybrid=setting.hybrid,
         )
+        self.time = VirtualTime()
         self.engine = WatchedEngine(
-            options, clock=lambda: 0.0, sleep=lambda _: None, prefix_cache=setting.prefix_cache
+            options, clock=self.time.clock, sleep=self.time.sleep, prefix_cache=setting.prefix_cache
         )
         ratio = auxiliary_ratio(prefix_cache=setting.prefix_cache)
         auxiliary_slots = setting.slots * ratio if setting.hybrid else 0
@@ -143,14 +122,14 @@ class WorkerSimulation:
         )
         self.engine.open(capacity)
         self.scheduler = Scheduler(capacity, self.engine, CONTEXT_LENGTH)
-        self.wire = Wire()
+        self.wire = FakeChannel(self.time)
         self.loop = WorkerLoop(
             self.wire,
             self.engine,
             self.scheduler,
             ChunkBudget(setting.chunk),
             Pulse(1e9, lambda: 0),
-            lambda: 0.0,
+            self.time.clock,
         )
         self.jobs: dict[int, Job] = {}
         self.queue: deque[Job] = deque()
@@ -220,16 +199,15 @@ class WorkerSimulation:
             job.epoch += 1
             job.prefilled = False
             self.granted[job.submit.request_id] = job
-            self.wire.down.append(job.grant)
+            self.wire.verbs.append(job.grant)
         if self.granted and self.rng.random() < self.setting.aborts:
             job = self.rng.choice(list(self.granted.values()))
-            self.wire.down.append(Abort(request_id=job.submit.request_id, epoch=job.epoch))
+            self.wire.verbs.append(Abort(request_id=job.submit.request_id, epoch=job.epoch))
         if self.rng.random() < self.setting.flushes:
-            self.wire.down.append(Flush(flush_id=self.rng.randrange(100)))
+            self.wire.verbs.append(Flush(flush_id=self.rng.randrange(100)))
 
     def _hear(self) -> None:
-        heard, self.wire.up = self.wire.up, []
-        for message in heard:
+        for message in self.wire.take():
             match message:
                 case Accepted() | Heartbeat():
                     pass

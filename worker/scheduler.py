@@ -85,13 +85,6 @@ class Scheduler:
         held = len(submit.prompt_ids) + len(submit.output_ids)
         tokens = next_tokens(held, submit.max_tokens - len(submit.output_ids))
         nbytes = self._engine.row_nbytes(tokens)
-        # What runs alone runs in any case: otherwise nothing would ever make room for it.
-        if len(self.requests) and not self._room.make(nbytes):
-            return rejected(
-                submit,
-                RejectReason.NO_TOKENS,
-                f"the next {tokens} KV tokens take {nbytes} bytes, which are not free",
-            )
         lease = self._pools.lease(submit.request_id)
         match lease:
             case Shortage.SLOTS:
@@ -102,6 +95,12 @@ class Scheduler:
                 return rejected(submit, RejectReason.NO_SLOT, message)
             case _:
                 request = RunningRequest(submit, lease)
+        # What runs alone runs in any case: otherwise nothing would ever make room for it.
+        if len(self.requests) and not self._room.make(nbytes):
+            self._prefixes.dropped(request)
+            self._pools.release(lease)
+            message = f"the next {tokens} KV tokens take {nbytes} bytes, which are not free"
+            return rejected(submit, RejectReason.NO_TOKENS, message)
         self.requests.add(request)
         self._room.expect_row(submit.request_id, nbytes)
         return request

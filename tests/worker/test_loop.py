@@ -2,15 +2,14 @@
 
 from dataclasses import replace
 from itertools import pairwise
-from typing import TypeVar
 
 import pytest
+from worker_bench import Bench, submit
 
 from mlx_dp.proto.exit_codes import ExitCode
 from mlx_dp.proto.messages import (
     Abort,
     Accepted,
-    Down,
     Drain,
     Failed,
     FailureKind,
@@ -22,97 +21,11 @@ from mlx_dp.proto.messages import (
     Rejected,
     RejectReason,
     Shutdown,
-    Submit,
     Tokens,
-    Up,
     WorkerPhase,
 )
-from mlx_dp.proto.ownership import OwnerCapacity
-from mlx_dp.worker.chunk_budget import ChunkBudget
 from mlx_dp.worker.engine import Drawn, EngineRequest, StepPlan
 from mlx_dp.worker.fake_engine import FakeEngine
-from mlx_dp.worker.loop import WorkerLoop
-from mlx_dp.worker.pulse import Pulse
-from mlx_dp.worker.scheduler import Scheduler
-
-_Kind = TypeVar("_Kind", bound=Up)
-
-
-class VirtualTime:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def clock(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-
-class FakeChannel:
-    """Hands over what a test queues, and keeps what is sent. A wait lasts its full time."""
-
-    def __init__(self, time: VirtualTime) -> None:
-        self._time = time
-        self.verbs: list[Down] = []
-        self.sent: list[Up] = []
-        self.congested = False
-        self.waits: list[float] = []
-
-    def send(self, message: Up) -> None:
-        self.sent.append(message)
-
-    def drain(self) -> list[Down]:
-        verbs, self.verbs = self.verbs, []
-        return verbs
-
-    def wait(self, timeout_s: float) -> bool:
-        self.waits.append(timeout_s)
-        self._time.sleep(timeout_s)
-        return False
-
-    def sent_of(self, kind: type[_Kind]) -> list[_Kind]:
-        return [message for message in self.sent if isinstance(message, kind)]
-
-    def take(self) -> list[Up]:
-        """What was sent since the last call."""
-        sent, self.sent = self.sent, []
-        return sent
-
-
-class Bench:
-    """A loop with two slots, and all that it is made of."""
-
-    def __init__(
-        self,
-        *,
-        options: FakeEngineOptions = FakeEngineOptions(),  # noqa: B008  # frozen
-        engine: type[FakeEngine] = FakeEngine,
-    ) -> None:
-        self.time = VirtualTime()
-        self.channel = FakeChannel(self.time)
-        self.engine = engine(options, clock=self.time.clock, sleep=self.time.sleep)
-        capacity = OwnerCapacity(request_slots=2, auxiliary_slots=0, pool_tokens=1_000)
-        self.engine.open(capacity)
-        self.scheduler = Scheduler(capacity, self.engine, options.context_length)
-        self.loop = WorkerLoop(
-            self.channel,
-            self.engine,
-            self.scheduler,
-            ChunkBudget(64),
-            Pulse(1.0, lambda: 4_096),
-            self.time.clock,
-        )
-
-    def turn(self, *verbs: Down) -> list[Up]:
-        """Go round once with these verbs; return what was sent but for heartbeats."""
-        self.channel.verbs.extend(verbs)
-        assert self.loop.turn() is None
-        return [message for message in self.channel.take() if not isinstance(message, Heartbeat)]
-
-
-def submit(request_id: int, *, max_tokens: int = 3, prompt: int = 2) -> Submit:
-    return Submit(request_id=request_id, epoch=1, prompt_ids=(65,) * prompt, max_tokens=max_tokens)
 
 
 def test_a_request_is_accepted_generated_and_finished_in_this_order() -> None:

@@ -2,8 +2,10 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from mlx_dp.proto.admission import NEXT_ANSWER_TOKENS
 from mlx_dp.proto.messages import (
     Abort,
+    FakeEngineOptions,
     Finished,
     FinishReason,
     Rejected,
@@ -11,10 +13,10 @@ from mlx_dp.proto.messages import (
     Submit,
     TokenLogprob,
 )
-from mlx_dp.proto.model_shape import ModelShape
 from mlx_dp.proto.ownership import OwnerCapacity
 from mlx_dp.proto.sampling_params import SamplingParams
 from mlx_dp.worker.engine import Drawn, PrefillChunk
+from mlx_dp.worker.fake_engine import KV_BYTES_PER_TOKEN, FakeEngine
 from mlx_dp.worker.running_request import RunningRequest
 from mlx_dp.worker.scheduler import Scheduler
 
@@ -22,21 +24,27 @@ VOCAB_SIZE = 100
 CONTEXT_LENGTH = 64
 
 
-def scheduler(*, slots: int = 2, pool: int | None = 200, hybrid: bool = False) -> Scheduler:
-    shape = ModelShape(
-        num_layers=2,
-        attention_layers=1,
-        auxiliary_layers=1 if hybrid else 0,
-        kv_bytes_per_token=1,
-        auxiliary_bytes_per_slot=1,
-        vocab_size=VOCAB_SIZE,
-        context_length=CONTEXT_LENGTH,
-        weights_nbytes=0,
+def scheduler(
+    *,
+    slots: int = 2,
+    pool: int | None = 200,
+    budget: int | None = None,
+    hybrid: bool = False,
+    context_length: int = CONTEXT_LENGTH,
+) -> Scheduler:
+    """An owner without the prefix cache. ``budget`` is in tokens of KV."""
+    options = FakeEngineOptions(
+        vocab_size=VOCAB_SIZE, context_length=context_length, pool_tokens=pool, hybrid=hybrid
     )
+    engine = FakeEngine(options, clock=lambda: 0.0, sleep=lambda _: None)
     capacity = OwnerCapacity(
-        request_slots=slots, auxiliary_slots=slots if hybrid else 0, pool_tokens=pool
+        request_slots=slots,
+        auxiliary_slots=slots if hybrid else 0,
+        pool_tokens=pool,
+        cache_nbytes=None if budget is None else budget * KV_BYTES_PER_TOKEN,
     )
-    return Scheduler(capacity, shape, CONTEXT_LENGTH)
+    engine.open(capacity)
+    return Scheduler(capacity, engine, context_length)
 
 
 def submit(
@@ -67,34 +75,53 @@ def admit(to: Scheduler, request: Submit) -> int:
 
 
 def refuse(to: Scheduler, request: Submit) -> Rejected:
-    before = (to.running, to.reserved_tokens, to.auxiliary_used)
+    before = (len(to.requests), to.requests.reserved_tokens, to.auxiliary_used)
     refused = to.submit(request)
     assert isinstance(refused, Rejected), refused
     assert (refused.request_id, refused.epoch) == (request.request_id, request.epoch)
-    assert (to.running, to.reserved_tokens, to.auxiliary_used) == before
+    assert (len(to.requests), to.requests.reserved_tokens, to.auxiliary_used) == before
     return refused
+
+
+def end(owner: Scheduler, slot: int) -> Finished:
+    """As the loop does, but for the engine."""
+    assert owner.keep(slot) is None
+    return owner.release(slot)
 
 
 def draw(slot: int, token: int = 7) -> tuple[Drawn, ...]:
     return (Drawn(slot=slot, token=token),)
 
 
-def test_a_request_gets_a_slot_its_worst_case_of_tokens_and_a_state() -> None:
+def test_a_request_gets_a_slot_a_state_and_what_it_needs_next() -> None:
     owner = scheduler(hybrid=True)
     assert admit(owner, submit(1, prompt=10, max_tokens=5)) == 0
-    assert owner.running == 1
-    assert owner.reserved_tokens == 14
+    assert len(owner.requests) == 1
+    assert owner.requests.reserved_tokens == 14
     assert owner.auxiliary_used == 1
 
 
+def test_of_a_long_answer_only_the_next_tokens_are_set_aside() -> None:
+    owner = scheduler(context_length=2_000, pool=2_000)
+    admit(owner, submit(1, prompt=10, max_tokens=1_000))
+    assert owner.requests.reserved_tokens == 10 + NEXT_ANSWER_TOKENS - 1
+
+
 def test_refusals_by_load_say_what_is_short() -> None:
-    owner = scheduler(slots=2, pool=50)
+    owner = scheduler(slots=2, pool=50, budget=50)
     admit(owner, submit(1, prompt=20, max_tokens=20))
     refused = refuse(owner, submit(2, prompt=10, max_tokens=10))
     assert refused.reason is RejectReason.NO_TOKENS
-    assert refused.message == "19 KV tokens are needed and 11 are free"
+    assert refused.message == "the next 19 KV tokens take 19456 bytes, which are not free"
     admit(owner, submit(2, prompt=6, max_tokens=6))
     assert refuse(owner, submit(3)).reason is RejectReason.NO_SLOT
+
+
+def test_what_runs_alone_is_taken_whatever_it_takes() -> None:
+    owner = scheduler(slots=2, pool=50, budget=10)
+    admit(owner, submit(1, prompt=20, max_tokens=20))
+    assert owner.victim() is None
+    assert refuse(owner, submit(2)).reason is RejectReason.NO_TOKENS
 
 
 def test_what_can_never_fit_is_too_long_rather_than_short_of_tokens() -> None:
@@ -132,7 +159,7 @@ def test_a_stop_token_that_the_model_cannot_draw_is_harmless() -> None:
     owner.plan(100)
     assert owner.absorb(draw(slot)).finished_slots == ()
     assert owner.absorb(draw(slot)).finished_slots == (slot,)
-    assert owner.release(slot).reason is FinishReason.LENGTH
+    assert end(owner, slot).reason is FinishReason.LENGTH
 
 
 def test_a_request_that_runs_here_is_not_taken_twice_and_may_come_back_later() -> None:
@@ -143,7 +170,7 @@ def test_a_request_that_runs_here_is_not_taken_twice_and_may_come_back_later() -
     assert refused.message == "request 1 runs here already, with epoch 1"
     owner.plan(100)
     owner.absorb(draw(slot))
-    owner.release(slot)
+    end(owner, slot)
     admit(owner, submit(1, epoch=2))
 
 
@@ -167,21 +194,21 @@ def test_a_draining_owner_finishes_what_runs_and_takes_nothing() -> None:
     assert refuse(owner, submit(2)).reason is RejectReason.DRAINING
     owner.plan(100)
     assert owner.absorb(draw(slot)).finished_slots == (slot,)
-    assert owner.release(slot).reason is FinishReason.LENGTH
+    assert end(owner, slot).reason is FinishReason.LENGTH
 
 
 def test_prompts_are_prefilled_first_come_first_served_within_the_budget() -> None:
     owner = scheduler(slots=3)
     for number, prompt in enumerate((10, 3, 8)):
         admit(owner, submit(number, prompt=prompt))
-    assert owner.waiting == 3
+    assert owner.requests.waiting == 3
     assert owner.plan(6).prefill == (PrefillChunk(slot=0, num_tokens=6),)
     assert owner.plan(9).prefill == (
         PrefillChunk(slot=0, num_tokens=4),
         PrefillChunk(slot=1, num_tokens=3),
         PrefillChunk(slot=2, num_tokens=2),
     )
-    assert (owner.waiting, owner.decoding) == (1, 2)
+    assert (owner.requests.waiting, owner.requests.decoding) == (1, 2)
     assert owner.plan(100).prefill == (PrefillChunk(slot=2, num_tokens=6),)
     assert owner.plan(100).prefill == ()
 
@@ -189,25 +216,25 @@ def test_prompts_are_prefilled_first_come_first_served_within_the_budget() -> No
 def test_a_replayed_answer_is_prefilled_behind_its_prompt_and_counts() -> None:
     owner = scheduler()
     slot = admit(owner, submit(1, prompt=3, output_ids=(7, 8), max_tokens=4))
-    assert owner.reserved_tokens == 6
+    assert owner.requests.reserved_tokens == 6
     assert owner.plan(100).prefill == (PrefillChunk(slot=slot, num_tokens=5),)
     outcome = owner.absorb(draw(slot, 9))
     assert outcome.tokens is not None
     assert outcome.tokens.chunks[0].index == 2
     assert outcome.tokens.chunks[0].ids == (9,)
     assert owner.absorb(draw(slot, 9)).finished_slots == (slot,)
-    assert owner.release(slot).num_tokens == 4
+    assert end(owner, slot).num_tokens == 4
 
 
 def test_a_row_whose_last_token_is_under_way_does_not_decode() -> None:
     owner = scheduler()
     slot = admit(owner, submit(1, prompt=3, max_tokens=2))
     owner.plan(100)
-    assert owner.decoding == 1
+    assert owner.requests.decoding == 1
     owner.plan(100)
-    assert owner.decoding == 0
+    assert owner.requests.decoding == 0
     owner.absorb(draw(slot))
-    assert owner.running == 1
+    assert len(owner.requests) == 1
 
 
 def test_a_step_yields_one_frame_for_all_its_requests_in_their_order() -> None:
@@ -234,7 +261,7 @@ def test_a_stop_token_is_sent_counts_and_ends_the_answer() -> None:
     assert outcome.tokens is not None
     assert outcome.tokens.chunks[0].ids == (9,)
     assert outcome.finished_slots == (slot,)
-    assert owner.release(slot) == Finished(
+    assert end(owner, slot) == Finished(
         request_id=1, epoch=1, reason=FinishReason.STOP, num_tokens=2
     )
 
@@ -244,7 +271,7 @@ def test_a_stop_token_at_the_limit_is_a_stop() -> None:
     slot = admit(owner, submit(1, max_tokens=1, stop=(9,)))
     owner.plan(100)
     owner.absorb(draw(slot, 9))
-    assert owner.release(slot).reason is FinishReason.STOP
+    assert end(owner, slot).reason is FinishReason.STOP
 
 
 def test_a_report_of_the_end_exists_only_once_all_is_free() -> None:
@@ -253,17 +280,17 @@ def test_a_report_of_the_end_exists_only_once_all_is_free() -> None:
     owner.plan(100)
     owner.absorb(draw(slot))
     assert refuse(owner, submit(2)).reason is RejectReason.NO_SLOT
-    owner.release(slot)
-    assert (owner.running, owner.reserved_tokens, owner.auxiliary_used) == (0, 0, 0)
+    end(owner, slot)
+    assert (len(owner.requests), owner.requests.reserved_tokens, owner.auxiliary_used) == (0, 0, 0)
     with pytest.raises(KeyError):
-        owner.release(slot)
+        end(owner, slot)
 
 
 def test_a_request_that_has_not_finished_is_not_released() -> None:
     owner = scheduler()
     slot = admit(owner, submit(1))
     with pytest.raises(AssertionError, match="request 1 has not finished"):
-        owner.release(slot)
+        end(owner, slot)
 
 
 def test_an_abort_frees_the_slot_in_every_state_and_is_idempotent() -> None:
@@ -271,16 +298,17 @@ def test_an_abort_frees_the_slot_in_every_state_and_is_idempotent() -> None:
     for number in (1, 2, 3):
         admit(owner, submit(number))
     owner.plan(4)
+    owner.launched()
     owner.absorb(draw(0))
     for number, num_tokens in ((3, 0), (2, 0), (1, 1)):
         slot = owner.abort(Abort(request_id=number, epoch=1))
         assert slot is not None
-        finished = owner.release(slot)
+        finished = end(owner, slot)
         assert (finished.request_id, finished.reason) == (number, FinishReason.ABORT)
         assert finished.num_tokens == num_tokens
         assert owner.abort(Abort(request_id=number, epoch=1)) is None
     owner.check()
-    assert owner.reserved_tokens == 0
+    assert owner.requests.reserved_tokens == 0
 
 
 def test_an_abort_of_an_unknown_request_or_an_older_grant_does_nothing() -> None:
@@ -288,14 +316,14 @@ def test_an_abort_of_an_unknown_request_or_an_older_grant_does_nothing() -> None
     admit(owner, submit(1, epoch=5))
     assert owner.abort(Abort(request_id=2, epoch=5)) is None
     assert owner.abort(Abort(request_id=1, epoch=4)) is None
-    assert owner.running == 1
+    assert len(owner.requests) == 1
 
 
 def test_an_abort_of_a_newer_grant_ends_the_stale_one() -> None:
     owner = scheduler()
     slot = admit(owner, submit(1, epoch=5))
     assert owner.abort(Abort(request_id=1, epoch=6)) == slot
-    assert owner.release(slot).epoch == 5
+    assert end(owner, slot).epoch == 5
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -327,6 +355,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def step(self, budget: int) -> None:
         decoding = [slot for slot, unfilled in self.unfilled.items() if not unfilled]
         plan = self.owner.plan(budget)
+        self.owner.launched()
         assert sum(chunk.num_tokens for chunk in plan.prefill) <= budget
         for chunk in plan.prefill:
             self.unfilled[chunk.slot] -= chunk.num_tokens
@@ -351,7 +380,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.owner.abort(abort) is None
 
     def end(self, slot: int) -> None:
-        finished = self.owner.release(slot)
+        finished = end(self.owner, slot)
         assert finished.request_id == self.slots.pop(slot).request_id
         assert finished.num_tokens == self.drawn.pop(slot)
         del self.unfilled[slot]
@@ -359,9 +388,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def books_balance(self) -> None:
         self.owner.check()
-        assert self.owner.running == len(self.slots) == self.owner.auxiliary_used
-        assert self.owner.waiting == sum(unfilled > 0 for unfilled in self.unfilled.values())
-        assert self.owner.reserved_tokens == sum(
+        assert len(self.owner.requests) == len(self.slots) == self.owner.auxiliary_used
+        waiting = sum(unfilled > 0 for unfilled in self.unfilled.values())
+        assert self.owner.requests.waiting == waiting
+        assert self.owner.requests.reserved_tokens == sum(
             len(request.prompt_ids) + request.max_tokens - 1 for request in self.slots.values()
         )
 
