@@ -1,0 +1,116 @@
+"""A worker's loop with scripted verbs and a virtual clock; only waiting moves time."""
+
+from typing import TypeVar
+
+from mlx_dp.proto.messages import Down, FakeEngineOptions, Heartbeat, Submit, Up
+from mlx_dp.proto.ownership import OwnerCapacity, auxiliary_ratio
+from mlx_dp.worker.chunk_budget import ChunkBudget
+from mlx_dp.worker.fake_engine import KV_BYTES_PER_TOKEN, FakeEngine
+from mlx_dp.worker.loop import WorkerLoop
+from mlx_dp.worker.pulse import Pulse
+from mlx_dp.worker.scheduler import Scheduler
+
+_Kind = TypeVar("_Kind", bound=Up)
+
+
+class VirtualTime:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def clock(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class FakeChannel:
+    """Hands over what a test queues, and keeps what is sent. A wait lasts its full time."""
+
+    def __init__(self, time: VirtualTime) -> None:
+        self._time = time
+        self.verbs: list[Down] = []
+        self.sent: list[Up] = []
+        self.congested = False
+        self.waits: list[float] = []
+
+    def send(self, message: Up) -> None:
+        self.sent.append(message)
+
+    def drain(self) -> list[Down]:
+        verbs, self.verbs = self.verbs, []
+        return verbs
+
+    def wait(self, timeout_s: float) -> bool:
+        self.waits.append(timeout_s)
+        self._time.sleep(timeout_s)
+        return False
+
+    def sent_of(self, kind: type[_Kind]) -> list[_Kind]:
+        return [message for message in self.sent if isinstance(message, kind)]
+
+    def take(self) -> list[Up]:
+        """What was sent since the last call."""
+        sent, self.sent = self.sent, []
+        return sent
+
+
+class Bench:
+    """A loop, and all that it is made of."""
+
+    def __init__(
+        self,
+        *,
+        options: FakeEngineOptions = FakeEngineOptions(),  # noqa: B008  # frozen
+        engine: type[FakeEngine] = FakeEngine,
+        slots: int = 2,
+        budget: int | None = None,
+        prefix_cache: bool = False,
+    ) -> None:
+        """``budget`` is in tokens of KV."""
+        self.time = VirtualTime()
+        self.channel = FakeChannel(self.time)
+        self.engine = engine(
+            options, clock=self.time.clock, sleep=self.time.sleep, prefix_cache=prefix_cache
+        )
+        capacity = OwnerCapacity(
+            request_slots=slots,
+            auxiliary_slots=slots * auxiliary_ratio(prefix_cache=True) if options.hybrid else 0,
+            pool_tokens=1_000,
+            cache_nbytes=None if budget is None else budget * KV_BYTES_PER_TOKEN,
+        )
+        self.engine.open(capacity)
+        self.scheduler = Scheduler(capacity, self.engine, options.context_length)
+        self.loop = WorkerLoop(
+            self.channel,
+            self.engine,
+            self.scheduler,
+            ChunkBudget(64),
+            Pulse(1.0, lambda: 4_096),
+            self.time.clock,
+        )
+
+    def turn(self, *verbs: Down) -> list[Up]:
+        """Go round once with these verbs; return what was sent but for heartbeats."""
+        self.channel.verbs.extend(verbs)
+        assert self.loop.turn() is None
+        return [message for message in self.channel.take() if not isinstance(message, Heartbeat)]
+
+
+def submit(
+    request_id: int,
+    *,
+    max_tokens: int = 3,
+    prompt: int | tuple[int, ...] = 2,
+    output_ids: tuple[int, ...] = (),
+    salt: str = "",
+) -> Submit:
+    """``prompt`` are the token ids, or how many there are, all the same."""
+    return Submit(
+        request_id=request_id,
+        epoch=1,
+        prompt_ids=(65,) * prompt if isinstance(prompt, int) else prompt,
+        output_ids=output_ids,
+        max_tokens=max_tokens,
+        cache_salt=salt,
+    )
