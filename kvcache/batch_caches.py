@@ -89,6 +89,7 @@ class BatchCaches:
 
     def compact(self) -> None:
         self._kv.compact()
+        self._states.compact()
 
     def begin_step(
         self, guests: Sequence[GuestChunk] = (), *, decode: bool = True

@@ -56,8 +56,17 @@ class StateRows:
         if not self._here:
             self.arrange(())
 
+    def compact(self) -> None:
+        """Give back the memory of rows that left. Copies the others."""
+        stay = tuple(key for key in self._order if key in self._here)
+        if stay != self._order:
+            self.arrange((*stay, *self._joined))
+            # Else what they were taken from would live on until the next step is done.
+            mx.eval(self.arrays())
+
     def content(self, key: int) -> list[StateArrays]:
         """Copy a row's state out. What it holds must not outlive the row's batch as a view."""
+        assert key in self._here, f"row {key} is not here"
         if key in self._joined:
             return [tuple(mx.contiguous(a) for a in leaf) for leaf in self._joined[key]]
         row = self._order.index(key)
