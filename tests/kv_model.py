@@ -78,6 +78,25 @@ def _run_layer(layer: int, cache: Any, tokens: Sequence[_Token], rng: np.random.
         np.testing.assert_allclose(np.array(found[index, :, 0]), expected, atol=1e-5)
 
 
+def feed(caches: Sequence[Any], row: PlainRow, num_tokens: int, rng: np.random.Generator) -> None:
+    """Run a chunk as mlx-lm does for a request alone, and hold it to the row's own attention."""
+    for layer, cache in enumerate(caches):
+        keys, values, queries = (
+            rng.standard_normal((1, heads, num_tokens, dim), dtype=np.float32)
+            for heads, dim in ((KV_HEADS, KEY_DIM), (KV_HEADS, VALUE_DIM), (QUERY_HEADS, KEY_DIM))
+        )
+        mask = cache.make_mask(num_tokens, return_array=False, window_size=row.windows[layer])
+        seen = cache.update_and_fetch(mx.array(keys), mx.array(values))
+        row.append(layer, keys[0], values[0])
+        found = mx.fast.scaled_dot_product_attention(
+            mx.array(queries), *seen, scale=SCALE, mask=mask
+        )
+        length = row.layers[layer][0].shape[1]
+        for at in range(num_tokens):
+            expected = row.attend(layer, queries[0, :, at], length - num_tokens + at + 1)
+            np.testing.assert_allclose(np.array(found[0, :, at]), expected, atol=1e-5)
+
+
 def expect_places(step: KVStep, lengths: Sequence[int]) -> None:
     """The slabs follow one another, and each row looks at its own tokens alone."""
     start = 0

@@ -6,6 +6,7 @@ import pytest
 
 pytest.importorskip("mlx.core")
 
+from architectures.fields import WINDOW
 from mlx_lm.models.cache import (
     ArraysCache,
     CacheList,
@@ -16,7 +17,7 @@ from mlx_lm.models.cache import (
 )
 from tiny_models import HYBRID_MODELS, SLIDING_MODELS, TINY_MODELS, TinyModel
 
-from mlx_dp.kvcache.layout import CacheLayout, inspect_caches
+from mlx_dp.kvcache.layout import CacheLayout, LeafKind, inspect_caches
 
 pytestmark = pytest.mark.mlx
 
@@ -30,8 +31,10 @@ def test_attention_is_attention_whatever_its_attributes_are_called(name):
     # Among them n_head and num_attention_heads, self_attn and attention, fused projections.
     layout = layout_of(TINY_MODELS[name])
     assert layout.attention == (0, 1)
-    assert not layout.other
+    assert not layout.auxiliary
+    assert not layout.other_kinds
     assert not layout.hybrid
+    assert not layout.stateful
 
 
 def test_a_layer_with_projections_but_no_attention_is_auxiliary():
@@ -54,6 +57,9 @@ def test_caches_are_counted_and_not_layers():
     layout = inspect_caches([KVCache() for _ in range(5)])
     assert layout.attention == (0, 1, 2, 3, 4)
     assert inspect_caches([]).attention == ()
+    mixed = inspect_caches([KVCache(), RotatingKVCache(4), ArraysCache(2)])
+    assert (mixed.attention, mixed.auxiliary) == ((0, 1), (2,))
+    assert mixed.pool_index(1) == 1
 
 
 def test_a_list_that_holds_a_state_beside_kv_is_mixed_and_makes_a_hybrid():
@@ -64,17 +70,76 @@ def test_a_list_that_holds_a_state_beside_kv_is_mixed_and_makes_a_hybrid():
 
 
 @pytest.mark.parametrize("name", SLIDING_MODELS)
-def test_sliding_windows_are_named(name):
+def test_sliding_windows_are_attention_with_their_width(name):
     layout = layout_of(SLIDING_MODELS[name])
-    assert layout.other_kinds == ("RotatingKVCache",)
+    assert WINDOW in layout.kv_windows
+    assert len(layout.kv_windows) == len(layout.leaves) == len(layout.attention)
+    assert not layout.other_kinds
+    assert not layout.hybrid
+    assert layout.stateful
+
+
+def test_what_a_list_holds_counts_leaf_by_leaf():
+    layout = inspect_caches([CacheList(KVCache(), RotatingKVCache(8)), KVCache()])
+    assert layout.attention == (0, 1)
+    assert layout.kv_windows == (None, 8, None)
+    assert [len(entry) for entry in layout.entries] == [2, 1]
+    assert not layout.other_kinds
 
 
 def test_every_unknown_kind_is_named_once_and_in_order():
+    class Chunks(KVCache):
+        """A cache with a meaning of its own is none that we know, whatever it derives from."""
+
     layout = inspect_caches(
-        [QuantizedKVCache(), RotatingKVCache(8), QuantizedKVCache(), CacheList(KVCache())]
+        [QuantizedKVCache(), RotatingKVCache(8, keep=4), QuantizedKVCache(), CacheList(Chunks())]
     )
-    assert layout.other == (0, 1, 2, 3)
-    assert layout.other_kinds == ("QuantizedKVCache", "RotatingKVCache", "CacheList")
+    assert layout.other_kinds == ("QuantizedKVCache", "RotatingKVCache", "Chunks")
+    assert layout.attention == layout.auxiliary == layout.mixed == ()
+
+
+def test_a_state_is_one_by_any_class_that_derives_from_its():
+    class Named(ArraysCache):
+        """Some models make their own."""
+
+    assert inspect_caches([Named(2)]).auxiliary == (0,)
+
+
+class TestWhereAPrefixCanBeContinued:
+    def test_plain_kv_can_be_anywhere(self):
+        layout = inspect_caches([KVCache(), CacheList(KVCache(), KVCache())])
+        assert (layout.stateful, layout.trims_to) == (False, 0)
+
+    def test_a_window_can_be_cut_back_until_the_narrowest_is_full(self):
+        layout = inspect_caches([RotatingKVCache(9), KVCache(), RotatingKVCache(5)])
+        assert (layout.stateful, layout.trims_to) == (True, 5)
+
+    def test_a_state_can_never_be_cut_back(self):
+        layout = inspect_caches([RotatingKVCache(9), ArraysCache(2)])
+        assert (layout.stateful, layout.trims_to) == (True, 0)
+
+
+def test_leaves_go_back_into_the_lists_that_they_came_from():
+    caches = [KVCache(), CacheList(ArraysCache(2), KVCache()), CacheList(KVCache())]
+    layout = inspect_caches(caches)
+    leaves = layout.flatten(caches)
+    assert [leaf.kind for leaf in layout.leaves] == [
+        LeafKind.KV,
+        LeafKind.STATE,
+        LeafKind.KV,
+        LeafKind.KV,
+    ]
+    nested = layout.nest(leaves)
+    assert nested[0] is caches[0]
+    assert [type(cache) for cache in nested[1:]] == [CacheList, CacheList]
+    assert layout.flatten(nested) == leaves
+
+
+def test_people_are_told_what_a_model_keeps():
+    layout = inspect_caches(
+        [KVCache(), CacheList(ArraysCache(2), KVCache()), RotatingKVCache(8), QuantizedKVCache()]
+    )
+    assert layout.describe() == "2 KV, 1 state, 1 window 8, 1 QuantizedKVCache"
 
 
 def test_looking_twice_changes_nothing():
