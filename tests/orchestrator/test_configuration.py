@@ -110,3 +110,10 @@ def test_a_time_without_end_is_told_the_most_that_it_may_be() -> None:
         configuration.check_flags(with_value("queue", "request_timeout", float("inf")))
     with pytest.raises(ConfigError, match=r"use 0 to 1000000000$"):
         configuration.check_flags(with_value("http", "drain_timeout", float("inf")))
+
+
+def test_affinity_to_prefixes_that_nobody_keeps_is_refused() -> None:
+    queue = QueueFlags(load_balance_method="prefix_affinity")
+    configuration.check_flags(flags(queue=queue))
+    with pytest.raises(ConfigError, match="--disable-radix-cache leaves none: use one"):
+        configuration.check_flags(flags(queue=queue, owners=OwnerFlags(disable_radix_cache=True)))

@@ -144,6 +144,19 @@ def test_an_exit_is_acted_on_at_once_and_the_stream_goes_on() -> None:
     play(act)
 
 
+def test_a_flush_waits_for_its_owners_and_no_longer_than_it_may() -> None:
+    async def act(stage: Stage) -> None:
+        await stage.ready()
+        flushed = await stage.controller.flush_cache(5.0)
+        assert [result.outcome for result in flushed] == ["flushed", "flushed"]
+        stage.world.worker(1).stopped = True
+        flushed = await stage.controller.flush_cache(0.02)
+        assert [result.outcome for result in flushed] == ["flushed", "timeout"]
+        stage.world.worker(1).stopped = False
+
+    play(act)
+
+
 def test_draining_finishes_what_is_in_hand_and_leaves_no_process() -> None:
     async def act(stage: Stage) -> None:
         await stage.ready()

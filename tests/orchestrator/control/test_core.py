@@ -16,6 +16,7 @@ from mlx_dp.orchestrator.service import (
     WorkerStatus,
 )
 from mlx_dp.proto.errors import ProtocolError
+from mlx_dp.proto.fields import MAX_CACHE_SALT_CHARS
 from mlx_dp.proto.messages import (
     Accepted,
     FailureKind,
@@ -880,6 +881,35 @@ def test_owners_show_what_each_of_them_had_to_do() -> None:
     (owner,) = world.core.view.owners()
     totals = (owner.prompt_tokens_total, owner.cached_tokens_total, owner.generated_tokens_total)
     assert totals == (3, 2, 2)
+
+
+def test_owners_show_what_they_hold_and_nothing_once_they_are_lost() -> None:
+    world = World(serve_options(1)).bring_up()
+    world.worker(0).beat(cached_tokens=3, cached_nbytes=192, held_nbytes=500)
+    world.core.on_arrival()
+    (owner,) = world.core.view.owners()
+    assert (owner.prefix_tokens, owner.prefix_nbytes, owner.held_nbytes) == (3, 192, 500)
+    world.worker(0).kill()
+    world.pass_time(0.1)
+    (owner,) = world.core.view.owners()
+    assert (owner.prefix_tokens, owner.prefix_nbytes, owner.held_nbytes) == (0, 0, 0)
+
+
+def test_the_salt_goes_along() -> None:
+    world = World(serve_options(1)).bring_up()
+    submit(world, salt="tenant")
+    (sent,) = world.worker(0).inbox
+    assert isinstance(sent, Submit)
+    assert sent.cache_salt == "tenant"
+
+
+def test_a_salt_that_no_message_may_have_never_reaches_a_worker() -> None:
+    world = World(serve_options(1)).bring_up()
+    submit(world, salt="s" * MAX_CACHE_SALT_CHARS)
+    with pytest.raises(RefusedError, match="use at most 256") as refused:
+        submit(world, salt="s" * (MAX_CACHE_SALT_CHARS + 1))
+    assert refused.value.param == "cache_salt"
+    assert len(world.worker(0).inbox) == 1
 
 
 def test_an_answer_that_is_complete_ends_as_stop_and_one_nobody_wants_as_abort() -> None:

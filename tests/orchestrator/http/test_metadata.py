@@ -112,6 +112,10 @@ def test_loads_are_per_owner_and_the_queue_is_in_the_aggregate() -> None:
         cached_tokens_total=100,
         used_tokens=250,
         reserved_tokens=400,
+        prefix_tokens=300,
+        prefix_nbytes=19200,
+        held_nbytes=35200,
+        capacity=replace(STATE.owners[0].capacity, cache_nbytes=64000),
         generation_tokens_per_s=9.0,
     )
     service = ScriptedService(owners=(busy, STATE.owners[1]))
@@ -132,11 +136,16 @@ def test_loads_are_per_owner_and_the_queue_is_in_the_aggregate() -> None:
         "token_usage": 0.25,
         "gen_throughput": 9.0,
         "cache_hit_rate": 0.25,
+        "prefix_cache_tokens": 300,
+        "prefix_cache_nbytes": 19200,
+        "held_nbytes": 35200,
+        "budget_nbytes": 64000,
         "utilization": 0.5,
         "max_running_requests": 8,
     }
     assert expected.items() <= first.items()
     assert second["num_running_reqs"] == 0
+    assert second["budget_nbytes"] is None
     aggregate = body["aggregate"]
     assert aggregate["num_waiting_reqs"] == aggregate["total_waiting_reqs"] == 3
     assert aggregate["num_total_tokens"] == aggregate["total_tokens"] == 320
@@ -161,6 +170,30 @@ def test_server_and_model_info_have_two_addresses_each() -> None:
     assert [owner["status"] for owner in info["owners"]] == ["ready", "ready"]
     assert get("/model_info") == get("/get_model_info")
     assert get("/version").keys() == {"version"}
+
+
+def test_server_info_tells_what_each_owner_holds_and_what_it_had_to_give_up() -> None:
+    busy = replace(
+        STATE.owners[0],
+        prefix_tokens=300,
+        prefix_nbytes=19200,
+        held_nbytes=35200,
+        prompt_tokens_total=400,
+        cached_tokens_total=100,
+        preemptions_total=3,
+    )
+    info = get("/server_info", ScriptedService(owners=(busy,)))
+    assert isinstance(info, dict)
+    expected = {
+        "prefix_cache_tokens": 300,
+        "prefix_cache_nbytes": 19200,
+        "held_nbytes": 35200,
+        "budget_nbytes": None,
+        "prompt_tokens_total": 400,
+        "cached_tokens_total": 100,
+        "preemptions_total": 3,
+    }
+    assert expected.items() <= info["owners"][0].items()
 
 
 def test_server_info_has_the_internal_state_of_each_owner_as_sglang_names_it() -> None:

@@ -10,6 +10,7 @@ import httpx
 from control_world import SHAPE, World, ready, serve_options
 from fastapi import FastAPI
 from http_calls import CHAT, COMPLETIONS, HI, call
+from owner_states import READY
 from prometheus_client.parser import text_string_to_metric_families
 from scripted_service import OPTIONS, ScriptedService
 
@@ -124,6 +125,34 @@ def test_every_count_is_the_controllers() -> None:
     assert {name: found.get(name) for name in expected} == expected
     # A count that is added there must get a name here.
     assert len(fields(ControllerCounters)) == 19
+
+
+def test_each_owner_tells_of_its_cache_and_its_memory() -> None:
+    capacity = replace(ready().capacity, cache_nbytes=64000)
+    owner = replace(
+        READY,
+        capacity=capacity,
+        prefix_tokens=300,
+        prefix_nbytes=19200,
+        held_nbytes=35200,
+        prompt_tokens_total=400,
+        cached_tokens_total=100,
+        generated_tokens_total=50,
+        preemptions_total=3,
+    )
+    found = samples(page_of(ScriptedService(owners=(owner, replace(owner, owner=1)))))
+    expected = {
+        "mlx_dp:owner_prefix_cache_tokens{1}": 300,
+        "mlx_dp:owner_prefix_cache_bytes{1}": 19200,
+        "mlx_dp:owner_held_bytes{1}": 35200,
+        "mlx_dp:owner_budget_bytes{1}": 64000,
+        "mlx_dp:owner_prompt_tokens_total{1}": 400,
+        "mlx_dp:owner_cached_tokens_total{1}": 100,
+        "mlx_dp:owner_generation_tokens_total{1}": 50,
+        "mlx_dp:owner_preemptions_total{1}": 3,
+        "sglang:kv_evictable_tokens": 600,
+    }
+    assert {name: found.get(name) for name in expected} == expected
 
 
 def test_histograms_tell_what_the_observer_heard() -> None:
