@@ -17,8 +17,7 @@ from mlx_dp.kvcache.state_rows import StateRows
 class BatchCaches:
     """Rows of KV, of windows and of states under one order, and ``caches`` for the model.
 
-    ``empty`` is a row without content for every leaf with KV, and ``state_sizes`` the number of
-    arrays of every state.
+    ``state_sizes`` has the number of arrays of every state.
     """
 
     def __init__(
