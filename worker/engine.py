@@ -120,6 +120,9 @@ class Engine(PrefixStore, Protocol):
     def warm_up(self) -> None:
         """Run the real path once: prefill, join, batched decode, sampling, leave."""
 
+    def fault(self, request: EngineRequest) -> str | None:
+        """Say why this engine cannot run a request, as it cannot follow its grammar, or None."""
+
     def add(self, slot: int, request: EngineRequest) -> None:
         """Put a request into a free slot. Nothing runs yet."""
 
@@ -140,9 +143,10 @@ class Engine(PrefixStore, Protocol):
         """Bytes that the next step would add to them for the rows that decode."""
 
     def row_nbytes(self, num_tokens: int) -> int:
-        """Bytes that a request takes at most until its prompt of so many tokens is in the batch.
+        """Bytes that a request takes at most until its prompt is in the batch.
 
-        What its chunks hold beside its row is part of them.
+        ``num_tokens`` are its prompt and the part of its answer that room is made for at first.
+        What its chunks hold beside its row is part of the bytes.
         """
 
     def compact(self) -> None:

@@ -122,6 +122,11 @@ class FakeEngine:
         """Nothing to warm: the first step is as fast as any other."""
         assert self._capacity is not None, "not open"
 
+    def fault(self, request: EngineRequest) -> str | None:
+        if request.grammar is None:
+            return None
+        return f"the fake engine follows no grammar, and got one as {request.grammar.kind.value}"
+
     def add(self, slot: int, request: EngineRequest) -> None:
         assert self._capacity is not None, "not open"
         assert 0 <= slot < self._capacity.request_slots, (slot, self._capacity.request_slots)

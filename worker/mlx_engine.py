@@ -118,6 +118,9 @@ class MlxEngine:
         for slot in range(width):
             self.remove(slot)
 
+    def fault(self, request: EngineRequest) -> str | None:
+        return None if request.grammar is None else "structured output is not served yet"
+
     def add(self, slot: int, request: EngineRequest) -> None:
         assert self._capacity is not None, "open() comes first"
         assert 0 <= slot < self._capacity.request_slots, (slot, self._capacity.request_slots)

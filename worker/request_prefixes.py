@@ -7,6 +7,7 @@ from mlx_dp.kvcache.cached_prefix import Save
 from mlx_dp.kvcache.common_prefix import common_prefix
 from mlx_dp.kvcache.prefix_cache import Beginning, Freed, Handover, PrefixCache
 from mlx_dp.kvcache.prefix_facts import PrefixFacts
+from mlx_dp.proto.messages import FinishReason
 from mlx_dp.worker.memory_room import MemoryRoom
 from mlx_dp.worker.running_request import RunningRequest
 
@@ -98,10 +99,14 @@ class RequestPrefixes:
         """Keep what a request has computed, where that is something and there is room for it."""
         if self._cache is None:
             return None
+        if not request.begun or request.finish is FinishReason.ERROR:
+            # What was fed last to a request that failed is not known here.
+            self.dropped(request)
+            return None
         fed = request.fed_ids
         live_slot = request.lease.auxiliary_slot
         state_nbytes = 0 if live_slot is None else self._facts.snapshot_nbytes(len(fed))
-        if not request.begun or not self._make_room(request, fed, state_nbytes):
+        if not self._make_room(request, fed, state_nbytes):
             self.dropped(request)
             return None
         saves, snapshot = self._cache.ended(request.request_id, fed, live_slot, request.tracked)

@@ -4,7 +4,15 @@ from dataclasses import dataclass, field
 
 from mlx_dp.kvcache.lease import Lease
 from mlx_dp.kvcache.prefix_cache import Beginning
-from mlx_dp.proto.messages import Accepted, FinishReason, Preempted, Prefilled, Submit
+from mlx_dp.proto.fields import clip_text
+from mlx_dp.proto.messages import (
+    Accepted,
+    Finished,
+    FinishReason,
+    Preempted,
+    Prefilled,
+    Submit,
+)
 from mlx_dp.worker.engine import EngineRequest
 
 
@@ -31,6 +39,8 @@ class RunningRequest:
     leader: "RunningRequest | None" = None
     """The request whose prompt it waits for."""
     finish: FinishReason | None = None
+    error: str = ""
+    """Why it ended, when that was an error."""
     kept: bool = False
     """It finished, and the prefix cache has what it wants of it."""
 
@@ -100,14 +110,19 @@ class RunningRequest:
         )
 
     @property
-    def engine_request(self) -> EngineRequest:
-        return EngineRequest(
-            prompt_ids=self.submit.prompt_ids,
-            output_ids=self.submit.output_ids,
-            max_tokens=self.submit.max_tokens,
-            params=self.submit.params,
-            grammar=self.submit.grammar,
+    def finished(self) -> Finished:
+        assert self.finish is not None, f"request {self.request_id} has not finished"
+        return Finished(
+            request_id=self.request_id,
+            epoch=self.submit.epoch,
+            reason=self.finish,
+            num_tokens=self.num_tokens,
+            message=self.error,
         )
+
+    @property
+    def engine_request(self) -> EngineRequest:
+        return engine_request(self.submit)
 
     def begin(self, beginning: Beginning) -> None:
         """Know how much of the prompt need not be computed."""
@@ -136,6 +151,12 @@ class RunningRequest:
         self.snapshot_points = tuple(p for p in self.snapshot_points if p != reached)
         return reached
 
+    def fail(self, error: str) -> None:
+        """It cannot go on."""
+        assert self.finish is None, f"request {self.request_id} ended: {self.finish}"
+        self.finish = FinishReason.ERROR
+        self.error = clip_text(error)
+
     def take(self, token: int) -> None:
         """Count one token. A stop token is part of the answer and ends it."""
         assert self.finish is None, f"request {self.request_id} ended: {self.finish}"
@@ -145,3 +166,15 @@ class RunningRequest:
             self.finish = FinishReason.STOP
         elif self.num_tokens == self.submit.max_tokens:
             self.finish = FinishReason.LENGTH
+
+
+def engine_request(submit: Submit) -> EngineRequest:
+    """A request as the engine takes it."""
+    return EngineRequest(
+        prompt_ids=submit.prompt_ids,
+        output_ids=submit.output_ids,
+        max_tokens=submit.max_tokens,
+        params=submit.params,
+        grammar=submit.grammar,
+        stop_token_ids=submit.stop_token_ids,
+    )

@@ -53,7 +53,7 @@ class Scheduler:
             shape=facts.shape, stateful=facts.stateful, trims_to=facts.trims_to
         )
         limits = AdmissionLimits(context_length=context_length, pool_tokens=capacity.pool_tokens)
-        self._gate = Gate(limits, facts.shape.vocab_size)
+        self._gate = Gate(limits, engine)
         self._engine = engine
         self._pools = OwnerPools(capacity, prefix_facts, engine, prefix_cache=facts.prefix_cache)
         self._room = MemoryRoom(engine, self._pools.cache, capacity.cache_nbytes)
@@ -169,6 +169,10 @@ class Scheduler:
         finished: list[int] = []
         for token in drawn:
             request = self.requests.at(token.slot)
+            if token.fault is not None:
+                request.fail(token.fault)
+                finished.append(token.slot)
+                continue
             if request.has_no_token:
                 prefilled.append(request.was_prefilled)
             chunks.append(
@@ -203,12 +207,7 @@ class Scheduler:
         assert request.finish is not None, f"request {request.request_id} has not finished"
         assert request.kept, f"request {request.request_id}: keep() comes first"
         self._forget(request)
-        return Finished(
-            request_id=request.request_id,
-            epoch=request.submit.epoch,
-            reason=request.finish,
-            num_tokens=request.num_tokens,
-        )
+        return request.finished
 
     def _forget(self, request: RunningRequest) -> None:
         self.requests.remove(request)
