@@ -107,8 +107,12 @@ def test_two_flushes_have_their_own_answers() -> None:
     assert outcomes(world.core.flushes.end(first)) == ["timeout"]
 
 
-def test_an_answer_that_nobody_asked_for_is_stale() -> None:
+def test_an_answer_that_nobody_waits_for_is_stale() -> None:
     world = World(serve_options(1)).bring_up()
-    world.worker(0).say(Flushed(flush_id=3, num_tokens=7, nbytes=14))
+    flush = world.core.begin_flush()
+    world.settle()
+    for flush_id in (flush, flush + 1):
+        world.worker(0).say(Flushed(flush_id=flush_id, num_tokens=7, nbytes=14))
     world.core.on_arrival()
-    assert world.core.tally.stale_facts == 1
+    assert world.core.tally.stale_facts == 2
+    assert world.core.flushes.end(flush) == (answered(0),)
