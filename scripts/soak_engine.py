@@ -15,13 +15,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
 from bench_models import named_model, write_hybrid
 from bench_report import table
 from bench_worker import LocalWorker, start_message
 from mlx_lm.utils import load_model
 from soak_control import Job, SoakControl
-from soak_memory import MemorySample, growth
+from soak_memory import BudgetWatch, MemorySample, growth
 from soak_requests import RequestMaker
 
 from mlx_dp.proto.ownership import Limits
@@ -52,6 +51,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--tokens", type=int, default=3000, help="the budget, as --max-total-tokens (default 3000)"
     )
+    parser.add_argument(
+        "--memory-gb",
+        type=float,
+        default=2.5,
+        help="the worker's share, a tenth of which MLX may keep for reuse (default 2.5)",
+    )
     parser.add_argument("--chunk", type=int, default=256, help="--chunked-prefill-size (256)")
     parser.add_argument("--no-prefix-cache", action="store_true")
     parser.add_argument("--check-every", type=int, default=20, help="turns (default 20)")
@@ -67,22 +72,23 @@ def soak(directory: Path, options: argparse.Namespace) -> list[str]:
         directory,
         Limits(max_running_requests=options.slots, max_total_tokens=options.tokens),
         chunk=options.chunk,
-        memory_nbytes=psutil.virtual_memory().available // 2,
+        memory_nbytes=int(options.memory_gb * 1e9),
         prefix_cache=not options.no_prefix_cache,
     )
     worker = LocalWorker(start)
     control = SoakControl(worker, RequestMaker(options.seed, worker.engine.facts.shape.vocab_size))
+    watch = BudgetWatch(worker.capacity.cache_nbytes)
     samples: list[MemorySample] = []
     kept: list[Job] = []
     for target in checkpoints(options.requests):
-        kept += run_to(target, worker, control, options)
+        kept += run_to(target, worker, control, watch, options)
         samples.append(MemorySample.take(control.tally.ended, worker.engine.held_nbytes))
         say(f"{control.tally}")
         say("  ".join(samples[-1].row()))
     headers = ["requests", "RSS", "MLX active", "MLX cache", "held by the owner"]
     print(table(headers, [sample.row() for sample in samples]) + "\n")
-    print(f"{control.tally}\n")
-    wrong = memory_faults(samples, worker.capacity.cache_nbytes, options)
+    print(f"{control.tally}\n\n{watch}\n")
+    wrong = memory_faults(samples, worker.capacity.cache_nbytes, options) + watch.faults()
     if not control.tally.preempted:
         wrong.append("nothing was preempted: the budget was never short, so lower --tokens")
     wrong += emptied(worker, control)
@@ -95,7 +101,11 @@ def checkpoints(requests: int) -> list[int]:
 
 
 def run_to(
-    target: int, worker: LocalWorker, control: SoakControl, options: argparse.Namespace
+    target: int,
+    worker: LocalWorker,
+    control: SoakControl,
+    watch: BudgetWatch,
+    options: argparse.Namespace,
 ) -> list[Job]:
     """Run until so many requests have ended and nothing runs; return answers to compare."""
     kept: list[Job] = []
@@ -106,20 +116,12 @@ def run_to(
         control.turn(more=control.tally.ended < target)
         if turn % options.check_every == 0:
             worker.check()
-            if control.running > 1:
-                check_budget(worker)
+        watch.look(worker.engine.held_nbytes, running=control.running)
         kept += [
             job for job in control.finished if job.request.greedy and not job.request_id % every
         ]
     worker.check()
     return kept
-
-
-def check_budget(worker: LocalWorker) -> None:
-    """The last running request is never preempted, so that it alone may go beyond the budget."""
-    budget = worker.capacity.cache_nbytes
-    held = worker.engine.held_nbytes
-    assert budget is None or held <= budget, f"{held} bytes held, of {budget}"
 
 
 def memory_faults(

@@ -7,6 +7,31 @@ import mlx.core as mx
 import psutil
 
 ALLOWED_GROWTH: Final = 1.05
+ALLOWED_OVERSHOOT: Final = 1.05
+"""Of the budget, between two turns: an end leaves copies to the cache before its row is gone."""
+
+
+@dataclass(slots=True)
+class BudgetWatch:
+    """The most that an owner held of its budget; None: it has none."""
+
+    budget_nbytes: int | None
+    most_nbytes: int = 0
+
+    def look(self, held_nbytes: int, *, running: int) -> None:
+        # The last running request is never preempted, so that it alone may go beyond the budget.
+        if running > 1:
+            self.most_nbytes = max(self.most_nbytes, held_nbytes)
+
+    def __str__(self) -> str:
+        budget = self.budget_nbytes
+        of = "no budget" if budget is None else f"a budget of {budget / 2**20:.1f} MiB"
+        return f"at most {self.most_nbytes / 2**20:.1f} MiB held, of {of}"
+
+    def faults(self) -> list[str]:
+        budget = self.budget_nbytes
+        fits = budget is None or self.most_nbytes <= budget * ALLOWED_OVERSHOOT
+        return [] if fits else [str(self)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -181,6 +181,16 @@ def test_memory_may_grow_by_a_twentieth_and_not_more(load, grown):
 
 
 @pytest.mark.parametrize(
+    ("budget", "running", "faults"), [(100, 2, 1), (100, 1, 0), (102, 2, 0), (None, 2, 0)]
+)
+def test_only_a_request_that_runs_alone_may_exceed_the_budget(load, budget, running, faults):
+    watch = load("soak_memory").BudgetWatch(budget)
+    watch.look(106, running=running)
+    watch.look(3, running=2)
+    assert len(watch.faults()) == faults
+
+
+@pytest.mark.parametrize(
     ("bounds", "ratio", "verdict"),
     [
         ({"at_least": 0.97}, 0.97, ">= 0.97: met"),
