@@ -19,12 +19,14 @@ from tiny_models import ARCHITECTURES
 from conformance.model_under_test import ModelUnderTest
 from conformance.scenario import Ask, conversation, crowd, short, together
 from conformance.served import Served, Service, serve
-from conformance.verdicts import Line, Table, Verdict, expected, verdict
+from conformance.verdicts import Line, Table, Verdict, least, verdict
 
 pytestmark = pytest.mark.mlx
 
 CHUNKS = (1, 7, 64, 512)
 """512 holds every prompt whole."""
+LONG_CHUNK = 64
+"""Holds the prompts of those whose answer changes with the chunks whole."""
 QUICK = {(7, True), (512, False)}
 """Chunk size and prefix cache; all others are for scripts/test --all."""
 SCARCE = 300
@@ -37,6 +39,8 @@ def scenarios() -> list[object]:
     cases: list[object] = []
     for name in ARCHITECTURES:
         for chunk, prefix_cache in product(CHUNKS, (True, False)):
+            if name in CHUNK_DEPENDENT and (chunk < LONG_CHUNK or prefix_cache):
+                continue
             quick = (chunk, prefix_cache) in QUICK
             service = Service(chunk=chunk, prefix_cache=prefix_cache)
             cases.append(_case(name, service, quick=quick))
@@ -67,13 +71,11 @@ def asks(name: str, service: Service) -> list[Ask]:
 def test_it_answers_as_alone(
     name: str, service: Service, under_test: Callable[[str], ModelUnderTest], table: Table
 ) -> None:
-    if name in CHUNK_DEPENDENT and (service.chunk < 64 or service.prefix_cache):
-        pytest.skip(f"mlx-lm's own answer changes with the chunks: it {CHUNK_DEPENDENT[name]}")
     model = under_test(name)
     line = table.lines.setdefault(name, Line(model.cache_kinds))
     served = serve(model.directory, asks(name, service), service)
     line.outcome = f"served {served.form}" if served.form else f"refused: {served.refusal}"
-    assert verdict(served.form) is expected(name), line.outcome
+    assert verdict(served.form) >= least(name), line.outcome
     if verdict(served.form) is not Verdict.REFUSED:
         hold(model, served, service, line)
 
@@ -92,7 +94,7 @@ def hold(model: ModelUnderTest, served: Served, service: Service, line: Line) ->
             assert cached >= answer.ask.cached, answer
         line.cached_tokens += cached
     assert len(ties.found) <= MAX_TIES, ties.report()
-    assert served.form.single or client.most_at_once == service.slots
+    assert client.most_at_once >= 2
     idle = client.idle
     assert idle is not None
     left = (idle.running, idle.cached_tokens, idle.cached_nbytes, idle.auxiliary_used)

@@ -1,32 +1,77 @@
-"""How each architecture is expected to be served, and the table of how it was."""
+"""How each architecture must be served at the least, and the table of how it was."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import IntEnum
+from typing import Final
 
 from mlx_dp.kvcache.batch_form import BatchForm
 
 
-class Verdict(StrEnum):
-    BATCHED = "batched"
-    ONE_ROW = "one row at a time"
-    REFUSED = "refused"
+class Verdict(IntEnum):
+    """From worst to best."""
+
+    REFUSED = 0
+    ONE_ROW = 1
+    ONE_SLAB = 2
+    SEVERAL_SLABS = 3
 
 
-EXCEPTIONS: Mapping[str, Verdict] = {
-    "llama_dynamic_rope": Verdict.ONE_ROW,
-}
-"""All others must be batched."""
+_ONE_ROW: Final = frozenset(
+    {
+        "afm7",
+        "deepseek_v41",
+        "gpt_bigcode",
+        "llama4",
+        "llama_dynamic_rope",
+        "minimax_m3_vl",
+        "phi3small",
+    }
+)
+_ONE_SLAB: Final = frozenset(
+    {
+        "bailing_hybrid",
+        "bailing_moe_v3",
+        "deepseek_v3",
+        "deepseek_v32",
+        "deepseek_v32_sparse",
+        "deepseek_v3_query_rank",
+        "gemma2",
+        "gemma4",
+        "gemma4_text",
+        "glm4_moe_lite",
+        "glm_moe_dsa",
+        "glm_moe_dsa_sparse",
+        "iquestloopcoder",
+        "kimi_k25",
+        "kimi_k3",
+        "kimi_k3_residual",
+        "kimi_linear",
+        "kimi_vl",
+        "longcat_flash",
+        "longcat_flash_ngram",
+        "mistral3_ministral",
+        "mistral4",
+        "plamo",
+        "plamo2",
+        "plamo3",
+        "stablelm",
+    }
+)
 
 
-def expected(name: str) -> Verdict:
-    return EXCEPTIONS.get(name, Verdict.BATCHED)
+def least(name: str) -> Verdict:
+    """How an architecture is served at the least; one that comes to be served better may."""
+    if name in _ONE_ROW:
+        return Verdict.ONE_ROW
+    return Verdict.ONE_SLAB if name in _ONE_SLAB else Verdict.SEVERAL_SLABS
 
 
 def verdict(form: BatchForm | None) -> Verdict:
     if form is None:
         return Verdict.REFUSED
-    return Verdict.ONE_ROW if form.single else Verdict.BATCHED
+    if form.single:
+        return Verdict.ONE_ROW
+    return Verdict.SEVERAL_SLABS if form.split else Verdict.ONE_SLAB
 
 
 @dataclass(slots=True)
