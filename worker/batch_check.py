@@ -22,11 +22,8 @@ from mlx_dp.worker.sparse_attention import narrowed
 
 logger = logging.getLogger(__name__)
 
-FORMS: Final = (
-    BatchForm(split=True),
-    BatchForm(split=False),
-    BatchForm(split=False, grouped_mask=True),
-)
+PLAIN: Final = BatchForm(split=False)
+FORMS: Final = (BatchForm(split=True), PLAIN, BatchForm(split=False, grouped_mask=True))
 """From the most efficient to the least likely to be understood."""
 ALONE: Final = BatchForm(split=False, single=True, resumes=False)
 """What the model does when it generates alone, and so always right."""
@@ -50,6 +47,7 @@ def choose_form(loaded: LoadedModel) -> BatchForm:
         kinds = " and ".join(loaded.layout.other_kinds) or "odd"
         logger.warning("requests run one by one: no batch can hold %s caches", kinds)
         return ALONE
+    faults: dict[BatchForm, str] = {}
     for form in FORMS:
         fault = _fault(loaded, form)
         if fault is None:
@@ -58,7 +56,9 @@ def choose_form(loaded: LoadedModel) -> BatchForm:
         if fault is None:
             return replace(form, resumes=_resumes(loaded, form))
         logger.info("batch check: %s this model %s", form, fault)
-    logger.warning("requests run one by one: this model %s", fault)
+        faults[form] = fault
+    # The other forms fail most models for reasons of their own, which say nothing about this one.
+    logger.warning("requests run one by one: this model %s", faults[PLAIN])
     return ALONE
 
 

@@ -1,4 +1,4 @@
-"""What a model's batch may look like is found out by running one, and refused with the reason."""
+"""What a model's batch may look like is found out by running one; the reason is said."""
 
 import logging
 import re
@@ -13,23 +13,41 @@ import pytest
 pytest.importorskip("mlx.core")
 
 import mlx.core as mx
-from tiny_models import DENSE, DYNAMIC_ROPE, TINY_MODELS, TinyModel
+from tiny_models import ARCHITECTURES, DENSE, DYNAMIC_ROPE, TINY_MODELS, TinyModel
 
 from mlx_dp.kvcache.batch_form import BatchForm
-from mlx_dp.worker.batch_check import choose_form
-from mlx_dp.worker.engine import UnsupportedModelError
+from mlx_dp.kvcache.kv_row import LayerKV
+from mlx_dp.worker.batch_check import ALONE, choose_form
 from mlx_dp.worker.loaded_model import LoadedModel, load
 
 pytestmark = pytest.mark.mlx
 
 SPLIT = BatchForm(split=True)
-ONE_ROW = BatchForm(split=False, single=True)
 ONE_SLAB = BatchForm(split=False)
 NOT_SPLIT = {
     "deepseek_v3": (ONE_SLAB, "makes its own masks"),
     "stablelm": (ONE_SLAB, "changes keys after it cached them"),
     "gemma2": (BatchForm(split=False, grouped_mask=True), "makes its own masks"),
+    # Its later layers attend to the keys of earlier ones without saying whose they are.
+    "gemma4_text": (ONE_SLAB, "gives other results"),
+    "plamo2": (ONE_SLAB, "does not use the shared attention function"),
+    # Its masks are wider than its windows, so that its answers depend on where chunks end.
+    "plamo3": (BatchForm(split=False, resumes=False), "gives other results"),
 }
+WINDOWS_AND_STATES = (
+    "gemma3_text",
+    "gemma4_text",
+    "gpt_oss",
+    "plamo3",
+    "qwen3_next",
+    "plamo2",
+    "falcon_h1",
+    "baichuan_m1",
+    "gear",
+    "recurrent_gemma",
+    "mamba",
+    "rwkv7",
+)
 
 
 def loaded(tiny: TinyModel, directory: Path) -> LoadedModel:
@@ -41,11 +59,11 @@ def llama(tmp_path: Path) -> LoadedModel:
     return loaded(DENSE["llama"], tmp_path)
 
 
-@pytest.mark.parametrize("name", TINY_MODELS)
+@pytest.mark.parametrize("name", [*TINY_MODELS, *WINDOWS_AND_STATES])
 def test_every_tiny_model_gets_its_form(name, tmp_path, caplog):
     form, reason = NOT_SPLIT.get(name, (SPLIT, ""))
     with caplog.at_level(logging.INFO):
-        assert choose_form(loaded(TINY_MODELS[name], tmp_path)) == form
+        assert choose_form(loaded(ARCHITECTURES[name], tmp_path)) == form
     assert reason in caplog.text
     assert bool(reason) == bool(caplog.records)
 
@@ -53,8 +71,16 @@ def test_every_tiny_model_gets_its_form(name, tmp_path, caplog):
 def test_dynamic_rope_is_served_one_row_at_a_time(tmp_path, caplog):
     with caplog.at_level(logging.INFO):
         form = choose_form(loaded(DYNAMIC_ROPE, tmp_path))
-    assert form == ONE_ROW
+    assert form == ALONE
     assert "requests of different lengths (ValueError" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("llama4", "ChunkedKVCache"), ("deepseek_v41", "LayerCache")]
+)
+def test_caches_that_only_their_model_understands_are_run_one_by_one(name, kind, tmp_path, caplog):
+    assert choose_form(loaded(ARCHITECTURES[name], tmp_path)) == ALONE
+    assert f"no batch can hold {kind} caches" in caplog.text
 
 
 def attend_alone(
@@ -122,18 +148,48 @@ def raise_on_two(logits: mx.array) -> mx.array:
 )
 def test_a_model_that_batches_wrongly_is_served_one_row_at_a_time(llama, change, reason, caplog):
     with caplog.at_level(logging.INFO):
-        assert choose_form(replace(llama, model=Altered(llama.model, change))) == ONE_ROW
+        assert choose_form(replace(llama, model=Altered(llama.model, change))) == ALONE
     assert re.search(reason, caplog.text)
 
 
-def test_a_model_that_fails_in_every_form_is_refused_with_the_plainest_reason(llama, monkeypatch):
+def test_a_model_that_fails_in_every_form_runs_one_by_one_for_the_plainest_reason(
+    llama, monkeypatch, caplog
+):
     def refuse(*arguments: Any) -> Any:
         raise TypeError("not my kind of cache")
 
     monkeypatch.setattr("mlx_dp.kvcache.batched_kv_cache.BatchedKVCache.update_and_fetch", refuse)
-    reason = r"different lengths \(TypeError: not my kind of cache"
-    with pytest.raises(UnsupportedModelError, match=reason):
-        choose_form(llama)
+    assert choose_form(llama) == ALONE
+    (record,) = caplog.records
+    assert re.search(r"different lengths \(TypeError: not my kind of cache", record.message)
+
+
+def test_a_guest_that_goes_wrong_costs_the_form_that_takes_guests(llama, monkeypatch, caplog):
+    monkeypatch.setattr("mlx_dp.kvcache.guest_chunk.GuestChunk.mask", lambda *_: None)
+    with caplog.at_level(logging.INFO):
+        assert choose_form(llama) == ONE_SLAB
+    assert "gives other results" in caplog.text
+
+
+def test_windows_that_go_wrong_only_in_a_batch_are_found(tmp_path, monkeypatch, caplog):
+    model = loaded(ARCHITECTURES["gemma3_text"], tmp_path)
+
+    def in_time(kv: LayerKV, length: int) -> LayerKV:
+        return kv
+
+    monkeypatch.setattr("mlx_dp.kvcache.batch_caches.to_ring", in_time)
+    assert choose_form(model) == ALONE
+    assert "gives other results" in caplog.text
+
+
+def test_states_that_change_rows_in_a_batch_are_found(tmp_path, monkeypatch, caplog):
+    model = loaded(ARCHITECTURES["qwen3_next"], tmp_path)
+    monkeypatch.setattr(
+        "mlx_dp.kvcache.kv_step.KVStep.keys",
+        property(lambda step: tuple(row.key for slab in step._slabs for row in slab.rows)[::-1]),
+    )
+    assert choose_form(model) == ALONE
+    assert "gives other results" in caplog.text
 
 
 def test_masks_that_go_wrong_only_in_one_slab_are_found(llama, monkeypatch, caplog):
@@ -146,7 +202,7 @@ def test_masks_that_go_wrong_only_in_one_slab_are_found(llama, monkeypatch, capl
 
     monkeypatch.setattr("mlx_lm.models.llama.scaled_dot_product_attention", unmasked)
     with caplog.at_level(logging.INFO):
-        assert choose_form(llama) == ONE_ROW
+        assert choose_form(llama) == ALONE
     assert "gives other results" in caplog.text
 
 
@@ -170,5 +226,5 @@ def test_positions_that_go_wrong_only_in_a_batch_are_found(llama, monkeypatch, c
 
     monkeypatch.setattr(mx.fast, "rope", forgetful)
     with caplog.at_level(logging.INFO):
-        assert choose_form(llama) == ONE_ROW
+        assert choose_form(llama) == ALONE
     assert "gives other results" in caplog.text

@@ -5,9 +5,13 @@ import pytest
 
 mx = pytest.importorskip("mlx.core")
 
-from mlx_lm.models.cache import KVCache  # noqa: E402
+from mlx_lm.models.cache import (  # noqa: E402
+    ConcatenateKVCache,
+    KVCache,
+    make_prompt_cache,
+)
+from tiny_models import ARCHITECTURES  # noqa: E402
 
-from mlx_dp.proto.errors import ConfigError  # noqa: E402
 from mlx_dp.worker import device  # noqa: E402
 from mlx_dp.worker.model_measure import measure_shape  # noqa: E402
 from mlx_dp.worker.probe import main  # noqa: E402
@@ -131,20 +135,32 @@ def test_measuring_computes_no_weights():
     assert mx.get_active_memory() - before < 10_000_000
 
 
-def test_a_cache_of_an_unknown_kind_is_refused(make_gguf):
-    class Odd:
-        offset = 0
+def test_windows_are_counted_by_their_width():
+    tiny = ARCHITECTURES["mimo_v2_flash"]
+    shape = measure_shape(tiny.build(), tiny.config)
+    # One layer keeps all tokens, and two keep 8 of them, with keys of another width than values.
+    assert (shape.attention_layers, shape.auxiliary_layers) == (3, 0)
+    assert [window.tokens for window in shape.windows] == [8]
+    cache = make_prompt_cache(model := tiny.build())
+    mx.eval(model(mx.zeros((1, 20), dtype=mx.int32), cache=cache))
+    kept = sum(c.keys[..., :8, :].nbytes + c.values[..., :8, :].nbytes for c in cache[1:])
+    assert shape.windows[0].bytes_per_token * 8 == kept
+    assert shape.kv_nbytes(20) == 20 * shape.kv_bytes_per_token + kept
 
-        def make_mask(self, *arguments, **options):
-            return None
 
-        def update_and_fetch(self, keys, values):
-            return keys, values
+def test_a_list_of_state_and_keys_and_values_counts_as_both():
+    tiny = ARCHITECTURES["falcon_h1"]
+    shape = measure_shape(tiny.build(), tiny.config)
+    assert (shape.num_layers, shape.attention_layers, shape.auxiliary_layers) == (2, 2, 2)
+    assert shape.kv_bytes_per_token == 2 * 2 * 2 * 8 * 4
+    assert shape.auxiliary_bytes_per_slot == 2 * (3 * 48 + 4 * 8 * 8) * 4
 
+
+def test_what_a_cache_of_an_unknown_kind_holds_is_counted_token_by_token(make_gguf):
     tiny = make_gguf()
-    tiny.model.make_cache = lambda: [Odd(), Odd()]
-    with pytest.raises(ConfigError, match="Odd is of an unknown kind"):
-        measure_shape(tiny.model, tiny.config)
+    expected = measure_shape(tiny.model, tiny.config)
+    tiny.model.make_cache = lambda: [ConcatenateKVCache() for _ in range(2)]
+    assert measure_shape(tiny.model, tiny.config) == expected
 
 
 def test_the_device_has_a_kind_and_memory():
