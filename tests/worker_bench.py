@@ -65,6 +65,7 @@ class Bench:
         engine: type[FakeEngine] = FakeEngine,
         slots: int = 2,
         budget: int | None = None,
+        chunk: int = 64,
         prefix_cache: bool = False,
     ) -> None:
         """``budget`` is in tokens of KV."""
@@ -85,7 +86,7 @@ class Bench:
             self.channel,
             self.engine,
             self.scheduler,
-            ChunkBudget(64),
+            ChunkBudget(chunk),
             Pulse(1.0, lambda: 4_096),
             self.time.clock,
         )
