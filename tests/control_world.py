@@ -14,6 +14,7 @@ from mlx_dp.orchestrator.control.fleet import Outside
 from mlx_dp.orchestrator.control.limits import ControlLimits
 from mlx_dp.orchestrator.options import HttpOptions, QueueOptions, ServeOptions, WorkerOptions
 from mlx_dp.orchestrator.service import Ended, Generation, Granted, NewTokens, Started
+from mlx_dp.proto.admission import next_tokens
 from mlx_dp.proto.codec import decode_down, decode_up, encode
 from mlx_dp.proto.controller_channel import PeerCongestedError, PeerLostError
 from mlx_dp.proto.errors import ProtocolError
@@ -139,6 +140,11 @@ class Running:
         return len(self.submit.prompt_ids) + self.num_tokens
 
 
+def _next_tokens(submit: Submit) -> int:
+    held = len(submit.prompt_ids) + len(submit.output_ids)
+    return next_tokens(held, submit.max_tokens - len(submit.output_ids))
+
+
 @dataclass
 class FakeWorker:
     """One incarnation: a process, its end of the wire, and an engine that counts."""
@@ -217,7 +223,7 @@ class FakeWorker:
         refused = None
         if len(self.running) >= capacity.request_slots:
             refused = RejectReason.NO_SLOT
-        elif not self._fits(len(submit.prompt_ids) + len(submit.output_ids)) and self.running:
+        elif self.running and not self._fits(_next_tokens(submit)):
             refused = RejectReason.NO_TOKENS
         if refused is not None:
             self.say(
@@ -323,7 +329,6 @@ class FakeWorker:
             auxiliary_used=0,
             rss_nbytes=1,
             device_nbytes=2,
-            held_nbytes=SHAPE.request_nbytes(self.held_tokens),
         )
         self.say(replace(beat, **changes))
 

@@ -78,9 +78,9 @@ class Owner:
     suspicious: bool = False
     congested: bool = False
     """Its channel took nothing: gets nothing until it is heard again."""
-    short_of: int | None = None
-    """Bytes that a request needs which it refused or preempted: it gets nothing until it has as
-    many free, or one ends there. To ask at once would have it refuse, or undo, the same again."""
+    short: bool = False
+    """It refused or preempted a request: it gets nothing until it is heard again, or one ends
+    there. To ask at once would have it refuse, or undo, the same again."""
     leases: dict[int, Lease] = field(default_factory=dict)
     unaccepted: dict[int, Lease] = field(default_factory=dict)
     leaving: dict[int, Lease] = field(default_factory=dict)
@@ -98,7 +98,7 @@ class Owner:
 
     @property
     def takes_requests(self) -> bool:
-        return not (self.closed or self.suspicious or self.congested) and self.short_of is None
+        return not (self.closed or self.suspicious or self.congested or self.short)
 
     @property
     def free_slots(self) -> int:
@@ -118,20 +118,20 @@ class Owner:
         return self.free_slots > 0 and (free_tokens is None or needed.reserved <= free_tokens)
 
     def beat(self, heartbeat: Heartbeat, now: float) -> None:
-        """It is well, and says how full it is."""
+        """It is well, and may be asked again.
+
+        How much it holds is no reason to ask or not: it makes room when it is asked, by dropping
+        what it has cached and by giving back what rows have left. It refuses at little cost.
+        """
         self.pulse.beat(heartbeat, now)
         self.suspicious = False
         self.congested = False
-        budget = self.ready.capacity.cache_nbytes
-        # It drops what it has cached before it refuses or preempts anything.
-        needed = heartbeat.held_nbytes - heartbeat.cached_nbytes + (self.short_of or 0)
-        if budget is None or needed <= budget:
-            self.short_of = None
+        self.short = False
 
     def ran_short(self, lease: Lease) -> None:
         """It has given a request back, for which it has no memory now."""
         self.release(lease)
-        self.short_of = self.ready.shape.request_nbytes(lease.reserved)
+        self.short = True
 
     def grant(self, entry: RequestEntry, granted: Terms, now: float) -> Lease:
         """Set a slot and tokens aside for the entry's present epoch."""
@@ -199,7 +199,7 @@ class Owner:
         self.leaving.pop(lease.request_id, None)
         self.reserved_tokens -= lease.reserved
         self.held_tokens -= lease.held
-        self.short_of = None
+        self.short = False
 
     def check(self) -> None:
         """Assert the invariants; for idle loops and tests."""

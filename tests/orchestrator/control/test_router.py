@@ -55,7 +55,7 @@ def test_full_owners_are_passed_over_and_none_is_left_means_wait(policy: str) ->
 
 
 @pytest.mark.parametrize("policy", METHODS)
-@pytest.mark.parametrize("flag", ["closed", "suspicious", "congested", "short_of"])
+@pytest.mark.parametrize("flag", ["closed", "suspicious", "congested", "short"])
 def test_owners_that_take_nothing_are_passed_over(policy: str, flag: str) -> None:
     book = book_of(ready(), ready())
     setattr(book.get(0), flag, True)
