@@ -38,6 +38,8 @@ class _Row:
     max_tokens: int
     filled: int = 0
     content: int = 0
+    left: bool = False
+    """A step has come after the one that spent its budget."""
 
     @property
     def joined(self) -> bool:
@@ -144,6 +146,7 @@ class FakeEngine:
 
     def keep(self, slot: int, saves: tuple[Save, ...], snapshot: int | None) -> None:
         row = self._rows[slot]
+        assert not row.left, f"slot {slot} has left the batch"
         self._store.save(row.fed_ids, saves)
         if snapshot is not None:
             self._store.snapshot(row.fed_ids, snapshot)
@@ -197,6 +200,8 @@ class FakeEngine:
 
     def _launch(self, plan: StepPlan) -> _Launched:
         decoded = any(row.decodes for row in self._rows.values())
+        for row in self._rows.values():
+            row.left = row.joined and not row.decodes
         slots = [chunk.slot for chunk in plan.prefill]
         assert len(set(slots)) == len(slots), f"two chunks of one slot: {slots}"
         for chunk in plan.prefill:

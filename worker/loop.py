@@ -149,14 +149,19 @@ class WorkerLoop:
             self._channel.send(prefilled)
         if outcome.tokens is not None:
             self._channel.send(outcome.tokens)
+        for slot in outcome.spent_slots:
+            self._keep(slot)
         self._end(outcome.finished_slots)
+
+    def _keep(self, slot: int) -> None:
+        kept = self._scheduler.keep(slot)
+        if kept is not None:
+            self._engine.keep(slot, kept.saves, kept.snapshot)
 
     def _end(self, slots: Iterable[int]) -> None:
         """Let go of finished requests; each is reported once nothing of it is left here."""
         for slot in slots:
-            kept = self._scheduler.keep(slot)
-            if kept is not None:
-                self._engine.keep(slot, kept.saves, kept.snapshot)
+            self._keep(slot)
             self._engine.remove(slot)
             self._channel.send(self._scheduler.release(slot))
 

@@ -42,7 +42,7 @@ class RunningRequest:
     error: str = ""
     """Why it ended, when that was an error."""
     kept: bool = False
-    """It finished, and the prefix cache has what it wants of it."""
+    """The prefix cache has what it wants of it."""
 
     def __post_init__(self) -> None:
         self.prompt = self.submit.prompt_ids + self.submit.output_ids
@@ -69,6 +69,11 @@ class RunningRequest:
     def decodes(self) -> bool:
         """The next step decodes it: its prompt is in, and its budget is not spent."""
         return not self.unfilled and self.planned_tokens < self.submit.max_tokens
+
+    @property
+    def spent(self) -> bool:
+        """The last token of its budget is under way."""
+        return not self.unfilled and self.planned_tokens == self.submit.max_tokens
 
     @property
     def num_tokens(self) -> int:

@@ -31,11 +31,15 @@ from mlx_dp.worker.running_requests import RunningRequests
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a step yielded: the frames to send, and the slots to release after that, in order."""
+    """What a step yielded: the frames to send, and the slots to release after that, in order.
+
+    Requests in ``spent_slots`` decode no more: what is to be kept of them is there now.
+    """
 
     prefilled: tuple[Prefilled, ...]
     tokens: Tokens | None
     finished_slots: tuple[int, ...]
+    spent_slots: tuple[int, ...]
 
 
 class Scheduler:
@@ -143,7 +147,8 @@ class Scheduler:
     def preempt(self, slot: int) -> Preempted:
         """Free what a request held that the engine has removed, and return the report."""
         request = self.requests.at(slot)
-        self._prefixes.dropped(request)
+        if not request.kept:
+            self._prefixes.dropped(request)
         self._forget(request)
         return request.preempted
 
@@ -191,13 +196,20 @@ class Scheduler:
             prefilled=tuple(prefilled),
             tokens=Tokens(chunks=tuple(chunks)) if chunks else None,
             finished_slots=tuple(finished),
+            spent_slots=tuple(
+                request.lease.slot
+                for request in self.requests
+                if request.spent and request.finish is None
+            ),
         )
 
     def keep(self, slot: int) -> Kept | None:
-        """Say what the engine has to keep of a finished request, before it removes it."""
+        """Say what the engine has to keep of a request that is over, once, before it removes it."""
         request = self.requests.at(slot)
-        assert request.finish is not None, f"request {request.request_id} has not finished"
-        assert not request.kept, f"request {request.request_id} was kept already"
+        over = request.spent or request.finish is not None
+        assert over, f"request {request.request_id} goes on"
+        if request.kept:
+            return None
         request.kept = True
         return self._prefixes.ended(request)
 
