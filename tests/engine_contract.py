@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from mlx_dp.kvcache.cached_prefix import CachedPrefix, Piece, Save
 from mlx_dp.proto.ownership import OwnerCapacity
 from mlx_dp.proto.sampling_params import SamplingParams
 from mlx_dp.worker.engine import Drawn, Engine, EngineRequest, PrefillChunk, StepPlan
@@ -47,6 +48,35 @@ def whole(**requests: EngineRequest) -> StepPlan:
             PrefillChunk(slot=int(name[1:]), num_tokens=given.prefill_tokens)
             for name, given in requests.items()
         )
+    )
+
+
+def chunk(
+    engine: Engine,
+    slot: int,
+    num_tokens: int,
+    *,
+    prefix: CachedPrefix | None = None,
+    saves: tuple[Save, ...] = (),
+    snapshot: int | None = None,
+) -> PrefillChunk:
+    """One chunk; what it says of states is left out for models that have none."""
+    stateful = engine.facts.stateful
+    return PrefillChunk(
+        slot=slot,
+        num_tokens=num_tokens,
+        prefix=prefix,
+        saves=saves,
+        snapshot=snapshot if stateful else None,
+    )
+
+
+def prefix(engine: Engine, *pieces: tuple[int, int], snapshot: int) -> CachedPrefix:
+    """``pieces`` are segments and how many tokens of them."""
+    return CachedPrefix(
+        pieces=tuple(Piece(*piece) for piece in pieces),
+        num_tokens=sum(num_tokens for _, num_tokens in pieces),
+        snapshot=snapshot if engine.facts.stateful else None,
     )
 
 
@@ -246,3 +276,190 @@ class EngineContract:
         engine.remove(0)
         finish(engine)
         assert engine.memory().used_tokens == 0
+
+
+PROMPT = tuple(range(1, 41))
+
+
+class PrefixContract:
+    """What an engine with the prefix cache must keep as well; see ``EngineContract``.
+
+    Slots 0 to 3 have states, and segments are any numbers.
+    """
+
+    @pytest.fixture
+    def engine(self, make_engine: Callable[[], Engine]) -> Engine:
+        engine = make_engine()
+        assert engine.facts.prefix_cache
+        engine.open(OwnerCapacity(request_slots=4, auxiliary_slots=16, pool_tokens=1_000))
+        engine.warm_up()
+        return engine
+
+    def run(self, engine: Engine, given: EngineRequest, *chunks: PrefillChunk) -> list[int]:
+        """Run a request alone in slot 0, without removing it."""
+        engine.add(0, given)
+        plans = [StepPlan(prefill=(one,)) for one in chunks]
+        if not plans:
+            plans = [prefill(0, given.prefill_tokens)]
+        steps = [*(engine.step(plan) for plan in plans), *finish(engine)]
+        return tokens_of(steps, 0)
+
+    def run_and_keep(
+        self, engine: Engine, given: EngineRequest, save: Save, snapshot: int
+    ) -> list[int]:
+        """Run a request alone in slot 0, and keep it once the step of its last token is launched.
+
+        The next step would find it gone.
+        """
+        engine.add(0, given)
+        steps = [engine.step(prefill(0, given.prefill_tokens))]
+        steps += [engine.step(EMPTY) for _ in range(given.max_tokens - 1)]
+        engine.keep(0, (save,), snapshot if engine.facts.stateful else None)
+        steps += finish(engine)
+        engine.remove(0)
+        return tokens_of(steps, 0)
+
+    def cold(self, engine: Engine, given: EngineRequest) -> list[int]:
+        tokens = self.run(engine, given)
+        engine.remove(0)
+        return tokens
+
+    def test_a_prompt_goes_on_from_what_another_saved(self, engine: Engine) -> None:
+        longer = request(*PROMPT, 7, 8, 9)
+        cold = self.cold(engine, longer)
+        saved = chunk(engine, 0, 40, saves=(Save(5, 0, 39),), snapshot=2)
+        self.run(engine, request(*PROMPT), saved)
+        engine.remove(0)
+        begun = prefix(engine, (5, 39), snapshot=2)
+        assert self.run(engine, longer, chunk(engine, 0, 4, prefix=begun)) == cold
+
+    def test_all_of_a_prompt_but_its_last_token_can_be_taken_over(self, engine: Engine) -> None:
+        cold = self.run(
+            engine, request(*PROMPT), chunk(engine, 0, 40, saves=(Save(5, 0, 39),), snapshot=2)
+        )
+        engine.remove(0)
+        again = chunk(engine, 0, 1, prefix=prefix(engine, (5, 39), snapshot=2))
+        assert self.run(engine, request(*PROMPT), again) == cold
+
+    def test_what_a_chunk_saves_a_later_one_in_the_plan_begins_with(self, engine: Engine) -> None:
+        other = request(*PROMPT, 3, 3)
+        cold = self.cold(engine, other)
+        engine.add(0, request(*PROMPT))
+        engine.add(1, other)
+        begun = prefix(engine, (5, 39), snapshot=2)
+        plan = StepPlan(
+            prefill=(
+                chunk(engine, 0, 40, saves=(Save(5, 0, 39),), snapshot=2),
+                chunk(engine, 1, 3, prefix=begun),
+            )
+        )
+        assert tokens_of([engine.step(plan), *finish(engine)], 1) == cold
+
+    def test_segments_follow_each_other_and_can_be_split(self, engine: Engine) -> None:
+        other = request(*PROMPT[:30], 3, 3)
+        cold = self.cold(engine, other)
+        self.run(
+            engine,
+            request(*PROMPT),
+            chunk(engine, 0, 30, snapshot=1),
+            chunk(engine, 0, 10, saves=(Save(5, 0, 10), Save(6, 10, 39)), snapshot=2),
+        )
+        engine.remove(0)
+        engine.split(6, 20, 7)
+        begun = prefix(engine, (5, 10), (7, 20), snapshot=1)
+        assert self.run(engine, other, chunk(engine, 0, 2, prefix=begun)) == cold
+        engine.remove(0)
+        whole = prefix(engine, (5, 10), (7, 20), (6, 9), snapshot=2)
+        again = self.run(engine, request(*PROMPT), chunk(engine, 0, 1, prefix=whole))
+        assert again == self.cold_of_prompt(engine)
+
+    def cold_of_prompt(self, engine: Engine) -> list[int]:
+        engine.remove(0)
+        return self.cold(engine, request(*PROMPT))
+
+    def test_a_piece_can_be_the_beginning_of_a_segment(self, engine: Engine) -> None:
+        other = request(*PROMPT[:20], 3, 3)
+        cold = self.cold(engine, other)
+        self.run(
+            engine,
+            request(*PROMPT),
+            chunk(engine, 0, 20, snapshot=1),
+            chunk(engine, 0, 20, saves=(Save(5, 0, 39),), snapshot=2),
+        )
+        engine.remove(0)
+        begun = prefix(engine, (5, 20), snapshot=1)
+        assert self.run(engine, other, chunk(engine, 0, 2, prefix=begun)) == cold
+
+    @pytest.mark.parametrize("max_tokens", [1, 2, 6])
+    def test_an_answer_is_kept_with_its_prompt(self, max_tokens: int, engine: Engine) -> None:
+        fed = 40 + max_tokens - 1
+        given = request(*PROMPT, max_tokens=max_tokens)
+        answer = self.run_and_keep(engine, given, Save(5, 0, fed), snapshot=3)
+        turn = request(*PROMPT, *answer, 4, 2)
+        begun = prefix(engine, (5, fed), snapshot=3)
+        warm = self.run(engine, turn, chunk(engine, 0, 3, prefix=begun))
+        engine.remove(0)
+        assert warm == self.cold(engine, turn)
+
+    def test_what_is_kept_includes_the_token_that_the_step_under_way_feeds(
+        self, engine: Engine
+    ) -> None:
+        engine.add(0, request(*PROMPT))
+        steps = [engine.step(prefill(0, 40)), engine.step(EMPTY), engine.step(EMPTY)]
+        answer = tokens_of(steps, 0)
+        assert len(answer) == 2
+        engine.keep(0, (Save(5, 0, 42),), 3 if engine.facts.stateful else None)
+        engine.remove(0)
+        turn = request(*PROMPT, *answer, 4, 2)
+        begun = prefix(engine, (5, 42), snapshot=3)
+        warm = self.run(engine, turn, chunk(engine, 0, 2, prefix=begun))
+        engine.remove(0)
+        assert warm == self.cold(engine, turn)
+
+    def test_what_is_done_of_a_prompt_is_kept(self, engine: Engine) -> None:
+        engine.add(0, request(*PROMPT))
+        engine.step(prefill(0, 25))
+        engine.keep(0, (Save(5, 0, 25),), 3 if engine.facts.stateful else None)
+        engine.remove(0)
+        begun = prefix(engine, (5, 25), snapshot=3)
+        warm = self.run(engine, request(*PROMPT), chunk(engine, 0, 15, prefix=begun))
+        assert warm == self.cold_of_prompt(engine)
+
+    def test_others_are_not_disturbed_by_what_is_kept_and_taken_over(self, engine: Engine) -> None:
+        stays = request(*PROMPT[::-1], max_tokens=12)
+        cold = self.cold(engine, stays)
+        engine.add(1, stays)
+        steps = [engine.step(prefill(1, 40))]
+        engine.add(0, request(*PROMPT, max_tokens=3))
+        saved = chunk(engine, 0, 40, saves=(Save(5, 0, 39),), snapshot=2)
+        steps += [engine.step(StepPlan(prefill=(saved,))), engine.step(EMPTY), engine.step(EMPTY)]
+        engine.keep(0, (Save(6, 39, 42),), 3 if engine.facts.stateful else None)
+        engine.remove(0)
+        engine.add(2, request(*PROMPT, 1, 1))
+        taken = chunk(engine, 2, 3, prefix=prefix(engine, (5, 39), snapshot=2))
+        steps += [engine.step(StepPlan(prefill=(taken,))), *finish(engine)]
+        assert tokens_of(steps, 1) == cold
+
+    def test_what_is_forgotten_and_compacted_takes_nothing(self, engine: Engine) -> None:
+        saved = chunk(engine, 0, 40, saves=(Save(5, 0, 20), Save(6, 20, 39)), snapshot=2)
+        self.run(engine, request(*PROMPT), saved)
+        engine.remove(0)
+        self.run_and_keep(engine, request(*PROMPT), Save(7, 39, 45), snapshot=3)
+        full = engine.held_nbytes
+        engine.forget((6,), ())
+        assert 0 < engine.held_nbytes < full
+        engine.forget((5, 7, 99), (2, 3, 9) if engine.facts.stateful else ())
+        engine.compact()
+        assert engine.held_nbytes == 0
+        assert engine.memory().used_tokens == 0
+
+    def test_what_a_step_adds_was_foretold(self, engine: Engine) -> None:
+        for slot in (0, 1):
+            engine.add(slot, request(*PROMPT, max_tokens=60))
+        before = engine.held_nbytes
+        engine.step(whole(s0=request(*PROMPT), s1=request(*PROMPT)))
+        assert engine.held_nbytes <= before + 2 * engine.row_nbytes(41)
+        for _ in range(50):
+            foretold = engine.held_nbytes + engine.growth_nbytes()
+            engine.step(EMPTY)
+            assert engine.held_nbytes <= foretold

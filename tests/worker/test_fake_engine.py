@@ -2,7 +2,15 @@ import time
 from collections.abc import Callable
 
 import pytest
-from engine_contract import EMPTY, EngineContract, finish, prefill, request, tokens_of
+from engine_contract import (
+    EMPTY,
+    EngineContract,
+    PrefixContract,
+    finish,
+    prefill,
+    request,
+    tokens_of,
+)
 
 from mlx_dp.proto.messages import FakeEngineOptions
 from mlx_dp.proto.ownership import OwnerCapacity
@@ -25,6 +33,15 @@ class TestFakeEngineContract(EngineContract):
     @pytest.fixture(params=[False, True], ids=["attention", "hybrid"])
     def make_engine(self, request: pytest.FixtureRequest) -> Callable[[], Engine]:
         return lambda: fake(hybrid=request.param)
+
+
+class TestFakePrefixContract(PrefixContract):
+    @pytest.fixture(params=[False, True], ids=["attention", "hybrid"])
+    def make_engine(self, request: pytest.FixtureRequest) -> Callable[[], Engine]:
+        options = FakeEngineOptions(hybrid=request.param)
+        return lambda: FakeEngine(
+            options, clock=time.monotonic, sleep=time.sleep, prefix_cache=True
+        )
 
 
 def answer(engine: FakeEngine, given: EngineRequest) -> list[int]:
