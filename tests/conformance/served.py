@@ -16,10 +16,14 @@ from mlx_dp.worker import mlx_engine
 from mlx_dp.worker.loaded_model import LoadedModel
 from mlx_dp.worker.startup import run_worker
 
+MEMORY_NBYTES = 2**30
+EXPECTED_ANSWER = 2
+"""So few that rows outgrow their room, as those of long answers do."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """``slots`` and ``max_total_tokens`` are the flags; None leaves the memory unbounded."""
+    """``slots`` and ``max_total_tokens`` are the flags; None leaves more than is ever used."""
 
     chunk: int
     prefix_cache: bool
@@ -38,7 +42,9 @@ class Served:
 
 def serve(directory: Path, asks: Sequence[Ask], service: Service) -> Served:
     """Start a worker on the model, and let it answer."""
-    start = mlx_start(directory, requests=service.slots, chunk=service.chunk)
+    start = mlx_start(
+        directory, requests=service.slots, chunk=service.chunk, memory_nbytes=MEMORY_NBYTES
+    )
     start = replace(
         start,
         prefix_cache=service.prefix_cache,
@@ -53,6 +59,7 @@ def serve(directory: Path, asks: Sequence[Ask], service: Service) -> Served:
         return forms[-1]
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mlx_engine, "EXPECTED_ANSWER", EXPECTED_ANSWER)
         patch.setattr(mlx_engine, "choose_form", choose)
         code = run_worker(client, clock=client.clock)
     if client.failed is not None:

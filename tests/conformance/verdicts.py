@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
 
+from architectures.broken import CHUNK_DEPENDENT
+
 from mlx_dp.kvcache.batch_form import BatchForm
 
 
@@ -64,6 +66,11 @@ def least(name: str) -> Verdict:
     if name in _ONE_ROW:
         return Verdict.ONE_ROW
     return Verdict.ONE_SLAB if name in _ONE_SLAB else Verdict.SEVERAL_SLABS
+
+
+def resumes(name: str) -> bool:
+    """Whether its prefixes must be cached."""
+    return least(name) > Verdict.ONE_ROW and name not in CHUNK_DEPENDENT
 
 
 def verdict(form: BatchForm | None) -> Verdict:
