@@ -34,7 +34,7 @@ def reusable(match: PrefixMatch, limit: int, facts: PrefixFacts) -> Reuse | None
     if not facts.stateful:
         return Reuse(num_tokens=longest, node=match.node, stateful=False)
     exact = _deepest_snapshot(match.node, longest)
-    cut = _deepest_cut(match.node, longest, facts.trims_to)
+    cut = _deepest_cut(match.node, longest)
     if cut is None or (exact is not None and exact.num_tokens >= cut.num_tokens):
         return exact
     return cut
@@ -47,17 +47,17 @@ def _deepest_snapshot(last: PrefixNode, longest: int) -> Reuse | None:
     return None
 
 
-def _deepest_cut(last: PrefixNode, longest: int, trims_to: int) -> Reuse | None:
+def _deepest_cut(last: PrefixNode, longest: int) -> Reuse | None:
     """Find a state that can be cut back, on the path or off it: what is shared decides."""
     for node in last.up():
         if node.trimmable:
-            found = _trimmable_below(node, trims_to)
+            found = _trimmable_below(node)
             return Reuse(num_tokens=min(node.end, longest), node=found, stateful=True)
     return None
 
 
-def _trimmable_below(node: PrefixNode, trims_to: int) -> PrefixNode:
-    """The counts lead the way down, so that a wide tree is not searched."""
-    while node.snapshot is None or node.end > trims_to:
+def _trimmable_below(node: PrefixNode) -> PrefixNode:
+    """Follow the counts down to the first snapshot; none before a trimmable one is too deep."""
+    while node.snapshot is None:
         node = next(child for child in node.children.values() if child.trimmable)
     return node

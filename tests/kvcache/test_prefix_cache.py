@@ -118,6 +118,13 @@ def test_a_second_turn_computes_the_new_turn_alone() -> None:
     assert owner.serve(first + answer + (1, 2, 3, 4)).num_tokens == 503
 
 
+def test_a_prompt_that_is_cached_whole_is_run_from_its_last_token() -> None:
+    owner = Owner(STATELESS)
+    owner.serve((1, 2, 3), (4,))
+    assert owner.cache.expected((1, 2, 3, 4), "") == 3
+    assert owner.cache.begin(1, (1, 2, 3, 4), "").num_tokens == 3
+
+
 def test_where_two_prompts_part_the_second_leaves_a_state_that_the_third_finds() -> None:
     owner = Owner(slots=16)
     system = tuple(range(200))
@@ -159,6 +166,15 @@ def test_of_one_prompt_twice_in_one_plan_the_first_alone_owes_the_copy() -> None
     second = owner.cache.hand_over(2)
     assert second.prefix is not None and second.prefix.num_tokens == 3
     assert second.saves == ()
+
+
+def test_each_request_names_its_own_copies_whoever_is_asked_first() -> None:
+    owner = Owner(STATELESS)
+    for request_id, prompt in ((1, (1, 2, 3, 4)), (2, (1, 2, 5, 6))):
+        owner.cache.begin(request_id, prompt, "")
+        owner.cache.prefilled(request_id, prompt, {})
+    assert [save[1:] for save in owner.cache.hand_over(2).saves] == [(2, 3)]
+    assert [save[1:] for save in owner.cache.hand_over(1).saves] == [(0, 2), (2, 3)]
 
 
 def test_what_a_chunk_takes_and_saves_is_named_once() -> None:
@@ -338,6 +354,29 @@ def test_when_slots_are_short_the_oldest_snapshot_makes_room_and_its_tokens_stay
     owner.cache.check()
     assert [state.ids for state in owner.store.snapshots.values()] == [(2, 2, 2)]
     assert owner.cache.num_tokens == tokens
+
+
+def test_a_snapshot_that_somebody_began_with_outlives_one_that_nobody_wanted() -> None:
+    owner = Owner(slots=2)
+    for request_id, ids in ((1, (1, 1, 1)), (2, (2, 2, 2))):
+        live = owner.slot(request_id)
+        owner.fill(request_id, ids, points=())
+        owner.end(request_id, ids, live)
+    owner.cache.begin(3, (1, 1, 1, 1), "")
+    owner.cache.hand_over(3)
+    owner.slot(3)
+    assert [state.ids for state in owner.store.snapshots.values()] == [(1, 1, 1)]
+
+
+def test_a_state_below_the_match_brings_no_tokens_of_its_own() -> None:
+    owner = Owner(PrefixFacts(shape=HYBRID, stateful=True, trims_to=100))
+    live = owner.slot(1)
+    owner.fill(1, (1, 2, 3, 4), points=())
+    owner.end(1, (1, 2, 3, 4, 5), live)
+    owner.cache.begin(2, (1, 2, 9), "")
+    prefix = owner.cache.hand_over(2).prefix
+    assert prefix is not None and prefix.snapshot == live
+    assert [piece.num_tokens for piece in prefix.pieces] == [2]
 
 
 def test_when_every_slot_is_in_use_a_request_goes_without_a_snapshot() -> None:

@@ -17,13 +17,15 @@ from mlx_dp.kvcache.auxiliary_slots import TREE, AuxiliarySlots
 from mlx_dp.kvcache.prefix_cache import PrefixCache
 from mlx_dp.kvcache.prefix_facts import PrefixFacts
 
-SIZE = 6
+SIZE = 8
 TRIMS_TO = 6
 STATELESS = PrefixFacts(shape=HYBRID)
 RECURRENT = PrefixFacts(shape=HYBRID, stateful=True)
 WINDOWED = PrefixFacts(shape=HYBRID, stateful=True, trims_to=TRIMS_TO)
-TOKENS = st.lists(st.integers(0, 2), max_size=10).map(tuple)
-PROMPTS = TOKENS.filter(bool)
+# Few and short, so that prompts meet.
+PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=9).map(tuple)
+ANSWERS = st.lists(st.integers(0, 1), max_size=3).map(tuple)
+NAMESPACES = st.sampled_from(("", "", "", "salt"))
 
 
 @dataclass
@@ -51,20 +53,31 @@ class PrefixCacheMachine(RuleBasedStateMachine):
         self.next_id = 0
 
     @precondition(lambda self: len(self.running) < 3)
-    @rule(ids=PROMPTS, namespace=st.sampled_from(("", "salt")))
+    @rule(ids=PROMPTS, namespace=NAMESPACES)
     def submit(self, ids: tuple[int, ...], namespace: str) -> None:
         self.next_id += 1
         live = self.cache.snapshot_slot(self.next_id)
         if live is not None or not self.facts.stateful:
             self.running[self.next_id] = Running(Text(namespace, ids), live)
 
-    @precondition(lambda self: self.unplanned())
+    @precondition(lambda self: len(self.running) < 3 and not self.plan)
+    @rule(ids=PROMPTS, namespace=NAMESPACES, answer=ANSWERS, data=st.data())
+    def serve(
+        self, ids: tuple[int, ...], namespace: str, answer: tuple[int, ...], data: st.DataObject
+    ) -> None:
+        self.submit(ids, namespace)
+        if self.next_id in self.running:
+            self.plan_one(self.next_id, True, data)
+            self.run_the_plan()
+            self.end_one(self.next_id, answer)
+
+    @precondition(lambda self: self.unplanned(filled=False))
     @rule(whole=st.booleans(), data=st.data())
     def plan_chunk(self, whole: bool, data: st.DataObject) -> None:
-        request_id = data.draw(st.sampled_from(self.unplanned()))
+        self.plan_one(data.draw(st.sampled_from(self.unplanned(filled=False))), whole, data)
+
+    def plan_one(self, request_id: int, whole: bool, data: st.DataObject) -> None:
         request = self.running[request_id]
-        if request.filled:
-            return
         ids, namespace = request.prompt.ids, request.prompt.namespace
         if not request.begun:
             expected = self.cache.expected(ids, namespace)
@@ -108,20 +121,27 @@ class PrefixCacheMachine(RuleBasedStateMachine):
             self.store.save(chunk.saves, request.prompt)
         self.plan.clear()
 
-    @precondition(lambda self: self.unplanned())
-    @rule(answer=TOKENS, data=st.data())
+    @precondition(lambda self: self.unplanned(filled=True))
+    @rule(answer=ANSWERS, data=st.data())
     def end(self, answer: tuple[int, ...], data: st.DataObject) -> None:
-        request_id = data.draw(st.sampled_from(self.unplanned()))
+        self.end_one(data.draw(st.sampled_from(self.unplanned(filled=True))), answer)
+
+    def end_one(self, request_id: int, answer: tuple[int, ...]) -> None:
         request = self.running[request_id]
-        if not request.begun:
-            return
-        del self.running[request_id]
-        text = request.prompt
-        if request.filled:
-            fed = Text(text.namespace, text.ids + answer)
-        else:
-            done = data.draw(st.integers(max(request.tracked, default=0), len(text.ids) - 1))
-            fed = text.upto(done)
+        self.keep(request_id, Text(request.prompt.namespace, request.prompt.ids + answer))
+
+    @precondition(lambda self: self.unplanned(filled=False))
+    @rule(data=st.data())
+    def abort_while_it_prefills(self, data: st.DataObject) -> None:
+        request_id = data.draw(st.sampled_from(self.unplanned(filled=False)))
+        request = self.running[request_id]
+        if request.begun:
+            states = max(request.tracked, default=0)
+            done = data.draw(st.integers(states, len(request.prompt.ids) - 1))
+            self.keep(request_id, request.prompt.upto(done))
+
+    def keep(self, request_id: int, fed: Text) -> None:
+        request = self.running.pop(request_id)
         saves, kept = self.cache.ended(request_id, fed.ids, request.live, request.tracked)
         self.store.save(saves, fed)
         if kept is not None:
@@ -135,11 +155,13 @@ class PrefixCacheMachine(RuleBasedStateMachine):
         request = self.running.pop(request_id)
         self.cache.dropped(request_id, request.tracked, request.live)
 
+    @precondition(lambda self: self.cache.num_tokens > 10)
     @rule()
     def evict(self) -> None:
         before = self.cache.num_tokens
         assert self.cache.evict() == (self.cache.num_tokens < before)
 
+    @precondition(lambda self: self.cache.num_tokens > 30)
     @rule()
     def flush(self) -> None:
         before = self.cache.num_tokens, self.cache.nbytes
@@ -151,8 +173,12 @@ class PrefixCacheMachine(RuleBasedStateMachine):
         if not self.plan:
             assert (self.cache.num_tokens, self.cache.nbytes) == (0, 0)
 
-    def unplanned(self) -> list[int]:
-        return [request_id for request_id in self.running if request_id not in self.plan]
+    def unplanned(self, filled: bool | None = None) -> list[int]:
+        return [
+            request_id
+            for request_id, request in self.running.items()
+            if request_id not in self.plan and filled in (None, request.filled)
+        ]
 
     def reusable(self, prompt: Text) -> int:
         """By looking at everything that the store has."""

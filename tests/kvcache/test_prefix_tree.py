@@ -51,6 +51,13 @@ def test_a_prompt_that_ends_inside_a_node_splits_nothing() -> None:
     assert keys(tree) == [(1, 2, 3, 4)]
 
 
+def test_a_match_that_ends_inside_a_node_does_not_go_on_below_it() -> None:
+    tree = PrefixTree(STATELESS)
+    put(tree, (1, 2))
+    put(tree, (1, 2, 3))
+    assert tree.match((1, 3), "").kv_tokens == 1
+
+
 def test_a_node_ends_at_each_cut() -> None:
     tree = PrefixTree(STATELESS)
     put(tree, (1, 2, 3, 4))
@@ -245,6 +252,13 @@ def test_the_snapshot_of_a_held_node_stays() -> None:
     assert tree.evict_snapshot() is None
     tree.unlock(leaf)
     assert tree.evict_snapshot() == 3
+
+
+def test_a_node_has_one_snapshot() -> None:
+    tree = PrefixTree(STATEFUL)
+    leaf = put(tree, (1, 2, 3), 3)
+    with pytest.raises(AssertionError, match="has a snapshot"):
+        tree.attach(leaf, 7)
 
 
 def test_states_of_sliding_windows_stop_growing_at_their_width() -> None:

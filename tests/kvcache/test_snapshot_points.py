@@ -30,3 +30,4 @@ def test_no_boundary_is_tracked_that_is_cached_already() -> None:
 
 def test_a_prompt_that_is_cached_whole_has_its_branch_at_its_own_last_boundary() -> None:
     assert snapshot_points(129, cached=0, kv_tokens=129) == (128,)
+    assert snapshot_points(128, cached=0, kv_tokens=128) == (64, 127)
