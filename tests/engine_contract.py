@@ -314,6 +314,8 @@ class PrefixContract:
         engine.add(0, given)
         steps = [engine.step(prefill(0, given.prefill_tokens))]
         steps += [engine.step(EMPTY) for _ in range(given.max_tokens - 1)]
+        # Whoever keeps something may have something else dropped for it.
+        engine.forget((99,), ())
         engine.keep(0, (save,), snapshot if engine.facts.stateful else None)
         steps += finish(engine)
         engine.remove(0)
