@@ -26,8 +26,6 @@ from soak_requests import RequestMaker
 from mlx_dp.proto.ownership import Limits
 
 MODELS = ("dense", "hybrid")
-FULL = 0.5
-"""The part of its budget that an idle owner holds in cached prefixes, once it has been full."""
 EPILOG = """\
 Exits with 1 when memory grew or an answer differs, and with a traceback when an invariant broke.
 
@@ -49,7 +47,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--slots", type=int, default=12, help="at once (default 12)")
     parser.add_argument(
-        "--tokens", type=int, default=3000, help="the budget, as --max-total-tokens (default 3000)"
+        "--tokens", type=int, default=5000, help="the budget, as --max-total-tokens (default 5000)"
     )
     parser.add_argument(
         "--memory-gb",
@@ -79,16 +77,19 @@ def soak(directory: Path, options: argparse.Namespace) -> list[str]:
     control = SoakControl(worker, RequestMaker(options.seed, worker.engine.facts.shape.vocab_size))
     watch = BudgetWatch(worker.capacity.cache_nbytes)
     samples: list[MemorySample] = []
+    full: list[MemorySample] = []
     kept: list[Job] = []
     for target in checkpoints(options.requests):
         kept += run_to(target, worker, control, watch, options)
         samples.append(MemorySample.take(control.tally.ended, worker.engine.held_nbytes))
+        if watch.was_full:
+            full.append(samples[-1])
         say(f"{control.tally}")
         say("  ".join(samples[-1].row()))
     headers = ["requests", "RSS", "MLX active", "MLX cache", "held by the owner"]
     print(table(headers, [sample.row() for sample in samples]) + "\n")
     print(f"{control.tally}\n\n{watch}\n")
-    wrong = memory_faults(samples, worker.capacity.cache_nbytes, options) + watch.faults()
+    wrong = memory_faults(full) + watch.faults()
     if not control.tally.preempted:
         wrong.append("nothing was preempted: the budget was never short, so lower --tokens")
     wrong += emptied(worker, control)
@@ -124,18 +125,11 @@ def run_to(
     return kept
 
 
-def memory_faults(
-    samples: Sequence[MemorySample], budget: int | None, options: argparse.Namespace
-) -> list[str]:
-    """Compare the end with the first sample at which the budget was full."""
-    full = [
-        sample
-        for sample in samples
-        if options.no_prefix_cache or budget is None or sample.held_nbytes >= budget * FULL
-    ]
+def memory_faults(full: Sequence[MemorySample]) -> list[str]:
+    """Compare the end with the first sample after the budget was full once."""
     if len(full) < 2:
-        return ["the budget was not full at two samples: memory says nothing, so run more requests"]
-    return growth(full[0], samples[-1])
+        return ["the budget was not full before the last sample: run more requests"]
+    return growth(full[0], full[-1])
 
 
 def emptied(worker: LocalWorker, control: SoakControl) -> list[str]:

@@ -7,6 +7,7 @@ import mlx.core as mx
 import psutil
 
 ALLOWED_GROWTH: Final = 1.05
+FULL: Final = 0.9
 ALLOWED_OVERSHOOT: Final = 1.05
 """Of the budget, between two turns: an end leaves copies to the cache before its row is gone."""
 
@@ -27,6 +28,11 @@ class BudgetWatch:
         budget = self.budget_nbytes
         of = "no budget" if budget is None else f"a budget of {budget / 2**20:.1f} MiB"
         return f"at most {self.most_nbytes / 2**20:.1f} MiB held, of {of}"
+
+    @property
+    def was_full(self) -> bool:
+        budget = self.budget_nbytes
+        return budget is None or self.most_nbytes >= budget * FULL
 
     def faults(self) -> list[str]:
         budget = self.budget_nbytes
@@ -60,7 +66,10 @@ class MemorySample:
 
 
 def growth(first: MemorySample, last: MemorySample) -> list[str]:
-    """What grew by more than is allowed, as sentences."""
+    """What grew by more than is allowed, as sentences.
+
+    Beside what the owner's budget counts, which is bounded, and differs as prefixes come and go.
+    """
     pairs = {
         "RSS": (first.rss_nbytes, last.rss_nbytes),
         "MLX active memory": (first.active_nbytes, last.active_nbytes),
@@ -69,9 +78,10 @@ def growth(first: MemorySample, last: MemorySample) -> list[str]:
             last.active_nbytes + last.cached_nbytes,
         ),
     }
+    held = last.held_nbytes - first.held_nbytes
     return [
         f"{name} grew from {before / 2**20:.1f} MiB after {first.requests} requests to "
-        f"{after / 2**20:.1f} MiB after {last.requests}"
+        f"{after / 2**20:.1f} MiB after {last.requests}, of which {held / 2**20:.1f} MiB counted"
         for name, (before, after) in pairs.items()
-        if after > before * ALLOWED_GROWTH
+        if after - held > before * ALLOWED_GROWTH
     ]

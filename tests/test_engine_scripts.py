@@ -178,6 +178,10 @@ def test_memory_may_grow_by_a_twentieth_and_not_more(load, grown):
     assert memory.growth(first, memory.MemorySample(requests=500, **sizes)) == []
     more = memory.MemorySample(requests=500, **{**sizes, grown: sizes[grown] + 51})
     assert memory.growth(first, more)
+    counted = memory.MemorySample(
+        requests=500, **{**sizes, grown: sizes[grown] + 51, "held_nbytes": 51}
+    )
+    assert memory.growth(first, counted) == []
 
 
 @pytest.mark.parametrize(
