@@ -5,6 +5,8 @@ from typing import Final
 MIN_CHUNK_TOKENS: Final = 32
 """A smaller chunk costs nearly as much as this one, since it reads all weights as well."""
 DEFAULT_SLOWDOWN: Final = 1.5
+MAX_SLOWDOWN: Final = 2.25
+"""However many wait. The target is 2.5 at the 99th percentile, and steps vary."""
 _NEWEST: Final = 0.25
 """The weight of the newest observation; the device's speed drifts with contexts and heat."""
 _GROWTH: Final = 2
@@ -16,13 +18,13 @@ class ChunkBudget:
     Learns the seconds of a decode alone and of a prompt token from the steps that ran; a chunk
     below the least tells nothing of a token, since nearly all of its seconds are the pass. With
     nothing decoding, nobody waits, and a step takes ``max_tokens``. The more requests wait for
-    each one that decodes, the longer a step may take: smooth streams for a few are not worth an
-    idle batch.
+    each one that decodes, the longer a step may take, up to ``MAX_SLOWDOWN``: smooth streams for
+    a few are not worth an idle batch.
     """
 
     def __init__(self, max_tokens: int, *, slowdown: float = DEFAULT_SLOWDOWN) -> None:
         assert max_tokens >= 1, max_tokens
-        assert slowdown > 1.0, slowdown
+        assert 1.0 < slowdown <= MAX_SLOWDOWN, slowdown
         self._max_tokens = max_tokens
         self._min_tokens = min(MIN_CHUNK_TOKENS, max_tokens)
         self._slowdown = slowdown
@@ -36,7 +38,8 @@ class ChunkBudget:
             return self._max_tokens
         if self._decode_s is None or self._token_s is None:
             return self._min_tokens
-        spare_s = self._decode_s * (self._slowdown - 1.0) * max(1.0, waiting / decoding)
+        spare = (self._slowdown - 1.0) * max(1.0, waiting / decoding)
+        spare_s = self._decode_s * min(spare, MAX_SLOWDOWN - 1.0)
         wanted = spare_s / self._token_s if self._token_s > 0.0 else float(self._max_tokens)
         # The first observations may be wrong: open the budget in steps that are seen to work.
         ceiling = min(self._max_tokens, self._proven * _GROWTH)

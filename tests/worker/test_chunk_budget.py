@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from mlx_dp.worker.chunk_budget import MIN_CHUNK_TOKENS, ChunkBudget
+from mlx_dp.worker.chunk_budget import MAX_SLOWDOWN, MIN_CHUNK_TOKENS, ChunkBudget
 
 
 @dataclass
@@ -125,7 +125,15 @@ def test_many_who_wait_outweigh_a_few_who_decode() -> None:
         GPU.run(budget, decoding=2, prompt=10_000)
     assert budget.tokens(decoding=2, waiting=2) == pytest.approx(100, abs=2)
     assert budget.tokens(decoding=2, waiting=4) > 150
-    assert budget.tokens(decoding=2, waiting=400) <= 512
+
+
+def test_however_many_wait_a_step_keeps_the_pace_of_those_who_decode() -> None:
+    budget = ChunkBudget(4_096)
+    for _ in range(5):
+        GPU.run(budget, decoding=2, prompt=0)
+    steps = [GPU.run(budget, decoding=2, prompt=10_000, waiting=400) for _ in range(20)]
+    assert max(steps) <= 2.5 * GPU.decode_s
+    assert steps[-1] == pytest.approx(MAX_SLOWDOWN * GPU.decode_s, rel=0.02)
 
 
 @pytest.mark.parametrize("most", [1, 8, 31])
