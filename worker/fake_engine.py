@@ -1,6 +1,6 @@
 """An engine without a model: deterministic, as fast or as slow as asked, and free of MLX."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from mlx_dp.kvcache.cached_prefix import Save
@@ -15,44 +15,13 @@ from mlx_dp.worker.engine import (
     PrefillChunk,
     StepPlan,
 )
+from mlx_dp.worker.fake_row import FakeRow
 from mlx_dp.worker.fake_store import FakeStore
 from mlx_dp.worker.fake_tokens import FakeAnswer
 
 # As a small model has them, so that plans and reports show numbers of a familiar size.
 KV_BYTES_PER_TOKEN = 1024
 AUXILIARY_BYTES_PER_SLOT = 65_536
-
-
-@dataclass(slots=True)
-class _Row:
-    """One slot. ``ids`` are prompt and answer, drawn tokens that are under way included.
-
-    ``filled`` counts the prompt's tokens that no chunk is to come for, ``content`` the tokens
-    that were fed, and ``position`` is the answer position of the next token to draw.
-    """
-
-    answer: FakeAnswer
-    ids: list[int]
-    prompt_tokens: int
-    position: int
-    max_tokens: int
-    filled: int = 0
-    content: int = 0
-    left: bool = False
-    """A step has come after the one that spent its budget."""
-
-    @property
-    def joined(self) -> bool:
-        return self.filled == self.prompt_tokens
-
-    @property
-    def decodes(self) -> bool:
-        """Its prompt is in, and its budget is not spent."""
-        return self.joined and self.position < self.max_tokens
-
-    @property
-    def fed_ids(self) -> Sequence[int]:
-        return self.ids[: self.content]
 
 
 @dataclass(slots=True)
@@ -83,7 +52,7 @@ class FakeEngine:
         self._clock = clock
         self._sleep = sleep
         self._capacity: OwnerCapacity | None = None
-        self._rows: dict[int, _Row] = {}
+        self._rows: dict[int, FakeRow] = {}
         self._joined_rows = 0
         self._joined_tokens = 0
         self._room_tokens = 0
@@ -134,7 +103,7 @@ class FakeEngine:
         assert 0 <= slot < self._capacity.request_slots, (slot, self._capacity.request_slots)
         assert slot not in self._rows, f"slot {slot} is taken"
         assert len(request.output_ids) < request.max_tokens, request
-        self._rows[slot] = _Row(
+        self._rows[slot] = FakeRow(
             answer=FakeAnswer(
                 self._options.seed, self._options.vocab_size, request.prompt_ids, request.params
             ),
@@ -214,7 +183,7 @@ class FakeEngine:
         duration_s = self._duration_s(prefilled, decoded=decoded)
         return _Launched(max(starts_at, self._clock()) + duration_s, drawn)
 
-    def _prefill(self, row: _Row, chunk: PrefillChunk) -> None:
+    def _prefill(self, row: FakeRow, chunk: PrefillChunk) -> None:
         if chunk.prefix is not None:
             assert not row.filled, f"slot {chunk.slot} has begun already"
             assert chunk.prefix.num_tokens < row.prompt_tokens, chunk
@@ -231,7 +200,7 @@ class FakeEngine:
             self._joined_tokens += row.content
             self._joined_rows += 1
 
-    def _draw(self, slot: int, row: _Row) -> Drawn:
+    def _draw(self, slot: int, row: FakeRow) -> Drawn:
         token = row.answer.token(row.position)
         logprob = row.answer.logprob(row.position)
         row.content += 1
