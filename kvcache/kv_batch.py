@@ -47,8 +47,9 @@ class KVBatch:
         self._slab_tokens = slab_tokens
         self._slabs: list[KVSlab] = []
         self._home: dict[int, KVSlab] = {}
-        self.spare = True
-        """Slabs may double when they grow; else they grow by what is needed."""
+        self.spare_nbytes: int | None = None
+        """What slabs may take for rows that are not there yet; None: any. They double when they
+        grow as long as that fits in, and else grow by what is needed."""
         self.caches = [
             BatchedKVCache(index, window=window, grouped_mask=form.grouped_mask)
             for index, window in enumerate(self._windows)
@@ -72,7 +73,9 @@ class KVBatch:
         width = self._min_width
         while width < num_tokens:
             width *= 2
-        if not self._split or width <= self._slab_tokens:
+        if not self._split:
+            return max(width, self._slabs[0].width) if self._slabs else width
+        if width <= self._slab_tokens:
             return width
         # Such a row is alone in its slab, so that an equal width is worth nothing to it.
         step = max(self._min_width, width // 16)
@@ -83,7 +86,7 @@ class KVBatch:
         if self._split or not self._slabs:
             return 0
         slab = self._slabs[0]
-        return max(0, self.width_for(num_tokens) - slab.width) * slab.held_rows
+        return (self.width_for(num_tokens) - slab.width) * slab.held_rows
 
     def growing_widths(self) -> list[int]:
         """Widths of the rows that the next step makes anew, since those that it has are full."""
@@ -181,7 +184,10 @@ class KVBatch:
 
     def _append(self, row: KVRow, content: Sequence[LayerKV], *, room: int) -> None:
         slab = self._slab_for(room)
-        slab.append(row, content, spare=self.spare)
+        held, spare = slab.nbytes, self.spare_nbytes
+        slab.append(row, content, spare=spare is None or held <= spare)
+        if spare is not None:
+            self.spare_nbytes = spare - (slab.nbytes - held)
         self._home[row.key] = slab
 
     def _remove(self, slab: KVSlab, index: int) -> None:

@@ -131,6 +131,15 @@ def make_room(layout: CacheLayout, caches: Sequence[Any], room: int) -> None:
             cache.step = room
 
 
+def growth_nbytes(layout: CacheLayout, caches: Sequence[Any]) -> int:
+    """Bytes that the next token adds to growing caches which have filled what they have."""
+    return sum(
+        LayerKV(cache.keys, cache.values).nbytes // cache.offset * cache.step
+        for leaf, cache in zip(layout.leaves, layout.flatten(caches), strict=True)
+        if leaf.kind is LeafKind.KV and cache.offset and cache.offset == cache.keys.shape[2]
+    )
+
+
 def _fill_kv(cache: KVCache, kv: LayerKV, length: int, room: int) -> None:
     assert kv.keys.shape[2] == length, (kv.keys.shape, length)
     cache.keys, cache.values = (_padded(array, room) for array in kv)

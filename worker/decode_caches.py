@@ -55,15 +55,17 @@ class DecodeCaches:
         return own + kv.widened_tokens(num_tokens) * shape.request_nbytes(1)
 
     def growth_nbytes(self) -> int:
-        """Bytes that the next step adds for rows which have filled what they have."""
+        """Bytes that the next step adds for rows which have filled what they have, or move."""
         if self._batch is None:
-            return 0
-        return sum(self._loaded.shape.request_nbytes(w) for w in self._batch.kv.growing_widths())
+            return self._solo.growth_nbytes()
+        moving = sum(self.row_nbytes(self._room[key]) for key in self._solo.keys)
+        widths = self._batch.kv.growing_widths()
+        return moving + sum(self._loaded.shape.request_nbytes(width) for width in widths)
 
-    def set_spare(self, spare: bool) -> None:
-        """Say whether there is memory for room that no row needs yet."""
+    def set_spare(self, nbytes: int | None) -> None:
+        """Say how much memory there is for room that no row needs yet; None: any."""
         if self._batch is not None:
-            self._batch.kv.spare = spare
+            self._batch.kv.spare_nbytes = nbytes
 
     def compact(self) -> None:
         if self._batch is not None:

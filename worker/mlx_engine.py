@@ -35,7 +35,7 @@ from mlx_dp.worker.prefill_step import PrefillStep
 EXPECTED_ANSWER: Final = 256
 """Tokens of answer that a row is made for at first; a longer one moves to a wider slab."""
 _ROOMY: Final = 0.75
-"""Of the budget: below it, slabs may make room that no row needs yet."""
+"""Of the budget: up to it, slabs may make room that no row needs yet."""
 
 
 @dataclass(slots=True)
@@ -221,7 +221,7 @@ class MlxEngine:
     def _set_spare(self) -> None:
         assert self._capacity is not None, "open() comes first"
         limit = self._capacity.cache_nbytes
-        self._caches.set_spare(limit is None or self.held_nbytes < _ROOMY * limit)
+        self._caches.set_spare(None if limit is None else int(_ROOMY * limit) - self.held_nbytes)
 
     def _join(self, occupant: _Occupant) -> None:
         assert occupant.prefill is not None, f"request {occupant.key} has joined already"

@@ -5,7 +5,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlx_dp.kvcache.row_content import RowContent, cache_arrays, read_caches
+from mlx_dp.kvcache.row_content import RowContent, cache_arrays, growth_nbytes, read_caches
 from mlx_dp.worker.loaded_model import LoadedModel
 
 
@@ -40,6 +40,10 @@ class SoloRows:
     @property
     def used_tokens(self) -> int:
         return sum(row.length for row in self._rows.values())
+
+    def growth_nbytes(self) -> int:
+        """Bytes that the next step adds for rows which have filled what they have."""
+        return sum(growth_nbytes(self._layout, row.caches) for row in self._rows.values())
 
     def join(self, key: int, caches: list[Any], length: int) -> None:
         assert key not in self._rows, f"row {key} is here already"

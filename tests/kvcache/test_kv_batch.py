@@ -81,9 +81,9 @@ class BatchMachine(RuleBasedStateMachine):
     def compact(self) -> None:
         self.batch.compact()
 
-    @rule(spare=st.booleans())
-    def set_spare(self, spare: bool) -> None:
-        self.batch.spare = spare
+    @rule(nbytes=st.none() | st.integers(-100, 10_000))
+    def set_spare(self, nbytes: int | None) -> None:
+        self.batch.spare_nbytes = nbytes
 
     @invariant()
     def all_is_as_written(self) -> None:
@@ -168,6 +168,22 @@ def test_a_sick_row_is_wiped_when_another_moves_into_its_place():
         batch.join(key, row.content(), length=row.length, room=8)
     batch.leave(0)
     run_step(batch, rows, rng)
+
+
+@pytest.mark.parametrize(
+    ("spare_rows", "held_rows"),
+    [(None, [1, 2, 4, 4, 8]), (0, [1, 2, 3, 4, 5]), (3, [1, 2, 3, 4, 5]), (4, [1, 2, 4, 4, 5])],
+)
+def test_a_slab_doubles_as_long_as_that_fits_in_what_is_spare(spare_rows, held_rows):
+    rng = np.random.default_rng(1)
+    batch = KVBatch(PLAIN, BatchForm(split=False), min_width=8)
+    row_nbytes = LAYERS * KV_HEADS * 8 * (KEY_DIM + VALUE_DIM) * 4
+    batch.spare_nbytes = None if spare_rows is None else spare_rows * row_nbytes
+    found = []
+    for key in range(5):
+        batch.join(key, random_row(rng, 3).content(), length=3, room=8)
+        found.append(batch.nbytes // row_nbytes)
+    assert found == held_rows
 
 
 def test_the_same_row_cannot_join_twice():
