@@ -1,0 +1,202 @@
+"""Every row of a busy batch computes what it would alone, in every form and with every cache."""
+
+import random
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from tiny_batches import KINDS, Alone, loaded_tiny, prefilled, prompt_of
+
+from mlx_dp.kvcache.batch_form import BatchForm
+from mlx_dp.kvcache.cached_prefix import Save
+from mlx_dp.worker.batch_check import ALONE, choose_form
+from mlx_dp.worker.decode_caches import DecodeCaches
+from mlx_dp.worker.guest import Guest
+from mlx_dp.worker.loaded_model import LoadedModel
+from mlx_dp.worker.prefill import Prefill
+
+pytestmark = pytest.mark.mlx
+
+SPLIT = BatchForm(split=True)
+ONE_SLAB = BatchForm(split=False)
+
+
+class Busy:
+    """Decoding requests, each held to the logits of its like alone."""
+
+    def __init__(self, loaded: LoadedModel, form: BatchForm) -> None:
+        self.loaded = loaded
+        self.form = form
+        self.caches = DecodeCaches(loaded, form)
+        self.set_spare(0)
+        self.alone: dict[int, Alone] = {}
+
+    def set_spare(self, nbytes: int) -> None:
+        self.spare = nbytes
+        self.caches.set_spare(nbytes)
+
+    def join(self, key: int, prompt: list[int], *, room: int = 40) -> None:
+        self.join_prefilled(key, prefilled(self.loaded, prompt), prompt, room=room)
+
+    def join_prefilled(self, key: int, prefill: Prefill, prompt: list[int], *, room: int) -> None:
+        before, most = self.caches.nbytes, self.caches.row_nbytes(room)
+        self.caches.join(key, prefill, room=room)
+        self.expect_growth(before, most)
+        self.alone[key] = Alone(self.loaded, prompt)
+
+    def leave(self, key: int) -> None:
+        self.caches.leave(key)
+        del self.alone[key]
+
+    def step(self, guests: list[Guest] | None = None) -> tuple[int, ...]:
+        before, most = self.caches.nbytes, self.caches.growth_nbytes()
+        order, logits = self.caches.forward(self.newest, guests or [])
+        assert sorted(order) == sorted(self.alone)
+        self.caches.check()
+        mx.eval(logits, self.caches.arrays())
+        for row, key in enumerate(order):
+            expected = self.alone[key].next_logits()
+            atol = 1e-4 * float(np.abs(expected).max())
+            np.testing.assert_allclose(np.array(logits[row]), expected, atol=atol, err_msg=str(key))
+        self.expect_growth(before, most)
+        return order
+
+    def expect_growth(self, before: int, most: int) -> None:
+        """The bytes that were announced suffice. A state that gets longer is measured as its first
+        token leaves it, and a window alone holds a whole chunk until the next token."""
+        if not self.form.single:
+            assert self.caches.nbytes - before <= most + self.spare + 64
+
+    def newest(self, keys: tuple[int, ...]) -> mx.array:
+        return mx.array([self.alone[key].tokens[-1] for key in keys], dtype=mx.int32)
+
+
+def forms_of(name: str) -> list[BatchForm]:
+    form = choose_form(loaded_tiny(name))
+    return [form, ONE_SLAB, ALONE] if form.split else [form, ALONE]
+
+
+@pytest.mark.parametrize("name", [*KINDS, "deepseek_v3", "gemma2", "gpt_oss", "plamo2", "rwkv7"])
+def test_rows_compute_what_they_would_alone_whoever_joins_and_leaves(name):
+    # One-token prompts have states that are not written yet, or not in their lasting shape.
+    for form in forms_of(name):
+        rng = random.Random(3)
+        busy = Busy(loaded_tiny(name), form)
+        for key in range(8):
+            busy.set_spare(rng.choice((0, 100_000)))
+            length = rng.choice((1, 1, 2, 3, 7, 9, 30))
+            busy.join(key, prompt_of(length, key), room=rng.choice((40, 300, 600)))
+            for _ in range(rng.randrange(3)):
+                busy.step()
+            if rng.random() < 0.4:
+                busy.leave(rng.choice(sorted(busy.alone)))
+            if rng.random() < 0.3:
+                busy.caches.compact()
+        for key in sorted(busy.alone):
+            busy.step()
+            busy.leave(key)
+        assert (busy.caches.nbytes, busy.caches.used_tokens) == (0, 0)
+
+
+@pytest.mark.parametrize("form", [SPLIT, ONE_SLAB])
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "gear"])
+def test_rows_that_outgrow_their_room_go_on_as_alone(name, form):
+    busy = Busy(loaded_tiny(name), form)
+    for key, length in enumerate((255, 9, 254)):
+        busy.join(key, prompt_of(length, key))
+    grown = [busy.caches.growth_nbytes() for _ in range(4) if busy.step()]
+    assert sum(nbytes > 0 for nbytes in grown) == (2 if form.split else 1)
+
+
+def test_one_request_takes_the_same_path_as_many():
+    busy = Busy(loaded_tiny("qwen3_next"), SPLIT)
+    busy.join(5, prompt_of(9))
+    assert busy.step() == (5,)
+    batch = busy.caches._batch
+    assert batch is not None
+    assert batch.used_tokens == busy.caches.used_tokens == 9
+
+
+def test_a_row_joins_the_batch_once_its_state_is_in_shape():
+    # longcat_flash_ngram remembers two tokens.
+    busy = Busy(loaded_tiny("longcat_flash_ngram"), ONE_SLAB)
+    busy.join(0, prompt_of(1))
+    busy.join(1, prompt_of(20))
+    orders = [busy.step() for _ in range(4)]
+    # Those beside the batch come behind it; in one slab rows lie as they joined.
+    assert orders == [(1, 0), (1, 0), (1, 0), (1, 0)]
+    assert busy.caches._in_batch == {0, 1}
+    assert busy.caches._solo.nbytes == 0
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt_oss"])
+def test_prompts_ride_in_the_decode_and_share_passes(name):
+    loaded = loaded_tiny(name)
+    busy = Busy(loaded, SPLIT)
+    assert busy.caches.takes_guests
+    prompts = {10: prompt_of(30, 1), 11: prompt_of(12, 2), 12: prompt_of(2, 3)}
+    prefills = {key: Prefill(loaded, prompt) for key, prompt in prompts.items()}
+
+    def take(**sizes: int) -> list[Guest]:
+        taken = [Guest.take(prefills[int(key[1:])], size) for key, size in sizes.items()]
+        return [guest for guest in taken if guest is not None]
+
+    busy.caches.run_guests(take(k10=5, k11=1))
+    busy.join(0, prompt_of(9))
+    busy.join(1, prompt_of(3, 4), room=600)
+    busy.step(take(k10=1, k11=7))
+    busy.step(take(k10=10))
+    busy.caches.run_guests(take(k10=14, k11=4, k12=2))
+    for key, prompt in prompts.items():
+        assert prefills[key].complete
+        busy.join_prefilled(key, prefills[key], prompt, room=40)
+    busy.step()
+    busy.step()
+
+
+@pytest.mark.parametrize("name", ["qwen3_next", "mamba", "falcon_h1"])
+def test_models_with_states_take_no_guests(name):
+    assert not DecodeCaches(loaded_tiny(name), SPLIT).takes_guests
+
+
+def test_a_guest_of_which_only_the_last_token_is_left_is_none():
+    prefill = prefilled(loaded_tiny("llama"), prompt_of(9), chunks=(8,))
+    assert prefill.complete
+    begun = Prefill(loaded_tiny("llama"), prompt_of(9))
+    begun.run(8)
+    assert Guest.take(begun, 1) is None
+    assert begun.complete
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_what_is_copied_out_of_a_row_is_what_its_prompt_would_have_left(name):
+    loaded = loaded_tiny(name)
+    for form in forms_of(name):
+        busy = Busy(loaded, form)
+        for key, length in ((0, 30), (1, 9)):
+            busy.join(key, prompt_of(length, key))
+        for _ in range(4):
+            busy.step()
+        # The last token of these is the next to be fed.
+        expected = prefilled(loaded, busy.alone[1].tokens).content()
+        assert expected is not None
+        assert expected.length == 12
+        found = busy.caches.copy_kv(1, Save(1, 2, 11))
+        snapshot = busy.caches.snapshot(1)
+        assert snapshot is not None
+        assert snapshot.position == 12
+        pairs = [
+            (a, b)
+            for ours, kv in zip(found, expected.kv, strict=True)
+            for a, b in zip(ours, kv.tokens(2, 11), strict=True)
+        ]
+        pairs += zip(snapshot.arrays(), expected.recent.arrays(), strict=True)
+        for ours, theirs in pairs:
+            atol = 1e-4 * max(1.0, float(mx.abs(theirs).max()))
+            np.testing.assert_allclose(np.array(ours), np.array(theirs), atol=atol)
+
+
+def test_a_state_that_is_not_there_yet_is_not_kept():
+    busy = Busy(loaded_tiny("qwen3_next"), SPLIT)
+    busy.join(0, prompt_of(1))
+    assert busy.caches.snapshot(0) is None
