@@ -14,13 +14,19 @@ from mlx_dp.proto.messages import (
     FakeEngineOptions,
     Finished,
     FinishReason,
+    Flush,
+    Flushed,
     Heartbeat,
     Hello,
+    Prefilled,
     Ready,
+    Rejected,
+    RejectReason,
     Shutdown,
     Submit,
     WorkerPhase,
 )
+from mlx_dp.worker.fake_engine import AUXILIARY_BYTES_PER_SLOT, KV_BYTES_PER_TOKEN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,6 +171,72 @@ def test_total_tokens_beyond_the_pool_are_cut_with_a_warning(
     )
     assert ready.capacity.pool_tokens == 100
     assert "--max-total-tokens 5000" in ready.capacity.warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("fake", "tokens", "states", "pool"),
+    [
+        (FakeEngineOptions(pool_tokens=500), None, 0, 500),
+        (FakeEngineOptions(pool_tokens=500), 100, 0, 100),
+        (FakeEngineOptions(pool_tokens=500, hybrid=True), 100, 2 * 4, 100),
+        (FakeEngineOptions(pool_tokens=None, hybrid=True), 100, None, None),
+    ],
+    ids=["the pool", "asked tokens", "tokens and states", "no tokens"],
+)
+def test_the_budget_in_bytes_is_told_with_the_capacity(
+    fake: FakeEngineOptions,
+    tokens: int | None,
+    states: int | None,
+    pool: int | None,
+    controller,
+    worker_thread,
+    shares,
+    start_message,
+) -> None:
+    (share,) = shares(requests=2, tokens=tokens)
+    capacity = become_ready(controller, worker_thread, start_message(share, fake=fake)).capacity
+    assert capacity.pool_tokens == pool
+    if states is None or pool is None:
+        assert capacity.cache_nbytes is None
+    else:
+        nbytes = pool * KV_BYTES_PER_TOKEN + states * AUXILIARY_BYTES_PER_SLOT
+        assert capacity.cache_nbytes == nbytes
+
+
+def test_what_can_never_fit_is_refused_on_arrival(
+    controller, worker_thread, shares, start_message
+) -> None:
+    (share,) = shares(requests=2, tokens=100)
+    worker_thread()
+    controller.receive_until(Hello)
+    controller.send(start_message(share))
+    controller.receive_until(Ready)
+    controller.send(Submit(request_id=1, epoch=1, prompt_ids=(1,) * 90, max_tokens=12))
+    assert controller.receive_until(Rejected).reason is RejectReason.TOO_LONG
+    controller.send(Submit(request_id=2, epoch=1, prompt_ids=(1,) * 90, max_tokens=11))
+    assert controller.receive_until(Finished).num_tokens == 11
+    controller.send(Shutdown())
+
+
+def test_a_shared_prompt_is_computed_once_and_a_flush_forgets_it(
+    controller, worker_thread, shares, start_message
+) -> None:
+    (share,) = shares(requests=2)
+    worker_thread()
+    controller.receive_until(Hello)
+    controller.send(start_message(share, fake=FakeEngineOptions(hybrid=True)))
+    controller.receive_until(Ready)
+    prompt = tuple(range(100))
+    for request_id, cached in ((1, 0), (2, 99)):
+        controller.send(Submit(request_id=request_id, epoch=1, prompt_ids=prompt, max_tokens=3))
+        assert controller.receive_until(Prefilled).cached_tokens == cached
+        controller.receive_until(Finished)
+    controller.send(Flush(flush_id=5))
+    flushed = controller.receive_until(Flushed)
+    assert (flushed.flush_id, flushed.num_tokens) == (5, 102)
+    controller.send(Submit(request_id=3, epoch=1, prompt_ids=prompt, max_tokens=3))
+    assert controller.receive_until(Prefilled).cached_tokens == 0
+    controller.send(Shutdown())
 
 
 @pytest.mark.parametrize(("asked", "holds"), [(None, 8192), (512, 512), (8192, 8192)])
