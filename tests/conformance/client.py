@@ -52,14 +52,15 @@ class Answer:
 
 
 class Client:
-    """A channel with a clock. It holds no more requests open than the worker has slots.
+    """A channel with a clock. It holds no more than ``at_once`` requests open.
 
     As the controller does, it puts what was preempted or found no room back to the front of its
     queue. When all have ended it flushes the cache, sees the worker idle, and shuts it down.
     """
 
-    def __init__(self, start: Start, asks: Sequence[Ask]) -> None:
+    def __init__(self, start: Start, asks: Sequence[Ask], *, at_once: int) -> None:
         self._start: Start | None = start
+        self._at_once = at_once
         self._turn = 0
         self._now = 0.0
         self._waiting: deque[int] = deque()
@@ -112,8 +113,9 @@ class Client:
 
     def _grants(self) -> list[Down]:
         assert self.ready is not None
+        slots = min(self._at_once, self.ready.capacity.request_slots)
         grants: list[Down] = []
-        while self._waiting and len(self._open) < self.ready.capacity.request_slots:
+        while self._waiting and len(self._open) < slots:
             grants.append(self._grant(self._waiting.popleft()))
         return grants
 

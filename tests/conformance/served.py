@@ -17,18 +17,23 @@ from mlx_dp.worker.loaded_model import LoadedModel
 from mlx_dp.worker.startup import run_worker
 
 MEMORY_NBYTES = 2**30
+AT_ONCE = 4
+"""Requests that the client holds open, so that slots are used again."""
+PLENTY = 16
+"""Request slots, which bring snapshots for more prefixes than there are."""
+SCARCE_TOKENS = 300
+"""The longest request takes nearly all of them."""
 EXPECTED_ANSWER = 2
 """So few that rows outgrow their room, as those of long answers do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """``slots`` and ``max_total_tokens`` are the flags; None leaves more than is ever used."""
+    """``scarce``: tokens and snapshots for hardly more than the longest request."""
 
     chunk: int
     prefix_cache: bool
-    slots: int = 4
-    max_total_tokens: int | None = None
+    scarce: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,15 +47,17 @@ class Served:
 
 def serve(directory: Path, asks: Sequence[Ask], service: Service) -> Served:
     """Start a worker on the model, and let it answer."""
+    requests = AT_ONCE if service.scarce else PLENTY
     start = mlx_start(
-        directory, requests=service.slots, chunk=service.chunk, memory_nbytes=MEMORY_NBYTES
+        directory, requests=requests, chunk=service.chunk, memory_nbytes=MEMORY_NBYTES
     )
+    tokens = SCARCE_TOKENS if service.scarce else None
     start = replace(
         start,
         prefix_cache=service.prefix_cache,
-        share=replace(start.share, max_total_tokens=service.max_total_tokens),
+        share=replace(start.share, max_total_tokens=tokens),
     )
-    client = Client(start, asks)
+    client = Client(start, asks, at_once=AT_ONCE)
     forms: list[BatchForm] = []
     choose_form = mlx_engine.choose_form
 

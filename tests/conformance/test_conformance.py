@@ -27,10 +27,8 @@ CHUNKS = (1, 7, 64, 512)
 """512 holds every prompt whole."""
 LONG_CHUNK = 64
 """Holds the prompts of those whose answer changes with the chunks whole."""
-QUICK = {(7, True), (512, False)}
-"""Chunk size and prefix cache; all others are for scripts/test --all."""
-SCARCE = 300
-"""KV tokens, of which the longest request takes two thirds."""
+QUICK = {Service(chunk=7, prefix_cache=True), Service(chunk=512, prefix_cache=False)}
+"""All others are for scripts/test --all."""
 MAX_TIES = 2
 
 
@@ -41,22 +39,20 @@ def scenarios() -> list[object]:
         for chunk, prefix_cache in product(CHUNKS, (True, False)):
             if name in CHUNK_DEPENDENT and chunk < LONG_CHUNK:
                 continue
-            quick = (chunk, prefix_cache) in QUICK
-            service = Service(chunk=chunk, prefix_cache=prefix_cache)
-            cases.append(_case(name, service, quick=quick))
-            scarce = Service(chunk=chunk, prefix_cache=prefix_cache, max_total_tokens=SCARCE)
-            cases.append(_case(name, scarce, quick=False))
+            for scarce in (False, True):
+                service = Service(chunk=chunk, prefix_cache=prefix_cache, scarce=scarce)
+                cases.append(_case(name, service))
     return cases
 
 
-def _case(name: str, service: Service, *, quick: bool) -> object:
+def _case(name: str, service: Service) -> object:
     cached = "cache" if service.prefix_cache else "no_cache"
-    memory = "" if service.max_total_tokens is None else ":scarce"
+    memory = ":scarce" if service.scarce else ""
     return pytest.param(
         name,
         service,
         id=f"{name}:chunk_{service.chunk}:{cached}{memory}",
-        marks=[] if quick else [pytest.mark.slow],
+        marks=[] if service in QUICK else [pytest.mark.slow],
     )
 
 
@@ -93,7 +89,7 @@ def hold(model: ModelUnderTest, served: Served, service: Service, line: Line) ->
         assert cached < len(answer.prompt), answer
         if not service.prefix_cache or not served.form.resumes or answer.ask.salt:
             assert cached == 0, answer
-        elif service.max_total_tokens is None:
+        elif not service.scarce:
             assert cached >= answer.ask.cached, answer
         line.cached_tokens += cached
     assert len(ties.found) <= MAX_TIES, ties.report()
