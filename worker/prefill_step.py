@@ -93,9 +93,13 @@ class PrefillStep:
         return sum(guest.chunk.num_tokens for guest in self._guests)
 
     def _to_come(self, prefix: CachedPrefix) -> bool:
-        """Some of the prefix is only saved by a chunk that has not been launched."""
-        waiting = {save.segment for one in self._together for save in one.chunk.saves}
-        return any(piece.segment in waiting for piece in prefix.pieces)
+        """Some of the prefix is only kept by a chunk that has not been launched."""
+        chunks = [one.chunk for one in self._together]
+        saved = {save.segment for chunk in chunks for save in chunk.saves}
+        if any(piece.segment in saved for piece in prefix.pieces):
+            return True
+        taken = {chunk.snapshot for chunk in chunks if chunk.snapshot is not None}
+        return prefix.snapshot in taken
 
     def _run_together(self) -> None:
         waiting, self._together = self._together, []
