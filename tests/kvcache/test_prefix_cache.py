@@ -290,7 +290,7 @@ def test_the_tree_keeps_a_state_after_its_request_until_it_is_flushed() -> None:
 def test_a_thousand_requests_in_turn_never_run_short_of_slots() -> None:
     owner = Owner(slots=2)
     for number in range(1000):
-        owner.serve((number, number, number), (number,))
+        owner.serve((number % 5, number % 3, number % 2), (number % 2,))
     assert owner.slots.request_slots == 0
 
 
