@@ -2,8 +2,6 @@
 
 from typing import Protocol
 
-from mlx_dp.kvcache.prefix_cache import PrefixCache
-
 
 class HeldMemory(Protocol):
     """What the budget asks of the engine."""
@@ -16,6 +14,15 @@ class HeldMemory(Protocol):
     def compact(self) -> None: ...
 
 
+class Evictable(Protocol):
+    """What the budget asks of the prefix cache."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def evict(self) -> bool: ...
+
+
 class MemoryRoom:
     """Weighs what is held and what is promised against the budget; None: there is none.
 
@@ -24,7 +31,7 @@ class MemoryRoom:
     """
 
     def __init__(
-        self, engine: HeldMemory, cache: PrefixCache | None, budget_nbytes: int | None
+        self, engine: HeldMemory, cache: Evictable | None, budget_nbytes: int | None
     ) -> None:
         self._engine = engine
         self._cache = cache
