@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench_models import named_model, write_hybrid
+from bench_models import HYBRID, named_model, write_hybrid
 from bench_report import table
 from bench_worker import LocalWorker, start_message
 from mlx_lm.utils import load_model
@@ -26,6 +26,8 @@ from soak_requests import RequestMaker
 from mlx_dp.proto.ownership import Limits
 
 MODELS = ("dense", "hybrid")
+SOAKED_HYBRID = {**HYBRID, "mamba_d_state": 16, "num_key_value_heads": 6}
+"""Small states and much KV, or a budget with room for all states would never be short."""
 EPILOG = """\
 Exits with 1 when memory grew or an answer differs, and with a traceback when an invariant broke.
 
@@ -47,7 +49,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--slots", type=int, default=12, help="at once (default 12)")
     parser.add_argument(
-        "--tokens", type=int, default=5000, help="the budget, as --max-total-tokens (default 5000)"
+        "--tokens", type=int, default=3000, help="the budget, as --max-total-tokens (default 3000)"
     )
     parser.add_argument(
         "--memory-gb",
@@ -184,7 +186,7 @@ def main() -> int:
             if name == "dense":
                 directory = named_model(options.model)
             else:
-                directory = write_hybrid(Path(folder) / "granite-hybrid-random")
+                directory = write_hybrid(Path(folder) / "granite-hybrid-random", SOAKED_HYBRID)
             print(f"\n## {name}: {directory.name}\n", flush=True)
             begun = time.monotonic()
             wrong += [f"{name}: {text}" for text in soak(directory, options)]
