@@ -124,6 +124,7 @@ def _add_metadata(app: FastAPI, endpoint: Endpoint) -> None:
 
 def _add_administration(app: FastAPI, endpoint: Endpoint) -> None:
     # SGLang takes both.
-    @app.api_route("/flush_cache", methods=["GET", "POST"])
+    @app.get("/flush_cache")
+    @app.post("/flush_cache")
     async def flush_cache_route() -> Response:
         return await cache.flush_cache(endpoint)

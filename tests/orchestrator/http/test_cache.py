@@ -61,3 +61,9 @@ def test_the_owners_have_as_long_as_the_options_say() -> None:
     options = HttpOptions(served_model_name="m", flush_timeout_s=0.25)
     call(Asked(), "POST", "/flush_cache", options=options)
     assert asked == [0.25]
+
+
+def test_both_methods_are_in_the_document_of_the_interface() -> None:
+    response = call(ScriptedService(), "GET", "/openapi.json")
+    assert response.status_code == 200, response.text
+    assert response.json()["paths"]["/flush_cache"].keys() == {"get", "post"}
