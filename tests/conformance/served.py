@@ -21,8 +21,8 @@ AT_ONCE = 4
 """Requests that the client holds open, so that slots are used again."""
 PLENTY = 16
 """Request slots, which bring snapshots for more prefixes than there are."""
-SCARCE_TOKENS = 300
-"""The longest request takes nearly all of them."""
+SCARCE_TOKENS = 900
+"""Two or three rows, of which the longest request's takes the room of two."""
 EXPECTED_ANSWER = 2
 """So few that rows outgrow their room, as those of long answers do."""
 

@@ -28,7 +28,8 @@ CHUNKS = (1, 7, 64, 512)
 LONG_CHUNK = 64
 """Holds the prompts of those whose answer changes with the chunks whole."""
 QUICK = {Service(chunk=7, prefix_cache=True), Service(chunk=512, prefix_cache=False)}
-"""All others are for scripts/test --all."""
+QUICK_SCARCE = ("llama", "gemma3_text", "qwen3_next")
+"""Those that run one scarce scenario too; all others are for scripts/test --all."""
 MAX_TIES = 2
 
 
@@ -48,11 +49,13 @@ def scenarios() -> list[object]:
 def _case(name: str, service: Service) -> object:
     cached = "cache" if service.prefix_cache else "no_cache"
     memory = ":scarce" if service.scarce else ""
+    scarce = Service(chunk=64, prefix_cache=True, scarce=True)
+    quick = service in QUICK or (service == scarce and name in QUICK_SCARCE)
     return pytest.param(
         name,
         service,
         id=f"{name}:chunk_{service.chunk}:{cached}{memory}",
-        marks=[] if service in QUICK else [pytest.mark.slow],
+        marks=[] if quick else [pytest.mark.slow],
     )
 
 
