@@ -9,7 +9,7 @@ pytest.importorskip("mlx.core")
 
 import mlx.core as mx
 from engine_contract import EMPTY, EngineContract, prefill, request
-from tiny_models import DENSE, TINY_MODELS, TinyModel
+from tiny_models import ARCHITECTURES, DENSE, DYNAMIC_ROPE, TINY_MODELS, TinyModel
 from worker_starts import mlx_start
 
 from mlx_dp.proto.ownership import OwnerCapacity
@@ -22,6 +22,10 @@ CONTRACT_MODELS = {
     "in several slabs": DENSE["llama"],
     "in one slab": DENSE["stablelm"],
     "latent attention": TINY_MODELS["deepseek_v2"],
+    "windows": ARCHITECTURES["gemma3_text"],
+    "states": ARCHITECTURES["qwen3_next"],
+    "states and windows in lists": ARCHITECTURES["baichuan_m1"],
+    "one by one": DYNAMIC_ROPE,
 }
 
 

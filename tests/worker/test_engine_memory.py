@@ -1,0 +1,132 @@
+"""What the MLX engine says it holds is what is allocated, and nothing is left when all is gone."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("mlx.core")
+
+import mlx.core as mx
+from engine_contract import EMPTY, finish, request
+from tiny_models import ARCHITECTURES, TinyModel
+from worker_starts import mlx_start
+
+from mlx_dp.kvcache.cached_prefix import Save
+from mlx_dp.proto.ownership import OwnerCapacity
+from mlx_dp.worker.engine import EngineRequest, PrefillChunk, StepPlan
+from mlx_dp.worker.mlx_engine import MlxEngine
+
+pytestmark = pytest.mark.mlx
+
+LENGTHS = (400, 30, 201, 90)
+SMALL = 3 * 2**20
+"""Activations, and what Metal and malloc round up."""
+SIZES = {"head_dim": 64, "num_key_value_heads": 4}
+
+
+def wide(name: str, extra: Mapping[str, Any]) -> TinyModel:
+    """Caches as large as a real model's, and little else."""
+    tiny = ARCHITECTURES[name]
+    return replace(tiny, extra={**tiny.extra, **extra})
+
+
+MODELS = {
+    "KV": wide("llama", {**SIZES, "num_hidden_layers": 12}),
+    "windows": wide("gemma3_text", {**SIZES, "num_hidden_layers": 12, "sliding_window": 100}),
+    "states": wide(
+        "qwen3_next",
+        {
+            **SIZES,
+            "num_hidden_layers": 8,
+            "linear_num_value_heads": 8,
+            "linear_key_head_dim": 64,
+            "linear_value_head_dim": 64,
+        },
+    ),
+    "one by one": wide("llama_dynamic_rope", {**SIZES, "num_hidden_layers": 12}),
+}
+
+
+class Held:
+    """An engine, and what the device holds beyond what it held when the engine was warm."""
+
+    def __init__(self, directory: Path, cache_nbytes: int | None) -> None:
+        self.engine = MlxEngine.load(mlx_start(directory))
+        self.engine.open(
+            OwnerCapacity(
+                request_slots=len(LENGTHS),
+                auxiliary_slots=16,
+                pool_tokens=10_000,
+                cache_nbytes=cache_nbytes,
+            )
+        )
+        self.engine.warm_up()
+        self._before = self.allocated()
+
+    def allocated(self) -> int:
+        mx.synchronize()
+        mx.clear_cache()
+        return mx.get_active_memory()
+
+    def expect_true(self) -> int:
+        held = self.engine.held_nbytes
+        found = self.allocated() - self._before
+        assert abs(found - held) < SMALL, (found, held)
+        return held
+
+    def prefill(self, slot: int, num_tokens: int, saves: tuple[Save, ...] = ()) -> None:
+        snapshot = slot if saves and self.engine.facts.stateful else None
+        chunk = PrefillChunk(slot=slot, num_tokens=num_tokens, saves=saves, snapshot=snapshot)
+        self.engine.step(StepPlan(prefill=(chunk,)))
+
+
+@pytest.mark.parametrize("cache_nbytes", [None, 10**6], ids=["room to spare", "none to spare"])
+@pytest.mark.parametrize("name", MODELS)
+def test_all_that_is_held_is_counted_and_nothing_is_left(name, cache_nbytes, tmp_path):
+    held = Held(MODELS[name].write(tmp_path), cache_nbytes)
+    engine = held.engine
+    assert held.expect_true() == 0
+    for slot, length in enumerate(LENGTHS):
+        engine.add(slot, prompt_of(length, slot))
+        held.prefill(slot, length // 2)
+        held.expect_true()
+        saves = (Save(slot, 0, length - 1),) if engine.facts.prefix_cache else ()
+        held.prefill(slot, length - length // 2, saves)
+        held.expect_true()
+    for _ in range(3):
+        engine.step(EMPTY)
+    assert held.expect_true() > SMALL
+    for slot in (2, 0):
+        engine.remove(slot)
+    engine.step(EMPTY)
+    held.expect_true()
+    engine.compact()
+    held.expect_true()
+    for slot in (1, 3):
+        engine.remove(slot)
+    finish(engine)
+    engine.forget(range(4), range(4))
+    assert engine.held_nbytes == 0
+    assert held.expect_true() == 0
+
+
+def test_what_is_kept_of_a_row_does_not_come_back_after_it_was_forgotten(tmp_path):
+    held = Held(MODELS["states"].write(tmp_path), None)
+    engine = held.engine
+    for slot, length in enumerate(LENGTHS[:2]):
+        engine.add(slot, prompt_of(length, slot))
+        held.prefill(slot, length)
+    engine.keep(0, (Save(1, 0, 300),), 1)
+    engine.remove(0)
+    engine.forget([1], [1])
+    engine.step(EMPTY)
+    engine.remove(1)
+    finish(engine)
+    assert held.expect_true() == 0
+
+
+def prompt_of(length: int, salt: int) -> EngineRequest:
+    return request(*((7 * at + salt) % 250 for at in range(length)), max_tokens=60)
