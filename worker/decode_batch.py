@@ -27,6 +27,7 @@ class DecodeRow:
     request: EngineRequest
     drawn: int
     left: bool = False
+    kept: bool = False
     saves: tuple[Save, ...] = ()
     snapshot: int | None = None
 
@@ -77,6 +78,7 @@ class DecodeBatch:
         row = self._rows.get(key)
         if row is None:
             return False
+        row.kept = True
         row.saves, row.snapshot = saves, snapshot
         return True
 
@@ -90,11 +92,17 @@ class DecodeBatch:
             return
         row.left = True
         if not len(self):
-            self.drop_done()
+            self.drop_kept()
 
     def drop_done(self) -> None:
         """Let the rows go that left, or spent their budget with the last step."""
-        done = [row for row in self._rows.values() if row.done]
+        self._drop([row for row in self._rows.values() if row.done])
+
+    def drop_kept(self) -> None:
+        """Let those of them go of which nothing more will be asked."""
+        self._drop([row for row in self._rows.values() if row.left or (row.done and row.kept)])
+
+    def _drop(self, done: Sequence[DecodeRow]) -> None:
         if not done:
             return
         self._keep([row for row in done if row.saves or row.snapshot is not None])

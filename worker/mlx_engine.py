@@ -143,18 +143,16 @@ class MlxEngine:
 
     def split(self, segment: int, at: int, head: int) -> None:
         # A row that leaves with this segment still has to be copied into it.
-        self._batch.drop_done()
+        self._batch.drop_kept()
         self._segments.split(segment, at, head)
 
     def forget(self, segments: Collection[int], snapshots: Collection[int]) -> None:
-        self._batch.drop_done()
+        self._batch.drop_kept()
         self._segments.forget(segments, snapshots)
 
     @property
     def held_nbytes(self) -> int:
-        prefills = (o.prefill for o in self._slots.values() if o.prefill is not None)
-        filled = sum(prefill.nbytes for prefill in prefills)
-        return self._caches.nbytes + self._segments.nbytes + filled
+        return self._caches.nbytes + self._segments.nbytes
 
     def growth_nbytes(self) -> int:
         return self._caches.growth_nbytes()
@@ -165,7 +163,7 @@ class MlxEngine:
         return prompt + self._caches.row_nbytes(num_tokens + EXPECTED_ANSWER)
 
     def compact(self) -> None:
-        self._batch.drop_done()
+        self._batch.drop_kept()
         self._caches.compact()
 
     def remove(self, slot: int) -> None:
@@ -221,7 +219,12 @@ class MlxEngine:
     def _set_spare(self) -> None:
         assert self._capacity is not None, "open() comes first"
         limit = self._capacity.cache_nbytes
-        self._caches.set_spare(None if limit is None else int(_ROOMY * limit) - self.held_nbytes)
+        if limit is None:
+            self._caches.set_spare(None)
+            return
+        prefills = (o.prefill for o in self._slots.values() if o.prefill is not None)
+        filled = sum(prefill.nbytes for prefill in prefills)
+        self._caches.set_spare(int(_ROOMY * limit) - self.held_nbytes - filled)
 
     def _join(self, occupant: _Occupant) -> None:
         assert occupant.prefill is not None, f"request {occupant.key} has joined already"
