@@ -7,6 +7,7 @@ from typing import assert_never
 
 from worker_bench import FakeChannel, VirtualTime
 
+from mlx_dp.kvcache.cached_prefix import Save
 from mlx_dp.proto.messages import (
     Abort,
     Accepted,
@@ -72,6 +73,11 @@ class WatchedEngine(FakeEngine):
         held = self.held_nbytes
         assert held <= self.budget_nbytes or rows <= 1, (held, self.budget_nbytes, rows)
         return drawn
+
+    def keep(self, slot: int, saves: tuple[Save, ...], snapshot: int | None) -> None:
+        super().keep(slot, saves, snapshot)
+        assert self.budget_nbytes is not None
+        assert self.held_nbytes <= self.budget_nbytes, "kept what there was no room for"
 
 
 @dataclass(slots=True, eq=False)

@@ -7,6 +7,7 @@ import pytest
 from worker_bench import Bench, submit
 
 from mlx_dp.proto.exit_codes import ExitCode
+from mlx_dp.proto.grammar import Grammar, GrammarKind
 from mlx_dp.proto.messages import (
     Abort,
     Accepted,
@@ -159,6 +160,45 @@ def test_an_engine_that_forgets_a_request_is_found_out() -> None:
     assert bench.loop.run() is ExitCode.INTERNAL
     (failed,) = bench.channel.sent_of(Failed)
     assert "1 requests do not move" in failed.message
+
+
+@pytest.mark.parametrize("prefix_cache", [False, True])
+def test_a_request_that_cannot_go_on_ends_alone_and_with_the_reason(prefix_cache: bool) -> None:
+    class Faulty(FakeEngine):
+        def step(self, plan: StepPlan) -> tuple[Drawn, ...]:
+            return tuple(
+                replace(drawn, fault="the grammar became too costly")
+                if self.fails(drawn)
+                else drawn
+                for drawn in super().step(plan)
+            )
+
+        def fails(self, drawn: Drawn) -> bool:
+            return drawn.slot == 0 and len(bench.channel.sent_of(Tokens)) == 3
+
+    bench = Bench(engine=Faulty, prefix_cache=prefix_cache)
+    bench.channel.verbs = [submit(1, max_tokens=50, prompt=8), submit(2, max_tokens=50)]
+    while not bench.channel.sent_of(Finished):
+        bench.loop.turn()
+    (finished,) = bench.channel.sent_of(Finished)
+    assert (finished.request_id, finished.reason) == (1, FinishReason.ERROR)
+    assert finished.message == "the grammar became too costly"
+    assert finished.num_tokens == 3
+    last = bench.channel.sent_of(Tokens)[-1]
+    assert [chunk.request_id for chunk in last.chunks] == [2]
+    bench.scheduler.check()
+    # Its prompt was kept when that was in, and nothing since.
+    assert bench.scheduler.cached_tokens == (7 if prefix_cache else 0)
+
+
+def test_a_request_that_the_engine_cannot_follow_is_refused_on_arrival() -> None:
+    bench = Bench()
+    grammar = Grammar(kind=GrammarKind.REGEX, text="a+")
+    (rejected,) = bench.turn(replace(submit(1), grammar=grammar))
+    assert isinstance(rejected, Rejected)
+    assert rejected.reason is RejectReason.INVALID
+    assert "no grammar" in rejected.message
+    assert not len(bench.scheduler.requests)
 
 
 def test_nothing_is_generated_while_the_controller_does_not_read() -> None:

@@ -90,6 +90,15 @@ def test_the_last_request_goes_on_beyond_the_budget() -> None:
     assert bench.scheduler.cached_tokens == 0
 
 
+def test_the_last_request_has_all_that_cached_prefixes_took() -> None:
+    bench = Bench(budget=50, prefix_cache=True)
+    bench.turn(submit(1, prompt=(1,) * 10, max_tokens=2))
+    until_idle(bench)
+    assert bench.scheduler.cached_tokens == 11
+    bench.turn(submit(2, prompt=(2,) * 60, max_tokens=9))
+    assert bench.scheduler.cached_tokens == 0
+
+
 def test_a_prompt_under_way_is_preempted_like_any_other() -> None:
     bench = Bench(budget=700, prefix_cache=True)
     bench.turn(submit(1, prompt=10, max_tokens=600))

@@ -164,6 +164,20 @@ def test_on_a_hybrid_only_what_will_have_a_state_is_worth_waiting_for() -> None:
     assert [(chunk.slot, chunk.num_tokens) for chunk in engine.chunks] == [(0, 128), (1, 64)]
 
 
+def test_nobody_waits_for_another_tenant() -> None:
+    bench, engine = watched(HYBRID, chunk=512)
+    bench.turn(submit(1, prompt=160, salt="one"), submit(2, prompt=160, salt="other"))
+    assert [(chunk.slot, chunk.num_tokens) for chunk in engine.chunks] == [(0, 128), (1, 128)]
+
+
+def test_what_the_tree_has_nearly_all_of_is_not_waited_for() -> None:
+    bench, engine = watched(HYBRID, chunk=512)
+    run(bench, submit(1, prompt=151))
+    engine.chunks.clear()
+    bench.turn(submit(2, prompt=196), submit(3, prompt=196))
+    assert [(chunk.slot, chunk.num_tokens) for chunk in engine.chunks] == [(0, 42), (1, 42)]
+
+
 def test_on_a_hybrid_a_state_to_come_is_waited_for() -> None:
     bench, engine = watched(HYBRID, chunk=512)
     common = (65,) * 130
