@@ -1,18 +1,22 @@
 """Every row of a busy batch computes what it would alone, in every form and with every cache."""
 
 import random
+from dataclasses import dataclass, field
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
 from tiny_batches import KINDS, Alone, loaded_tiny, prefilled, prompt_of
+from tiny_models import ARCHITECTURES
 
+from mlx_dp.kvcache import attention
 from mlx_dp.kvcache.batch_form import BatchForm
 from mlx_dp.kvcache.cached_prefix import Save
 from mlx_dp.worker.batch_check import ALONE, choose_form
 from mlx_dp.worker.decode_caches import DecodeCaches
 from mlx_dp.worker.guest import Guest
-from mlx_dp.worker.loaded_model import LoadedModel
+from mlx_dp.worker.loaded_model import LoadedModel, inspect
 from mlx_dp.worker.prefill import Prefill
 
 pytestmark = pytest.mark.mlx
@@ -76,7 +80,9 @@ def forms_of(name: str) -> list[BatchForm]:
     return [form, ONE_SLAB, ALONE] if form.split else [form, ALONE]
 
 
-@pytest.mark.parametrize("name", [*KINDS, "deepseek_v3", "gemma2", "gpt_oss", "plamo2", "rwkv7"])
+@pytest.mark.parametrize(
+    "name", [*KINDS, "deepseek_v3", "gemma2", "gpt_oss", "mimo_v2_flash", "plamo2", "rwkv7"]
+)
 def test_rows_compute_what_they_would_alone_whoever_joins_and_leaves(name):
     # One-token prompts have states that are not written yet, or not in their lasting shape.
     for form in forms_of(name):
@@ -115,6 +121,41 @@ def test_one_request_takes_the_same_path_as_many():
     batch = busy.caches._batch
     assert batch is not None
     assert batch.used_tokens == busy.caches.used_tokens == 9
+
+
+@dataclass
+class Spied:
+    """A module that notes the shape of what it is given."""
+
+    module: Any
+    seen: list[tuple[int, ...]] = field(default_factory=list)
+
+    def __call__(self, hidden: mx.array, *rest: Any, **named: Any) -> mx.array:
+        self.seen.append(hidden.shape)
+        return self.module(hidden, *rest, **named)
+
+
+def test_a_batch_is_one_call_of_its_width_in_every_layer_of_a_hybrid():
+    attention.install()
+    tiny = ARCHITECTURES["qwen3_next"]
+    model = tiny.build()
+    # Its queries are twice as wide as its heads, as half of each is a gate.
+    recurrent, attends = model.layers[0], model.layers[1].self_attn
+    recurrent.linear_attn = states = Spied(recurrent.linear_attn)
+    attends.o_proj = outputs = Spied(attends.o_proj)
+    busy = Busy(inspect(model, tiny.config), SPLIT)
+    widths = []
+    for key, length in enumerate((5, 9)):
+        busy.join(key, prompt_of(length))
+        states.seen.clear()
+        outputs.seen.clear()
+        busy.caches.forward(busy.newest, [])
+        widths.append((states.seen, outputs.seen))
+        states.seen, outputs.seen = [], []
+    heads, dim = tiny.config["num_attention_heads"], tiny.config["head_dim"]
+    assert widths == [
+        ([(rows, 1, tiny.config["hidden_size"])], [(rows, 1, heads * dim)]) for rows in (1, 2)
+    ]
 
 
 def test_a_row_joins_the_batch_once_its_state_is_in_shape():
