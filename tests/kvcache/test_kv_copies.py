@@ -15,7 +15,9 @@ from mlx_dp.kvcache.kv_row import LayerKV
 pytestmark = pytest.mark.mlx
 
 LAYERS, KV_HEADS, DIM = 12, 4, 64
-PLAIN = (None,) * LAYERS
+PLAIN: tuple[int | None, ...] = (None,) * LAYERS
+WINDOWED: tuple[int | None, ...] = (None, 256) * (LAYERS // 2)
+"""Every second layer's window is full in all rows here but the shortest."""
 TOKEN_NBYTES = 2 * LAYERS * KV_HEADS * DIM * 4
 WIDTH = 512
 ROW_NBYTES = WIDTH * TOKEN_NBYTES
@@ -27,10 +29,11 @@ MIXED = (300, 310, 290, 305, 295, 312, 301, 299)
 SPLIT = (100,) * 4 + (300, 310, 290, 305, 295, 312, 301, 299)
 
 
-def content(length: int) -> list[LayerKV]:
+def content(length: int, windows: Sequence[int | None] = PLAIN) -> list[LayerKV]:
+    kept = [length if window is None else min(window, length) for window in windows]
     rows = [
-        LayerKV(*(mx.random.normal((1, KV_HEADS, length, DIM)) for _ in range(2)))
-        for _ in range(LAYERS)
+        LayerKV(*(mx.random.normal((1, KV_HEADS, tokens, DIM)) for _ in range(2)))
+        for tokens in kept
     ]
     mx.eval(rows)
     return rows
@@ -53,10 +56,12 @@ def step(batch: KVBatch) -> mx.array:
     return hidden
 
 
-def warm_batch(lengths: Sequence[int], *, split: bool = True) -> KVBatch:
-    batch = KVBatch(PLAIN, BatchForm(split=split))
+def warm_batch(
+    lengths: Sequence[int], *, split: bool = True, windows: Sequence[int | None] = PLAIN
+) -> KVBatch:
+    batch = KVBatch(windows, BatchForm(split=split))
     for key, length in enumerate(lengths):
-        batch.join(key, content(length), length=length, room=length + 20)
+        batch.join(key, content(length, windows), length=length, room=length + 20)
     for _ in range(2):
         mx.eval(step(batch))
     mx.synchronize()
@@ -73,17 +78,19 @@ def peak_nbytes(work: Callable[[], None]) -> int:
 
 
 @pytest.mark.parametrize(
-    ("lengths", "split"),
+    ("lengths", "split", "windows"),
     [
-        pytest.param(EVEN, True, id="equal lengths"),
-        pytest.param(MIXED, True, id="mixed lengths"),
-        pytest.param(SPLIT, True, id="two slabs"),
-        pytest.param(MIXED, False, id="one slab by order"),
+        pytest.param(EVEN, True, PLAIN, id="equal lengths"),
+        pytest.param(MIXED, True, PLAIN, id="mixed lengths"),
+        pytest.param(SPLIT, True, PLAIN, id="two slabs"),
+        pytest.param(MIXED, False, PLAIN, id="one slab by order"),
+        pytest.param(MIXED, True, WINDOWED, id="full windows"),
+        pytest.param(SPLIT, True, WINDOWED, id="windows in two slabs"),
     ],
 )
-def test_a_steady_step_copies_none_of_the_kv(lengths, split):
-    batch = warm_batch(lengths, split=split)
-    assert batch.nbytes > 90 * 10**6
+def test_a_steady_step_copies_none_of_the_kv(lengths, split, windows):
+    batch = warm_batch(lengths, split=split, windows=windows)
+    assert batch.nbytes > (90 if windows is PLAIN else 70) * 10**6
 
     def overlapped() -> None:
         # As the engine does: the next step is built on a step that still runs.
@@ -97,9 +104,11 @@ def test_a_steady_step_copies_none_of_the_kv(lengths, split):
     assert peak_nbytes(overlapped) < SMALL
 
 
-@pytest.mark.parametrize("lengths", [EVEN, MIXED, SPLIT])
-def test_a_leave_copies_one_row_at_most(lengths):
-    batch = warm_batch(lengths)
+@pytest.mark.parametrize(
+    ("lengths", "windows"), [(EVEN, PLAIN), (MIXED, PLAIN), (SPLIT, PLAIN), (MIXED, WINDOWED)]
+)
+def test_a_leave_copies_one_row_at_most(lengths, windows):
+    batch = warm_batch(lengths, windows=windows)
     rows = []
 
     def leave_under_way() -> None:
