@@ -2,9 +2,12 @@
 
 from collections.abc import Sequence
 
-import mlx.core as mx
 import numpy as np
 import pytest
+
+pytest.importorskip("mlx.core")
+
+import mlx.core as mx
 from oracle import Ties, assert_greedy
 from tiny_batches import KINDS, loaded_tiny, prefilled, prompt_of
 
@@ -179,6 +182,19 @@ def test_a_next_turn_goes_on_from_what_a_row_left(name, others, spent):
     if others:
         rows.run(3)
         rows.expect_greedy(1, prompt_of(30, 1))
+
+
+def test_a_spent_row_waits_for_what_is_to_be_kept_of_it_while_another_goes():
+    rows = Rows("qwen3_next")
+    for key in range(2):
+        rows.join(key, prompt_of(9, key), max_tokens=2)
+    rows.run(2)
+    for key in range(2):
+        assert rows.batch.keep(key, (Save(key, 0, 10),), key)
+        rows.batch.leave(key)
+        assert rows.segments.has_snapshot(key)
+        assert rows.caches.used_tokens == 10 * (1 - key)
+    assert rows.caches.nbytes == 0
 
 
 def test_nothing_is_kept_unasked_and_an_unknown_row_is_told_from_one_that_is_here():

@@ -4,10 +4,14 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-import mlx.core as mx
 import numpy as np
 import pytest
-from tiny_batches import KINDS, Alone, loaded_tiny, prefilled, prompt_of
+
+pytest.importorskip("mlx.core")
+
+import mlx.core as mx
+from busy_batch import Busy
+from tiny_batches import KINDS, loaded_tiny, prefilled, prompt_of
 from tiny_models import ARCHITECTURES
 
 from mlx_dp.kvcache import attention
@@ -16,63 +20,13 @@ from mlx_dp.kvcache.cached_prefix import Save
 from mlx_dp.worker.batch_check import ALONE, choose_form
 from mlx_dp.worker.decode_caches import DecodeCaches
 from mlx_dp.worker.guest import Guest
-from mlx_dp.worker.loaded_model import LoadedModel, inspect
+from mlx_dp.worker.loaded_model import inspect
 from mlx_dp.worker.prefill import Prefill
 
 pytestmark = pytest.mark.mlx
 
 SPLIT = BatchForm(split=True)
 ONE_SLAB = BatchForm(split=False)
-
-
-class Busy:
-    """Decoding requests, each held to the logits of its like alone."""
-
-    def __init__(self, loaded: LoadedModel, form: BatchForm) -> None:
-        self.loaded = loaded
-        self.form = form
-        self.caches = DecodeCaches(loaded, form)
-        self.set_spare(0)
-        self.alone: dict[int, Alone] = {}
-
-    def set_spare(self, nbytes: int) -> None:
-        self.spare = nbytes
-        self.caches.set_spare(nbytes)
-
-    def join(self, key: int, prompt: list[int], *, room: int = 40) -> None:
-        self.join_prefilled(key, prefilled(self.loaded, prompt), prompt, room=room)
-
-    def join_prefilled(self, key: int, prefill: Prefill, prompt: list[int], *, room: int) -> None:
-        before, most = self.caches.nbytes, self.caches.row_nbytes(room)
-        self.caches.join(key, prefill, room=room)
-        self.expect_growth(before, most)
-        self.alone[key] = Alone(self.loaded, prompt)
-
-    def leave(self, key: int) -> None:
-        self.caches.leave(key)
-        del self.alone[key]
-
-    def step(self, guests: list[Guest] | None = None) -> tuple[int, ...]:
-        before, most = self.caches.nbytes, self.caches.growth_nbytes()
-        order, logits = self.caches.forward(self.newest, guests or [])
-        assert sorted(order) == sorted(self.alone)
-        self.caches.check()
-        mx.eval(logits, self.caches.arrays())
-        for row, key in enumerate(order):
-            expected = self.alone[key].next_logits()
-            atol = 1e-4 * float(np.abs(expected).max())
-            np.testing.assert_allclose(np.array(logits[row]), expected, atol=atol, err_msg=str(key))
-        self.expect_growth(before, most)
-        return order
-
-    def expect_growth(self, before: int, most: int) -> None:
-        """The bytes that were announced suffice. A state that gets longer is measured as its first
-        token leaves it, and a window alone holds a whole chunk until the next token."""
-        if not self.form.single:
-            assert self.caches.nbytes - before <= most + self.spare + 64
-
-    def newest(self, keys: tuple[int, ...]) -> mx.array:
-        return mx.array([self.alone[key].tokens[-1] for key in keys], dtype=mx.int32)
 
 
 def forms_of(name: str) -> list[BatchForm]:
@@ -112,6 +66,15 @@ def test_rows_that_outgrow_their_room_go_on_as_alone(name, form):
         busy.join(key, prompt_of(length, key))
     grown = [busy.caches.growth_nbytes() for _ in range(4) if busy.step()]
     assert sum(nbytes > 0 for nbytes in grown) == (2 if form.split else 1)
+
+
+def test_a_long_row_widens_the_one_slab_for_all():
+    busy = Busy(loaded_tiny("stablelm"), ONE_SLAB)
+    for key in range(3):
+        busy.join(key, prompt_of(9, key))
+    busy.join(3, prompt_of(9, 3), room=600)
+    assert busy.caches.nbytes == 4 * busy.loaded.shape.request_nbytes(1024)
+    busy.step()
 
 
 def test_one_request_takes_the_same_path_as_many():
@@ -163,10 +126,15 @@ def test_a_row_joins_the_batch_once_its_state_is_in_shape():
     busy = Busy(loaded_tiny("longcat_flash_ngram"), ONE_SLAB)
     busy.join(0, prompt_of(1))
     busy.join(1, prompt_of(20))
-    orders = [busy.step() for _ in range(4)]
+    busy.join(2, prompt_of(2))
+    batched = [(busy.step(), sorted(busy.caches._in_batch)) for _ in range(4)]
     # Those beside the batch come behind it; in one slab rows lie as they joined.
-    assert orders == [(1, 0), (1, 0), (1, 0), (1, 0)]
-    assert busy.caches._in_batch == {0, 1}
+    assert batched == [
+        ((1, 0, 2), [1]),
+        ((1, 2, 0), [1, 2]),
+        ((1, 2, 0), [0, 1, 2]),
+        ((1, 2, 0), [0, 1, 2]),
+    ]
     assert busy.caches._solo.nbytes == 0
 
 

@@ -4,9 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import mlx.core as mx
 import numpy as np
 import pytest
+
+pytest.importorskip("mlx.core")
+
+import mlx.core as mx
 from tiny_batches import loaded_tiny, prefilled, prompt_of
 
 from mlx_dp.kvcache.batch_form import BatchForm
