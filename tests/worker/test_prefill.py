@@ -108,6 +108,21 @@ def test_a_prompt_goes_on_behind_a_cached_prefix(at, name):
         expect_same(found.content(), prefilled(loaded, prompt).content())
 
 
+@pytest.mark.parametrize("at", [1, 5, 7])
+def test_windows_that_are_not_full_are_cut_back_to_a_shorter_match(at):
+    loaded = loaded_tiny("gemma3_text")
+    prompt = prompt_of(36)
+    segments, longer = kept("gemma3_text", prompt, loaded.layout.trims_to)
+    (first, second) = longer.pieces
+    pieces = [Piece(first.segment, min(at, first.num_tokens))]
+    if at > first.num_tokens:
+        pieces.append(Piece(second.segment, at - first.num_tokens))
+    prefix = CachedPrefix(pieces=tuple(pieces), num_tokens=at, snapshot=longer.snapshot)
+    other = [*prompt[:at], *prompt_of(30, 5)]
+    found = prefilled(loaded, other, (3, 1), prefix=prefix, segments=segments)
+    expect_same(found.content(), prefilled(loaded, other).content())
+
+
 def test_of_three_tokens_with_two_cached_the_model_sees_one_at_offset_two():
     # A fourth stands for the token that the batch decodes.
     prompt = prompt_of(4)
