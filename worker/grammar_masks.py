@@ -60,7 +60,7 @@ class GrammarMasks:
         """Go on by the (key, token) that a step drew; rows without a grammar are passed over."""
         for key, token in drawn:
             state = self._states.get(key)
-            if state is not None and not state.ended:
+            if state is not None:
                 assert self._allowed(key, token), f"row {key} drew {token}, which is masked"
                 state.take(token)
 

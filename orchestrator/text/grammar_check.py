@@ -37,13 +37,18 @@ class GrammarCheck:
     async def fault(self, grammar: Grammar) -> str | None:
         """Return why the grammar cannot be followed, on one line, or None."""
         if grammar not in self._known:
-            async with self._children:
-                found = await asyncio.to_thread(self._compile, grammar)
-            self._known[grammar] = found
+            self._known[grammar] = await self._check(grammar)
             if len(self._known) > REMEMBERED:
                 self._known.popitem(last=False)
         self._known.move_to_end(grammar)
         return self._known[grammar]
+
+    async def _check(self, grammar: Grammar) -> str | None:
+        await self._children.acquire()
+        compiling = asyncio.ensure_future(asyncio.to_thread(self._compile, grammar))
+        # The child outlives a client that hangs up, and counts until it has ended.
+        compiling.add_done_callback(lambda _: self._children.release())
+        return await asyncio.shield(compiling)
 
     def _compile(self, grammar: Grammar) -> str | None:
         # A session of its own: Ctrl-C ends the service, which lets running requests finish.

@@ -93,12 +93,13 @@ def test_no_bias_brings_a_masked_token_back():
     assert tokens(sample([params], logits, masks_of({0: {5}}))) == [5]
 
 
-def test_log_probabilities_are_the_models_own():
+@pytest.mark.parametrize("others", [0, 2])
+def test_log_probabilities_are_the_models_own(others):
     params = replace(GREEDY, logprobs=2)
-    logits = random_logits(np.random.default_rng(1), 1)
+    logits = random_logits(np.random.default_rng(1), 1 + others)
     worst = int(np.argmin(logits[0]))
-    step = sample([params], logits, masks_of({0: {worst}}))
-    assert tokens(step) == [worst]
+    step = sample([params] + [GREEDY] * others, logits, masks_of({0: {worst}}))
+    assert tokens(step)[0] == worst
     own = step.read_logprobs()[0]
     exact = logits[0] - np.log(np.exp(logits[0]).sum())
     assert own.logprob == pytest.approx(exact[worst], abs=1e-4)

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from mlx_dp.orchestrator.text.grammar_check import GrammarCheck
+from mlx_dp.orchestrator.text.grammar_check import CHILDREN, GrammarCheck
 from mlx_dp.proto.fields import MAX_GRAMMAR_CHARS
 from mlx_dp.proto.grammar import Grammar, GrammarKind
 
@@ -68,3 +68,29 @@ def test_a_checker_that_fails_otherwise_is_our_error() -> None:
     check = GrammarCheck((sys.executable, "-c", "raise SystemExit('broken')"))
     with pytest.raises(RuntimeError, match="broken"):
         asyncio.run(check.fault(Grammar(kind=GrammarKind.REGEX, text="a")))
+
+
+def test_a_client_that_hangs_up_makes_no_room_for_another_child(tmp_path) -> None:
+    gate = tmp_path / "gate"
+    script = (
+        "import pathlib, sys, time\n"
+        "slow = 'slow' in sys.stdin.read()\n"
+        f"while slow and not pathlib.Path({str(gate)!r}).exists(): time.sleep(0.01)\n"
+    )
+    check = GrammarCheck((sys.executable, "-c", script))
+
+    async def ask() -> str | None:
+        slow = [Grammar(kind=GrammarKind.REGEX, text=f"slow{i}") for i in range(CHILDREN)]
+        asked = [asyncio.create_task(check.fault(grammar)) for grammar in slow]
+        await asyncio.sleep(0)
+        for task in asked:
+            task.cancel()
+        quick = Grammar(kind=GrammarKind.REGEX, text="quick")
+        try:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(check.fault(quick), timeout=0.5)
+        finally:
+            gate.touch()
+        return await check.fault(quick)
+
+    assert asyncio.run(ask()) is None
