@@ -56,6 +56,7 @@ class Client:
 
     As the controller does, it puts what was preempted or found no room back to the front of its
     queue. When all have ended it flushes the cache, sees the worker idle, and shuts it down.
+    ``most_together`` is the largest number of requests that drew a token in one step.
     """
 
     def __init__(self, start: Start, asks: Sequence[Ask], *, at_once: int) -> None:
@@ -72,7 +73,7 @@ class Client:
         self.failed: Failed | None = None
         self.flushed: Flushed | None = None
         self.idle: Heartbeat | None = None
-        self.most_at_once = 0
+        self.most_together = 0
         self.preempted = 0
         self.congested = False
 
@@ -94,7 +95,6 @@ class Client:
         assert self._turn < MAX_TURNS, f"stuck, with {sorted(self._open)} open"
         self._arrive()
         verbs: list[Down] = [*self._grants(), *self._aborts()]
-        self.most_at_once = max(self.most_at_once, len(self._open))
         if verbs or self._open or self._waiting or self._coming:
             return verbs
         if not self._flush_sent:
@@ -197,6 +197,7 @@ class Client:
         return answer
 
     def _take(self, tokens: Tokens) -> None:
+        self.most_together = max(self.most_together, len(tokens.chunks))
         for chunk in tokens.chunks:
             answer = self.answers[chunk.request_id]
             assert chunk.epoch == answer.epoch, chunk

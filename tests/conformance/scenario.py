@@ -66,6 +66,8 @@ def conversation(rng: random.Random) -> list[Ask]:
         Ask(prompt=_tokens(rng, 3), max_tokens=5, after=7, continues=True, cached=128),
         Ask(prompt=_tokens(rng, 1), max_tokens=4, after=3, continues=True, cached=len(first) + 20),
         Ask(prompt=first, max_tokens=3, after=0, salt="another tenant"),
+        Ask(prompt=_tokens(rng, 2), max_tokens=4, after=2, continues=True, cached=13),
+        Ask(prompt=_tokens(rng, 7), max_tokens=6, after=5, continues=True, cached=109),
     ]
 
 
@@ -73,7 +75,7 @@ def short(rng: random.Random) -> list[Ask]:
     """Requests one after another, each prompt in one chunk, whatever else the step carries."""
     lengths = (5, 31, 1, 23, 9)
     return [
-        Ask(prompt=_tokens(rng, length), max_tokens=6, turn=4 * i)
+        Ask(prompt=_tokens(rng, length), max_tokens=10, turn=2 * i)
         for i, length in enumerate(lengths)
     ]
 
