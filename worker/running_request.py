@@ -89,7 +89,7 @@ class RunningRequest:
     def fed_ids(self) -> tuple[int, ...]:
         """The tokens that launched steps have fed: no step feeds a token that is not known yet."""
         if self.unfilled:
-            return self.prompt[: min(self.filled, len(self.prompt) - 1)]
+            return self.prompt[: self.filled]
         fed = len(self.submit.prompt_ids) + self.planned_tokens - 1
         ids = self.submit.prompt_ids + tuple(self.answer)
         assert fed <= len(ids), f"request {self.request_id}: {fed} fed of {len(ids)} known"
@@ -139,18 +139,17 @@ class RunningRequest:
     def chunk_tokens(self, budget: int) -> int:
         """Tokens of its next chunk, which ends at the next snapshot point at the latest."""
         end = self.filled + min(self.unfilled, budget)
-        # The prompt's last token is not run, so that the last point lies at the prompt's end.
+        # The last point lies at the prompt's end, as the prompt's last token is not run.
         points = (point for point in self.snapshot_points if point < len(self.prompt) - 1)
         return min(end, next(points, end)) - self.filled
 
     def fill(self, num_tokens: int) -> int | None:
         """Plan a chunk; return the snapshot point that it reaches, if any."""
         self.filled += num_tokens
-        end = len(self.prompt) - 1
         if not self.unfilled:
             self.planned_tokens += 1
-        # The end's state is kept by the chunk that completes the prompt, with its KV.
-        reached = end if not self.unfilled else self.filled if self.filled < end else None
+        # The prompt's last token is not run.
+        reached = min(self.filled, len(self.prompt) - 1)
         if reached not in self.snapshot_points:
             return None
         self.snapshot_points = tuple(p for p in self.snapshot_points if p != reached)

@@ -23,7 +23,8 @@ class Desk:
     ) -> None:
         self.slots = AuxiliarySlots(states)
         self.cache = PrefixCache(StoreModel(), self.slots, facts)
-        self.prefixes = RequestPrefixes(self.cache, MemoryRoom(self, self.cache, budget), facts)
+        self.room = MemoryRoom(self, self.cache, budget)
+        self.prefixes = RequestPrefixes(self.cache, self.room, facts)
 
     @property
     def held_nbytes(self) -> int:
@@ -95,6 +96,7 @@ def test_room_is_not_made_by_dropping_the_beginning_of_what_is_to_be_kept() -> N
     first.fill(9)
     desk.prefixes.prefilled(first, None)
     desk.prefixes.hand_over(first)
+    desk.room.step_launched()
     second = desk.begin(2, 17)
     assert second.cached_tokens == 8
     desk.prefixes.hand_over(second)
