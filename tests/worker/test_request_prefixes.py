@@ -1,7 +1,7 @@
 """What is kept of a request, and what of its states nobody wants any more."""
 
 from model_shapes import DENSE, HYBRID
-from prefix_store_model import StoreModel
+from prefix_store_model import StoreModel, Text
 from worker_bench import submit
 
 from mlx_dp.kvcache.auxiliary_slots import AuxiliarySlots
@@ -22,7 +22,8 @@ class Desk:
         self, facts: PrefixFacts = FACTS, *, budget: int | None = None, states: int = 8
     ) -> None:
         self.slots = AuxiliarySlots(states)
-        self.cache = PrefixCache(StoreModel(), self.slots, facts)
+        self.store = StoreModel()
+        self.cache = PrefixCache(self.store, self.slots, facts)
         self.room = MemoryRoom(self, self.cache, budget)
         self.prefixes = RequestPrefixes(self.cache, self.room, facts)
 
@@ -95,7 +96,7 @@ def test_room_is_not_made_by_dropping_the_beginning_of_what_is_to_be_kept() -> N
     first = desk.begin(1, 9)
     first.fill(9)
     desk.prefixes.prefilled(first, None)
-    desk.prefixes.hand_over(first)
+    desk.store.save(desk.prefixes.hand_over(first).saves, Text("", first.prompt))
     desk.room.step_launched()
     second = desk.begin(2, 17)
     assert second.cached_tokens == 8
