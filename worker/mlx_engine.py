@@ -160,7 +160,7 @@ class MlxEngine:
     def row_nbytes(self, num_tokens: int) -> int:
         """The prompt's own caches, and the row that they are copied into."""
         prompt = self._facts.shape.request_nbytes(num_tokens)
-        return prompt + self._caches.row_nbytes(num_tokens + EXPECTED_ANSWER)
+        return prompt + self._caches.row_nbytes(num_tokens)
 
     def compact(self) -> None:
         self._batch.drop_kept()

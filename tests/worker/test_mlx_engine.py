@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("mlx.core")
 
 import mlx.core as mx
-from engine_contract import EMPTY, EngineContract, prefill, request
+from engine_contract import EMPTY, EngineContract, PrefixContract, prefill, request
 from tiny_models import ARCHITECTURES, DENSE, DYNAMIC_ROPE, TINY_MODELS, TinyModel
 from worker_starts import mlx_start
 
@@ -48,6 +48,31 @@ class TestMlxEngineContract(EngineContract):
         yield make
         for engine in made:
             engine.close()
+
+
+PREFIX_MODELS = [name for name in CONTRACT_MODELS if name != "one by one"]
+
+
+class TestMlxPrefixContract(PrefixContract):
+    @pytest.fixture
+    def make_engine(
+        self, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    ) -> Iterator[Callable[[], Engine]]:
+        directory = CONTRACT_MODELS[request.param].write(tmp_path_factory.mktemp("model"))
+        made: list[MlxEngine] = []
+
+        def make() -> Engine:
+            made.append(MlxEngine.load(mlx_start(directory)))
+            return made[-1]
+
+        yield make
+        for engine in made:
+            engine.close()
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if metafunc.cls is TestMlxPrefixContract:
+        metafunc.parametrize("make_engine", PREFIX_MODELS, indirect=True)
 
 
 WIDE = TinyModel("llama", {"num_hidden_layers": 12, "head_dim": 64, "num_key_value_heads": 4})
