@@ -37,6 +37,12 @@ def check_flags(flags: Flags) -> None:
             _within(flag, value, 1, most)
     _within("--chunked-prefill-size", flags.owners.chunked_prefill_size, 1)
     _within("--max-restarts", flags.owners.max_restarts, 0)
+    for flag, value_s in (
+        ("--heartbeat-interval", flags.owners.heartbeat_interval),
+        ("--hang-timeout", flags.owners.hang_timeout),
+        ("--restart-delay", flags.owners.restart_delay),
+    ):
+        _seconds(flag, value_s, most=3600.0)
     _within("--max-queued-requests", flags.queue.max_queued_requests, 1)
     _within("--port", flags.http.port, 0, 65535)
     _seconds("--queue-timeout", flags.queue.queue_timeout)
@@ -136,13 +142,14 @@ def _within(flag: str, value: int, least: int, most: int = _MAX_COUNT) -> None:
         raise ConfigError(f"{flag} {value} is out of range: use {least} to {most}")
 
 
-def _seconds(flag: str, value: float, *, least: float | None = None) -> None:
-    most = f"{_MAX_SECONDS:.0f}"
+def _seconds(
+    flag: str, value: float, *, least: float | None = None, most: float = _MAX_SECONDS
+) -> None:
     # Written so that NaN, which compares false with everything, is refused too.
     if least is None:
-        if not 0.0 < value <= _MAX_SECONDS:
+        if not 0.0 < value <= most:
             raise ConfigError(
-                f"{flag} {value:g} is out of range: use more than 0 and at most {most}"
+                f"{flag} {value:g} is out of range: use more than 0 and at most {most:.0f}"
             )
-    elif not least <= value <= _MAX_SECONDS:
-        raise ConfigError(f"{flag} {value:g} is out of range: use {least:g} to {most}")
+    elif not least <= value <= most:
+        raise ConfigError(f"{flag} {value:g} is out of range: use {least:g} to {most:.0f}")

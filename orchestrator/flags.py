@@ -132,6 +132,21 @@ class OwnerFlags:
             "[bold]per worker[/bold]."
         ),
     ] = 5
+    # Hidden: the defaults suit every model, and trials of faults need shorter times.
+    heartbeat_interval: Annotated[
+        float, _owners(hidden=True, help="Seconds between two heartbeats of a worker.")
+    ] = 0.5
+    hang_timeout: Annotated[
+        float,
+        _owners(hidden=True, help="Seconds without a decode step, after which a worker is hung."),
+    ] = 10.0
+    restart_delay: Annotated[
+        float,
+        _owners(
+            hidden=True,
+            help="Seconds before the first restart; doubled for each further one, up to 120 times.",
+        ),
+    ] = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,9 +50,12 @@ class WorkerOptions:
     chunked_prefill_size: int = 512
     prefix_cache: bool = True
     heartbeat_interval_s: float = 0.5
+    hang_timeout_s: float = 10.0
     start_timeout_s: float = 600.0
     max_restarts: int = 5
     """Restarts of one worker within 60 s, after which it counts as failed."""
+    restart_delay_s: float = 0.25
+    """Before the first restart of a worker; further ones wait longer."""
     log_level: str = "info"
     fake: FakeEngineOptions = field(default_factory=FakeEngineOptions)
 

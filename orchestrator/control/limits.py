@@ -1,12 +1,16 @@
 """The controller's own times and bounds, in one place; flags set some of them."""
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from mlx_dp.orchestrator.control.liveness import LivenessLimits
 from mlx_dp.orchestrator.control.restart_budget import RestartLimits
 from mlx_dp.orchestrator.control.staging import StartLimits
 from mlx_dp.orchestrator.control.supervisor import SupervisorLimits
 from mlx_dp.orchestrator.options import WorkerOptions
+
+_PREFILL_HANG_RATIO: Final = 12.0
+_LONGEST_DELAY_RATIO: Final = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,9 +34,17 @@ class ControlLimits:
 def control_limits(worker: WorkerOptions) -> ControlLimits:
     """The limits that go with the worker options; everything else keeps its default."""
     return ControlLimits(
-        liveness=LivenessLimits(heartbeat_interval_s=worker.heartbeat_interval_s),
+        liveness=LivenessLimits(
+            heartbeat_interval_s=worker.heartbeat_interval_s,
+            hang_timeout_s=worker.hang_timeout_s,
+            prefill_hang_timeout_s=_PREFILL_HANG_RATIO * worker.hang_timeout_s,
+        ),
         supervisor=SupervisorLimits(
             start=StartLimits(start_timeout_s=worker.start_timeout_s),
-            restart=RestartLimits(max_restarts=worker.max_restarts),
+            restart=RestartLimits(
+                max_restarts=worker.max_restarts,
+                first_delay_s=worker.restart_delay_s,
+                longest_delay_s=_LONGEST_DELAY_RATIO * worker.restart_delay_s,
+            ),
         ),
     )

@@ -261,9 +261,15 @@ def test_stopping_before_anything_is_up_leaves_no_process() -> None:
 
 
 def test_limits_follow_the_options() -> None:
-    limits = control_limits(WorkerOptions(heartbeat_interval_s=0.2, max_restarts=9))
+    limits = control_limits(
+        WorkerOptions(
+            heartbeat_interval_s=0.2, hang_timeout_s=3.0, max_restarts=9, restart_delay_s=0.1
+        )
+    )
     assert limits.liveness.heartbeat_interval_s == 0.2
+    assert limits.liveness.hang_timeout_s == 3.0
     assert limits.supervisor.restart.max_restarts == 9
+    assert limits.supervisor.restart.first_delay_s == 0.1
 
 
 def test_an_unknown_policy_is_refused_at_once() -> None:
