@@ -9,6 +9,7 @@ from mlx_dp.kvcache.cached_prefix import Save
 from mlx_dp.kvcache.segments import Segments
 from mlx_dp.worker.decode_caches import DecodeCaches
 from mlx_dp.worker.engine import EngineRequest
+from mlx_dp.worker.grammar_masks import GrammarMasks, RowMasks
 from mlx_dp.worker.guest import Guest
 from mlx_dp.worker.launched_step import LaunchedStep
 from mlx_dp.worker.prefill import Prefill
@@ -53,9 +54,12 @@ class _Forward:
 class DecodeBatch:
     """Launches steps, each on the lazy tokens of the one before."""
 
-    def __init__(self, caches: DecodeCaches, segments: Segments, *, vocab_size: int) -> None:
+    def __init__(
+        self, caches: DecodeCaches, segments: Segments, grammars: GrammarMasks, *, vocab_size: int
+    ) -> None:
         self._caches = caches
         self._segments = segments
+        self._grammars = grammars
         self._sampler = Sampler(vocab_size)
         self._rows: dict[int, DecodeRow] = {}
         self._order: tuple[int, ...] = ()
@@ -70,6 +74,7 @@ class DecodeBatch:
     def join(self, key: int, request: EngineRequest, prefill: Prefill, *, room: int) -> None:
         """Add a request whose prompt is in."""
         self._caches.join(key, prefill, room=room)
+        self._grammars.join(key, request)
         self._rows[key] = DecodeRow(key, request, drawn=len(request.output_ids))
         self._first_tokens[key] = (request.output_ids or request.prompt_ids)[-1]
 
@@ -112,6 +117,7 @@ class DecodeBatch:
             del self._rows[row.key]
             self._first_tokens.pop(row.key, None)
             self._caches.leave(row.key)
+            self._grammars.leave(row.key)
 
     def launch_forward(self, guests: Sequence[Guest] = ()) -> None:
         """Run the model on one token of every row, and on the guests' chunks. No row is done."""
@@ -125,16 +131,29 @@ class DecodeBatch:
         self._first_tokens = {}
 
     def launch_sampling(self) -> LaunchedStep:
-        """Draw the tokens of the forward pass that was launched."""
+        """Draw the tokens of the forward pass that was launched.
+
+        Where rows have grammars, this waits for the tokens of the step before: the device has the
+        forward pass to go on with, while their masks are computed.
+        """
         forward, self._forward = self._forward, None
         assert forward is not None, "launch_forward() comes first"
         rows = forward.rows
-        sampled = self._sampler.draw(forward.logits, [row.position for row in rows])
+        masks = self._masks(forward) if len(self._grammars) else None
+        sampled = self._sampler.draw(forward.logits, [row.position for row in rows], masks)
         mx.async_eval(sampled.arrays(), self._sampler.evaluated(), self._computed(forward))
-        self._last = LaunchedStep(self._order, sampled)
+        faults = self._grammars.faults() if masks is not None else {}
+        self._last = LaunchedStep(self._order, sampled, faults)
         for row in rows:
             row.drawn += 1
         return self._last
+
+    def _masks(self, forward: "_Forward") -> RowMasks | None:
+        """Take each token of the step before, exactly once, and say what may follow."""
+        mx.async_eval(forward.logits, self._computed(forward))
+        if self._last is not None:
+            self._grammars.take(self._last.read_tokens())
+        return self._grammars.fill(self._order)
 
     def _computed(self, forward: "_Forward") -> list[mx.array]:
         """What must be evaluated with each step, or its graph would pile up."""

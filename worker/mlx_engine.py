@@ -27,6 +27,8 @@ from mlx_dp.worker.engine import (
     PrefillChunk,
     StepPlan,
 )
+from mlx_dp.worker.grammar import GrammarCompiler
+from mlx_dp.worker.grammar_masks import GrammarMasks
 from mlx_dp.worker.launched_step import LaunchedStep
 from mlx_dp.worker.loaded_model import LoadedModel, load
 from mlx_dp.worker.prefill import Prefill
@@ -51,7 +53,9 @@ class _Occupant:
 class MlxEngine:
     """Prefills one request at a time and decodes all together. See the Engine protocol."""
 
-    def __init__(self, loaded: LoadedModel, facts: EngineFacts, form: BatchForm) -> None:
+    def __init__(
+        self, loaded: LoadedModel, facts: EngineFacts, form: BatchForm, grammars: GrammarCompiler
+    ) -> None:
         self._loaded = loaded
         self._facts = facts
         self._keys: Iterator[int] = count()
@@ -60,7 +64,13 @@ class MlxEngine:
         self._capacity: OwnerCapacity | None = None
         self._segments = Segments()
         self._caches = DecodeCaches(loaded, form)
-        self._batch = DecodeBatch(self._caches, self._segments, vocab_size=facts.shape.vocab_size)
+        self._grammars = grammars
+        self._batch = DecodeBatch(
+            self._caches,
+            self._segments,
+            GrammarMasks(grammars),
+            vocab_size=facts.shape.vocab_size,
+        )
         self._launched: LaunchedStep | None = None
 
     @classmethod
@@ -85,7 +95,8 @@ class MlxEngine:
             stateful=loaded.layout.stateful,
             trims_to=loaded.layout.trims_to,
         )
-        return cls(loaded, facts, form)
+        grammars = GrammarCompiler(Path(start.model_path), shape.vocab_size)
+        return cls(loaded, facts, form, grammars)
 
     @property
     def facts(self) -> EngineFacts:
@@ -119,7 +130,9 @@ class MlxEngine:
             self.remove(slot)
 
     def fault(self, request: EngineRequest) -> str | None:
-        return None if request.grammar is None else "structured output is not served yet"
+        if request.grammar is None:
+            return None
+        return self._grammars.fault(request.grammar, request.stop_token_ids)
 
     def add(self, slot: int, request: EngineRequest) -> None:
         assert self._capacity is not None, "open() comes first"
@@ -195,7 +208,12 @@ class MlxEngine:
         # Only now wait for the step before: the device has the next one to go on with.
         drawn = sorted(before.read(), key=lambda row: row[0])
         return tuple(
-            Drawn(slot=self._slot_of[key], token=token, logprob=logprob)
+            Drawn(
+                slot=self._slot_of[key],
+                token=token,
+                logprob=logprob,
+                fault=before.faults.get(key),
+            )
             for key, token, logprob in drawn
             if key in self._slot_of
         )
