@@ -68,6 +68,11 @@ def load(path: Path) -> LoadedModel:
         raise ConfigError(f"--model {path}: {error}") from error
     except ValueError as error:
         raise UnsupportedModelError(f"--model {path}: {error}") from error
+    except SystemExit as error:
+        # Some model files leave like this when a package that they need is missing.
+        raise UnsupportedModelError(
+            f"--model {path}: its architecture cannot be imported"
+        ) from error
     loaded = inspect(model, config)
     mx.eval(model.parameters())
     return loaded

@@ -32,6 +32,16 @@ def test_an_architecture_that_mlx_lm_lacks_is_refused_with_its_name(tmp_path):
         load(directory)
 
 
+def test_an_architecture_whose_import_ends_the_process_is_refused(tmp_path, monkeypatch):
+    # As mlx-lm's olmo does without a package of its own.
+    def leave(*arguments, **named):
+        raise SystemExit(1)
+
+    monkeypatch.setattr("mlx_dp.worker.loaded_model.load_model", leave)
+    with pytest.raises(UnsupportedModelError, match="cannot be imported"):
+        load(DENSE["llama"].write(tmp_path))
+
+
 def test_an_empty_directory_is_a_configuration_error(tmp_path):
     with pytest.raises(ConfigError, match=str(tmp_path)):
         load(tmp_path)
