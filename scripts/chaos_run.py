@@ -1,0 +1,151 @@
+"""Harm a real service at random, over and over, and see that no client notices.
+
+Each row of the fault matrix starts `mlx-dp serve`, lets clients stream from it, and harms it at
+random tokens. Every answer is compared with what it should have been, character by character.
+"""
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final
+
+from bench_report import machine
+from chaos_client_rows import CLIENT_ROWS
+from chaos_service_rows import SERVICE_ROWS
+from chaos_stage import Row, Settings, Stage
+from chaos_verdict import RowResult, matrix
+from chaos_wire_rows import WIRE_ROWS
+from chaos_worker_rows import WORKER_ROWS
+
+ROWS: Final = {
+    row.name: row
+    for row in sorted(
+        (*WORKER_ROWS, *SERVICE_ROWS, *CLIENT_ROWS, *WIRE_ROWS), key=lambda row: int(row.name[1:])
+    )
+}
+ROOT: Final = Path(__file__).resolve().parent.parent
+SIMULATION: Final = ROOT / "tests" / "faults"
+SIMULATED: Final = {
+    "F21": "duplicate, missing, reordered frames",
+    "F25": "the clock jumps",
+}
+"""Rows that no real machine can be made to show: see tests/faults."""
+FAKE_ONLY: Final = frozenset({"F3", "F15", "F16", "F17", "F19", "F20", "F26"})
+"""Rows that need the fake engine's rates, its context or its groups."""
+
+EPILOG: Final = """\
+examples:
+  scripts/chaos --trials 5                           a look at every row
+  scripts/chaos --rows F2 F5 --trials 200            two rows at full length
+  scripts/chaos --mlx path/to/model --trials 20      with MLX, against undisturbed greedy runs
+  scripts/chaos --rows F2 --trials 200 --seed 7      other choices; the machine's timing differs
+
+Times are shortened: a heartbeat every 0.1 s, hung after 1 s, restarts without long delays.
+F21 and F25 are shown by the simulation in tests/faults, which is run for them.
+"""
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="scripts/chaos",
+        description=__doc__,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    known = (*ROWS, *SIMULATED)
+    parser.add_argument(
+        "--rows", nargs="+", choices=known, default=None, metavar="F", help="default: all"
+    )
+    parser.add_argument("--trials", type=_positive, default=200, help="of each row (default 200)")
+    parser.add_argument(
+        "--mlx", type=Path, metavar="MODEL", help="a model directory, in place of fake engines"
+    )
+    parser.add_argument("--workers", type=_positive, default=3, help="(default 3)")
+    parser.add_argument("--streams", type=_positive, default=6, help="clients (default 6)")
+    parser.add_argument("--seed", type=int, default=1, help="of every choice (default 1)")
+    parser.add_argument(
+        "--slack",
+        type=float,
+        default=1.0,
+        help="bounds of time are multiplied by it, for a machine that does other work (default 1)",
+    )
+    parser.add_argument("--json", type=Path, help="where all that was measured is written")
+    return parser.parse_args(arguments)
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+    return number
+
+
+def chosen(options: argparse.Namespace) -> list[Row]:
+    """The rows to run, in the order of the matrix."""
+    names = ROWS.keys() if options.rows is None else options.rows
+    return [
+        row
+        for name, row in ROWS.items()
+        if name in names and not (options.mlx and name in FAKE_ONLY)
+    ]
+
+
+async def run(options: argparse.Namespace) -> list[RowResult]:
+    settings = Settings(
+        trials=options.trials,
+        seed=options.seed,
+        model=options.mlx,
+        workers=options.workers,
+        streams=options.streams,
+        slack=options.slack,
+    )
+    results = []
+    for row in chosen(options):
+        print(f"{row.name} {row.title} ...", file=sys.stderr, flush=True)
+        result = await Stage(row, settings).run()
+        results.append(result)
+        print(
+            f"{row.name}: {result.trials} trials, {result.requests} requests, "
+            f"{len(result.violations)} violations, {result.seconds:.0f} s",
+            file=sys.stderr,
+            flush=True,
+        )
+    return results
+
+
+def simulate(names: list[str]) -> list[str]:
+    """Run the simulation for the rows that need it, and say what is wrong."""
+    if not names:
+        return []
+    if not SIMULATION.exists():
+        return [f"{', '.join(names)}: {SIMULATION} does not exist"]
+    print(f"{', '.join(names)}, simulated ...", file=sys.stderr, flush=True)
+    command = (sys.executable, "-m", "pytest", "-q", str(SIMULATION))
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    return [] if done.returncode == 0 else [f"{', '.join(names)}: {done.stdout[-2000:]}"]
+
+
+def main(arguments: list[str]) -> int:
+    """Return the exit status: 1 when a promise was broken."""
+    options = parse(arguments)
+    results = asyncio.run(run(options))
+    simulated = [name for name in SIMULATED if options.rows is None or name in options.rows]
+    violations = [text for result in results for text in result.violations]
+    violations += simulate(simulated)
+    print(matrix(results))
+    for name in simulated:
+        print(f"{name} {SIMULATED[name]}: simulated, see tests/faults")
+    for text in violations:
+        print(f"violation: {text}")
+    if options.json is not None:
+        found = {"machine": machine(), "rows": [asdict(result) for result in results]}
+        options.json.write_text(json.dumps(found, indent=1))
+    return 1 if violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

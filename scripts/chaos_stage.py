@@ -1,0 +1,200 @@
+"""One row of the matrix: its service, its clients, its trials, and what must be gone after it."""
+
+import asyncio
+import random
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from chaos_load import FakeOracle, Load, ModelOracle, Oracle
+from chaos_service import ChaosService, Footprint
+from chaos_verdict import RowResult
+
+QUIET_S: Final = 10.0
+STOP: Final = signal.SIGTERM
+OUTCOMES: Final = ("ok", "error", "aborted")
+SPARE_FDS: Final = 4
+"""What the controller may hold more after a row than before: a log, a connection that closes."""
+
+# Shortened, so that a row takes minutes; the ratios are the product's own.
+HEARTBEAT_S: Final = 0.1
+HANG_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What the command line chose. ``slack``: bounds of time are multiplied by it."""
+
+    trials: int
+    seed: int
+    model: Path | None
+    workers: int
+    streams: int
+    slack: float
+
+    def oracle(self, rng: random.Random, lengths: tuple[int, int]) -> Oracle:
+        return FakeOracle(rng, lengths) if self.model is None else ModelOracle(rng, lengths)
+
+    def engine(self, *, rate: float) -> tuple[str, ...]:
+        """The flags of the engine; ``rate`` paces the fake one."""
+        if self.model is None:
+            return ("--engine", "fake", "--fake-decode-rate", f"{rate:g}")
+        return ("--model", str(self.model))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One fault. ``trial`` harms the stage once, and returns when all is well again.
+
+    ``fresh``: each trial brings a service of its own. ``orders``: what its workers find at their
+    start, see chaos_hook. ``bounds_s``: of detection and recovery.
+    """
+
+    name: str
+    title: str
+    trial: Callable[["Stage"], Awaitable[None]]
+    arguments: tuple[str, ...] = ()
+    orders: tuple[str, ...] = ()
+    rate: float = 200.0
+    lengths: tuple[int, int] = (20, 120)
+    fresh: bool = False
+    load: bool = True
+    bounds_s: tuple[float, float] = (float("inf"), float("inf"))
+
+
+class Stage:
+    """What a trial works with. ``service`` and ``load`` exist for rows that are not fresh."""
+
+    def __init__(self, row: Row, settings: Settings) -> None:
+        self.row: Final = row
+        self.settings: Final = settings
+        self.rng: Final = random.Random(f"{settings.seed}-{row.name}")
+        self.result: Final = RowResult(row.name, row.title)
+        self.oracle: Final = settings.oracle(self.rng, row.lengths)
+        self._service: ChaosService | None = None
+        self._load: Load | None = None
+
+    @property
+    def service(self) -> ChaosService:
+        assert self._service is not None, "this row makes its own services"
+        return self._service
+
+    @property
+    def load(self) -> Load:
+        assert self._load is not None, "this row makes its own load"
+        return self._load
+
+    def arguments(self, *more: str) -> tuple[str, ...]:
+        times = ("--heartbeat-interval", f"{HEARTBEAT_S}", "--hang-timeout", f"{HANG_S}")
+        patience = ("--max-restarts", "1000000", "--restart-delay", "0.002")
+        workers = ("--dp-size", str(self.settings.workers))
+        engine = self.settings.engine(rate=self.row.rate)
+        return (*engine, *times, *patience, *workers, *self.row.arguments, *more)
+
+    def new_service(self, *more: str, port: int = 0) -> ChaosService:
+        """A service with the flags of this row; later flags win."""
+        service = ChaosService(self.arguments(*more), port=port)
+        for name in self.row.orders:
+            (service.orders / name).touch()
+        return service
+
+    def new_load(self, service: ChaosService) -> Load:
+        return Load(service.client, self.oracle, self.result, streams=self.settings.streams)
+
+    def throwaway(self) -> RowResult:
+        """A result for clients whose service is killed: they may fail."""
+        return RowResult(self.row.name, self.row.title)
+
+    def workers(self) -> range:
+        return range(self.settings.workers)
+
+    async def run(self) -> RowResult:
+        """Run all trials. Whatever breaks a trial is a violation, and ends the row."""
+        began_s = time.monotonic()
+        try:
+            await (self._run_fresh() if self.row.fresh else self._run_shared())
+        except Exception as error:
+            self.result.violate(f"the trial broke: {type(error).__name__}: {error}")
+        slack = self.settings.slack
+        detected_s, recovered_s = self.row.bounds_s
+        self.result.bound("detection", self.result.detection_s, slack * detected_s)
+        self.result.bound("recovery", self.result.recovery_s, slack * recovered_s)
+        self.result.seconds = time.monotonic() - began_s
+        return self.result
+
+    async def _run_fresh(self) -> None:
+        for _ in range(self.settings.trials):
+            self.result.trials += 1
+            await self.row.trial(self)
+
+    async def _run_shared(self) -> None:
+        service = self._service = self.new_service()
+        try:
+            await service.start()
+            await self.oracle.prepare(service.client)
+            self._load = self.new_load(service)
+            await service.running()
+            before = service.footprint()
+            if self.row.load:
+                self.load.start()
+            try:
+                for _ in range(self.settings.trials):
+                    self.result.trials += 1
+                    await self.row.trial(self)
+            finally:
+                await self.load.stop()
+            await self._quiet(service, before)
+            await self.end(service)
+        finally:
+            await service.stop()
+
+    async def _quiet(self, service: ChaosService, before: Footprint) -> None:
+        """At rest, nothing may be held: no slot, no descriptor, no request without an end."""
+        if not await eventually(lambda: _at_rest(service)):
+            self.result.leave("requests", await service.running())
+        counters = await service.counters()
+        ended = sum(counters[f'requests_total{{outcome="{word}"}}'] for word in OUTCOMES)
+        if counters["requests_started_total"] != ended:
+            self.result.violate(f"{counters['requests_started_total']} started, {ended} ended")
+        held = [load["num_reserved_tokens"] for load in (await service.get("/v1/loads"))["loads"]]
+        self.result.leave("tokens", sum(held), f"reserved: {held}")
+        after = service.footprint()
+        self.result.leave("fds", after.fds - before.fds - SPARE_FDS, f"{before} {after}")
+
+    async def end(self, service: ChaosService) -> None:
+        """Ask the service to end, and look for what it leaves behind."""
+        service.signal(STOP)
+        status = await service.exited(QUIET_S)
+        if status != 0:
+            self.result.violate(f"exit status {status} after SIGTERM")
+        await self.nothing_left(service)
+
+    async def nothing_left(self, service: ChaosService, within_s: float = 2.0) -> None:
+        """Count the workers and the sockets of a service that is gone."""
+
+        async def gone() -> bool:
+            return not service.alive()
+
+        await eventually(gone, within_s)
+        self.result.leave("processes", len(service.alive()), service.alive())
+        left = [path for path in service.sockets if path.exists()]
+        self.result.leave("files", len(left), left)
+
+
+async def _at_rest(service: ChaosService) -> bool:
+    return await service.running() == 0
+
+
+async def eventually(
+    holds: Callable[[], Awaitable[bool]], timeout_s: float = QUIET_S, pause_s: float = 0.02
+) -> bool:
+    """Poll what sends no event; False when time is up."""
+    ends_s = time.monotonic() + timeout_s
+    while not await holds():
+        if time.monotonic() > ends_s:
+            return False
+        await asyncio.sleep(pause_s)
+    return True

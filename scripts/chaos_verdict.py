@@ -1,0 +1,134 @@
+"""What a stream should have been, what it was, and what a row of trials adds up to."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from bench_client import quantile
+from bench_report import milliseconds, table
+from chaos_client import Seen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """How a text differs from what it should be, in characters; ``wrong``: in another way."""
+
+    lost: int = 0
+    repeated: int = 0
+    wrong: int = 0
+
+
+SAME = Difference()
+
+
+def compare(expected: str, got: str) -> Difference:
+    """Tell one cut and one repetition from any other difference."""
+    if got == expected:
+        return SAME
+    start = next(
+        (at for at, (one, other) in enumerate(zip(expected, got, strict=False)) if one != other),
+        min(len(expected), len(got)),
+    )
+    gap = len(expected) - len(got)
+    if gap > 0 and expected[start + gap :] == got[start:]:
+        return Difference(lost=gap)
+    # A repetition begins where the text has been before, so that it may show later.
+    if gap < 0 and got[start - gap :] == expected[start:]:
+        return Difference(repeated=-gap)
+    return Difference(wrong=max(len(expected), len(got)) - start)
+
+
+def faults_of(seen: Seen, expected: str) -> list[str]:
+    """What is wrong with a stream that should have succeeded, beside its text."""
+    if seen.error:
+        return [f"failed: {seen.error}"]
+    faults = []
+    if seen.done != 1:
+        faults.append(f"{seen.done} [DONE] in place of 1")
+    if seen.after_done:
+        faults.append("events after [DONE]")
+    if len(seen.ids) > 1:
+        faults.append(f"the id changed within the stream: {sorted(seen.ids)}")
+    if seen.roles > 1:
+        faults.append(f"the role was sent {seen.roles} times")
+    if len(seen.finish_reasons) != 1:
+        faults.append(f"finish reasons {seen.finish_reasons} in place of one")
+    if seen.ask.exact_usage and seen.usage != (seen.ask.prompt_tokens, len(expected)):
+        faults.append(f"usage {seen.usage} for {seen.ask.prompt_tokens} and {len(expected)}")
+    return faults
+
+
+@dataclass(slots=True)
+class RowResult:
+    """What the trials of one row found. ``left`` counts what they left behind, by kind."""
+
+    row: str
+    title: str
+    trials: int = 0
+    requests: int = 0
+    lost: int = 0
+    repeated: int = 0
+    failed: int = 0
+    refused: int = 0
+    detection_s: list[float] = field(default_factory=list)
+    recovery_s: list[float] = field(default_factory=list)
+    left: Counter[str] = field(default_factory=Counter)
+    violations: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def violate(self, text: str) -> None:
+        """Write down a broken promise, and the trial that broke it."""
+        self.violations.append(f"{self.row}, trial {self.trials}: {text}")
+
+    def take(self, seen: Seen, expected: str) -> None:
+        """Count a stream that should have been as if nothing had happened."""
+        self.requests += 1
+        faults = faults_of(seen, expected)
+        difference = SAME if seen.error else compare(expected, seen.text)
+        self.lost += difference.lost
+        self.repeated += difference.repeated
+        self.failed += bool(seen.error)
+        if difference != SAME:
+            faults.append(f"{difference}: {seen.text!r} in place of {expected!r}")
+        for fault in faults:
+            self.violate(f"{seen.ask}: {fault}")
+
+    def leave(self, kind: str, count: int, what: object = "") -> None:
+        """Count what should be gone."""
+        if count > 0:
+            self.left[kind] += count
+            self.violate(f"{count} {kind} left {what}")
+
+    def bound(self, name: str, values_s: Sequence[float], bound_s: float) -> None:
+        """Hold the 99th percentile to its bound."""
+        if values_s and (p99 := quantile(values_s, 0.99)) > bound_s:
+            self.violations.append(
+                f"{self.row}: {name} p99 {milliseconds(p99)}, allowed {milliseconds(bound_s)}"
+            )
+
+    def cells(self) -> list[str]:
+        times = [
+            milliseconds(quantile(values, q)) if values else "-"
+            for values in (self.detection_s, self.recovery_s)
+            for q in (0.5, 0.99)
+        ]
+        left = "/".join(str(self.left[kind]) for kind in ("processes", "files", "fds"))
+        counts = (self.trials, self.requests, self.lost, self.repeated, self.failed)
+        return [
+            f"{self.row} {self.title}",
+            *map(str, counts),
+            *times,
+            left,
+            str(len(self.violations)),
+        ]
+
+
+HEADERS = (
+    *("row", "trials", "requests", "lost", "repeated", "failed", "detected p50", "p99"),
+    *("recovered p50", "p99", "processes/files/fds left", "violations"),
+)
+
+
+def matrix(results: Sequence[RowResult]) -> str:
+    """The table of all rows."""
+    return table(HEADERS, [result.cells() for result in results])

@@ -1,0 +1,139 @@
+"""100 MB of garbage for the controller, on its workers' socket and over HTTP."""
+
+import argparse
+import asyncio
+import random
+import time
+from collections.abc import Coroutine
+from typing import Final
+
+import zmq
+from bench_report import mebibytes
+from chaos_client import Ask
+from chaos_client_rows import address
+from chaos_service import ChaosService
+from chaos_stage import Row, Settings, Stage
+from measure_value import Measured
+
+GROWTH: Final = 50 * 2**20
+CHUNK: Final = 2**20
+PATIENCE_S: Final = 60.0
+SETTLE_S: Final = 1.0
+
+
+async def measure_garbage(options: argparse.Namespace) -> list[Measured]:
+    """How far the controller's memory grows, and whether it serves afterwards."""
+    rng = random.Random(options.seed)
+    nbytes = options.megabytes * 10**6
+    settings = Settings(
+        trials=1, seed=options.seed, model=None, workers=options.workers, streams=1, slack=1.0
+    )
+    stage = Stage(Row(name="garbage", title="", trial=_nothing), settings)
+    service = stage.new_service()
+    found = []
+    try:
+        await service.start()
+        await service.client.stream(Ask(prompt="warm", max_tokens=8))
+        for name, send in (("its socket", _flood_socket), ("HTTP", _flood_http)):
+            before = service.footprint().rss_nbytes
+            peak = Peak(service)
+            sent = await peak.during(send(service, rng, nbytes))
+            text = f"RSS growth for {sent / 10**6:.0f} MB on {name}"
+            found.append(Measured.bounded(text, peak.rss_nbytes - before, GROWTH, mebibytes))
+        seen = await service.client.stream(stage.oracle.draw())
+        stage.result.take(seen, stage.oracle.expected(seen.ask))
+        await stage.end(service)
+    finally:
+        await service.stop()
+    broken = len(stage.result.violations) + service.deaths(0)
+    return [*found, Measured.bounded("violations and deaths after it", broken, 0, str)]
+
+
+async def _nothing(_stage: Stage) -> None:
+    """This measure has no trials."""
+
+
+class Peak:
+    """Samples the controller's memory while something goes on."""
+
+    def __init__(self, service: ChaosService) -> None:
+        self._service = service
+        self.rss_nbytes = 0
+
+    async def during(self, work: Coroutine[None, None, int]) -> int:
+        """Return what the work returns, a moment after its end."""
+        task = asyncio.create_task(work)
+        ends_s: float | None = None
+        while ends_s is None or time.monotonic() < ends_s:
+            self.rss_nbytes = max(self.rss_nbytes, self._service.footprint().rss_nbytes)
+            await asyncio.sleep(0.02)
+            if task.done() and ends_s is None:
+                ends_s = time.monotonic() + SETTLE_S
+        return task.result()
+
+
+async def _flood_socket(service: ChaosService, rng: random.Random, nbytes: int) -> int:
+    """Half in frames that are small enough to be read, half in one that is not."""
+    context = zmq.Context()
+    sent = 0
+    try:
+        for name, size in (("stranger", CHUNK // 2), ("giant", nbytes // 2)):
+            stranger = context.socket(zmq.DEALER)
+            stranger.setsockopt(zmq.IDENTITY, name.encode())
+            stranger.setsockopt(zmq.SNDHWM, 4)
+            stranger.connect(service.endpoint())
+            ends_s = time.monotonic() + PATIENCE_S
+            goal = sent + nbytes // 2
+            while sent < goal and time.monotonic() < ends_s:
+                try:
+                    stranger.send(rng.randbytes(size), zmq.DONTWAIT)
+                    sent += size
+                except zmq.Again:
+                    await asyncio.sleep(0.005)
+        # What lies in our own queues has not arrived yet.
+        await asyncio.sleep(SETTLE_S)
+    finally:
+        context.destroy(linger=0)
+    return sent
+
+
+async def _flood_http(service: ChaosService, rng: random.Random, nbytes: int) -> int:
+    """A header without end, a body that announces itself, one that does not, and plain noise."""
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    part = nbytes // 4
+    openings = (
+        b"%sX-Long: " % head,
+        b"%sContent-Length: %d\r\n\r\n" % (head, part),
+        b"%sTransfer-Encoding: chunked\r\n\r\n%x\r\n" % (head, part),
+        b"",
+    )
+    sent = 0
+    for opening in openings:
+        # As many connections as it takes, since each is closed early.
+        goal = sent + part
+        ends_s = time.monotonic() + PATIENCE_S
+        while sent < goal and time.monotonic() < ends_s:
+            sent += await _send_until_closed(service, opening, rng, goal - sent)
+    return sent
+
+
+async def _send_until_closed(
+    service: ChaosService, opening: bytes, rng: random.Random, nbytes: int
+) -> int:
+    reader, writer = await asyncio.open_connection(*address(service))
+    sent = 0
+    noise = rng.randbytes(CHUNK).replace(b"\r", b"x").replace(b"\n", b"x")
+    try:
+        writer.write(opening)
+        async with asyncio.timeout(PATIENCE_S):
+            while sent < nbytes and not reader.at_eof():
+                writer.write(noise)
+                await writer.drain()
+                sent += len(noise)
+                await asyncio.sleep(0)
+    except OSError:
+        # Closed by the server, as it should be. What was in its way counts as sent.
+        sent += CHUNK
+    finally:
+        writer.transport.abort()
+    return sent

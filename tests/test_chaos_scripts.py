@@ -1,0 +1,240 @@
+"""What scripts/chaos and the measures of faults conclude from what they see."""
+
+import importlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
+OURS = ("bench_", "chaos_", "measure_")
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Modules of scripts/, imported as the programs import them."""
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    yield importlib.import_module
+    for name in [name for name in sys.modules if name.startswith(OURS)]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def result(load):
+    return load("chaos_verdict").RowResult("F2", "killed")
+
+
+def seen_of(load, text: str = "abc", **more: Any) -> Any:
+    """A flawless stream of this text, but for what is said otherwise."""
+    client = load("chaos_client")
+    ask = client.Ask(prompt="p", prompt_tokens=1, max_tokens=3, exact_usage=True)
+    seen = client.Seen(ask, text=text, status=200, done=1, ids={"x"}, finish_reasons=["length"])
+    seen.usage = (1, len(text))
+    for name, value in more.items():
+        setattr(seen, name, value)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("got", "lost", "repeated", "wrong"),
+    [
+        ("brown fox jumps", 0, 0, 0),
+        ("brown jumps", 4, 0, 0),
+        ("brown fox ju", 3, 0, 0),
+        ("wn fox jumps", 3, 0, 0),
+        ("brown fox fox jumps", 0, 4, 0),
+        ("brown fox jumpss", 0, 1, 0),
+        ("bbrown fox jumps", 0, 1, 0),
+        ("brown cat jumps", 0, 0, 9),
+        ("", 15, 0, 0),
+        ("brown dog", 0, 0, 9),
+    ],
+)
+def test_lost_repeated_and_wrong_text_are_told_apart(load, got, lost, repeated, wrong):
+    found = load("chaos_verdict").compare("brown fox jumps", got)
+    assert (found.lost, found.repeated, found.wrong) == (lost, repeated, wrong)
+
+
+def test_a_flawless_stream_is_counted_and_no_more(load, result):
+    result.take(seen_of(load), "abc")
+    assert (result.requests, result.violations) == (1, [])
+
+
+def test_lost_and_repeated_tokens_are_violations(load, result):
+    result.take(seen_of(load, text="ac", usage=(1, 3)), "abc")
+    result.take(seen_of(load, text="abbc", usage=(1, 3)), "abc")
+    assert (result.lost, result.repeated, result.failed) == (1, 1, 0)
+    assert len(result.violations) == 2
+
+
+@pytest.mark.parametrize(
+    ("flaw", "words"),
+    [
+        ({"error": "worker_lost"}, "failed: worker_lost"),
+        ({"done": 0}, "0 [DONE]"),
+        ({"done": 2}, "2 [DONE]"),
+        ({"after_done": 1}, "events after [DONE]"),
+        ({"ids": {"x", "y"}}, "the id changed"),
+        ({"roles": 2}, "the role was sent 2 times"),
+        ({"finish_reasons": []}, "finish reasons []"),
+        ({"finish_reasons": ["stop", "length"]}, "finish reasons"),
+        ({"usage": (1, 4)}, "usage (1, 4)"),
+        ({"usage": (9, 3)}, "usage (9, 3)"),
+    ],
+)
+def test_a_stream_that_breaks_its_form_is_a_violation(load, result, flaw, words):
+    result.take(seen_of(load, **flaw), "abc")
+    assert len(result.violations) == 1
+    assert words in result.violations[0]
+    assert result.failed == ("error" in flaw)
+
+
+def test_events_after_the_end_are_noticed_in_the_stream(load):
+    client = load("chaos_client")
+    seen = client.Seen(client.Ask(prompt="p"))
+    event = '{"id": "x", "choices": [{"text": "a", "finish_reason": null}]}'
+    for data in (event, "[DONE]", event):
+        client._take(seen, data)
+    assert (seen.done, seen.after_done, seen.text) == (1, 1, "aa")
+
+
+def test_a_stream_resumes_at_the_end_of_the_pause_that_the_loss_made(load):
+    seen = seen_of(load, chunks_s=[1.0, 1.1, 1.21, 1.6, 1.7, 2.9])
+    assert seen.resumed_s(1.15, 1.2) == 1.6
+
+
+def test_a_stream_that_ended_in_time_does_not_resume(load):
+    assert seen_of(load, chunks_s=[1.0, 1.1]).resumed_s(1.15, 1.2) is None
+
+
+def test_a_bound_is_held_to_the_99th_percentile(result):
+    result.bound("detection", [0.01] * 99 + [0.2], 0.1)
+    assert len(result.violations) == 1
+    result.bound("recovery", [0.01] * 100, 0.1)
+    result.bound("recovery", [], 0.1)
+    assert len(result.violations) == 1
+
+
+def test_what_is_left_behind_is_counted_and_a_violation(result):
+    result.leave("processes", 0)
+    result.leave("fds", -3)
+    assert result.violations == []
+    result.leave("files", 2, ["a", "b"])
+    assert result.cells()[-2:] == ["0/2/0", "1"]
+
+
+def test_the_matrix_has_every_column_and_row(load, result):
+    lines = load("chaos_verdict").matrix([result]).splitlines()
+    assert len(lines) == 3
+    for word in ("trials", "lost", "repeated", "failed", "detected", "recovered", "violations"):
+        assert word in lines[0]
+    assert "F2 killed" in lines[2]
+
+
+def test_the_fake_answers_are_those_of_the_engine(load):
+    loads = load("chaos_load")
+    oracle = loads.FakeOracle(loads.random.Random(1), (5, 40))
+    ask = oracle.draw()
+    text = oracle.expected(ask)
+    assert len(text) == ask.max_tokens
+    assert text == oracle.expected(ask)
+    assert text != oracle.expected(load("dataclasses").replace(ask, prompt="other"))
+
+
+def test_every_row_of_the_matrix_is_there_or_simulated(load):
+    run = load("chaos_run")
+    numbers = {int(name[1:]) for name in (*run.ROWS, *run.SIMULATED)}
+    # F23 was never assigned.
+    assert numbers == set(range(1, 28)) - {23}
+
+
+def test_rows_that_need_fake_engines_are_left_out_with_a_model(load):
+    run = load("chaos_run")
+    every = [row.name for row in run.chosen(run.parse([]))]
+    assert every == sorted(run.ROWS, key=lambda name: int(name[1:]))
+    some = [row.name for row in run.chosen(run.parse(["--mlx", "m", "--rows", "F2", "F19"]))]
+    assert some == ["F2"]
+
+
+@pytest.mark.parametrize("arguments", [["--rows", "F99"], ["--trials", "0"]])
+def test_a_row_or_count_that_makes_no_sense_is_refused(load, capsys, arguments):
+    with pytest.raises(SystemExit):
+        load("chaos_run").parse(arguments)
+    assert arguments[1] in capsys.readouterr().err
+
+
+def test_a_violation_makes_the_exit_status_1(load, monkeypatch, capsys, result):
+    run = load("chaos_run")
+
+    async def ran(_options):
+        return [result]
+
+    monkeypatch.setattr(run, "run", ran)
+    assert run.main(["--rows", "F2"]) == 0
+    result.violate("a token was lost")
+    assert run.main(["--rows", "F2"]) == 1
+    assert "violation: F2, trial 0: a token was lost" in capsys.readouterr().out
+
+
+def test_a_simulation_that_fails_is_a_violation(load, monkeypatch, tmp_path):
+    run = load("chaos_run")
+    monkeypatch.setattr(run, "SIMULATION", tmp_path / "absent")
+    assert run.simulate([]) == []
+    assert "does not exist" in run.simulate(["F21"])[0]
+
+
+def test_a_measure_that_is_missing_keeps_no_bound(load):
+    measured = load("measure_value").Measured
+    assert measured.bounded("x", 1.0, 1.0, str).kept
+    assert not measured.bounded("x", 1.1, 1.0, str).kept
+    assert not measured.bounded("x", float("nan"), 1.0, str).kept
+
+
+def samples(load, **grown: list[int]) -> list[Any]:
+    soak = load("measure_soak")
+    flat = {"rss_nbytes": 10**8, "fds": 30, "threads": 4, "socket_files": 2, "processes": 3}
+    return [
+        soak.Sample(**{**flat, **{name: values[at] for name, values in grown.items()}})
+        for at in range(30)
+    ]
+
+
+def test_a_flat_soak_keeps_its_bounds_whatever_it_took_to_warm_up(load):
+    rss = [10**7 * (at + 1) for at in range(6)] + [10**8] * 24
+    found = load("measure_soak").flatness(samples(load, rss_nbytes=rss))
+    assert all(each.kept for each in found)
+
+
+@pytest.mark.parametrize("name", ["fds", "threads", "socket_files", "processes"])
+def test_a_soak_that_grows_does_not_keep_its_bound(load, name):
+    grown = samples(load, **{name: list(range(30))})
+    assert [each.kept for each in load("measure_soak").flatness(grown)].count(False) == 1
+
+
+def test_nonsense_is_named_and_none_of_it_could_be_served(load):
+    nonsense = load("chaos_nonsense")
+    found = list(nonsense.malformed_requests(load("random").Random(1)))
+    assert len({name for name, _ in found}) == len(found) > 20
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("script", ["chaos_run.py", "measure_faults.py"])
+def test_the_programs_explain_themselves(script):
+    done = subprocess.run(
+        [sys.executable, str(SCRIPTS / script), "--help"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "examples:" in done.stdout
+
+
+@pytest.mark.system
+def test_one_kill_of_a_streaming_worker_is_noticed_by_no_client():
+    arguments = ["--rows", "F2", "--trials", "1", "--workers", "2", "--slack", "30"]
+    done = subprocess.run(
+        [sys.executable, str(SCRIPTS / "chaos_run.py"), *arguments], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "| F2 SIGKILL, streaming" in done.stdout
