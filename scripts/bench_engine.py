@@ -88,7 +88,7 @@ def make_pair(directory: Path, options: argparse.Namespace) -> Pair:
     worker = LocalWorker(start)
     return Pair(
         ours=OurBatch(worker),
-        peer=PeerBatch(directory),
+        peer=PeerBatch(worker.model),
         vocab_size=worker.engine.facts.shape.vocab_size,
         rounds=options.rounds,
         seed=options.seed,

@@ -4,6 +4,7 @@ import gc
 import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 from bench_side import PATIENCE_STEPS, Emitted
@@ -29,6 +30,7 @@ from mlx_dp.proto.sampling_params import SamplingParams
 from mlx_dp.worker import startup
 from mlx_dp.worker.engine import Engine
 from mlx_dp.worker.loop import WorkerLoop
+from mlx_dp.worker.mlx_engine import MlxEngine
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -82,6 +84,13 @@ class LocalWorker:
         self.capacity = started.capacity
         self.loop: WorkerLoop = startup._loop(start, started, self._channel, time.monotonic)
         self._channel.up.clear()
+
+    @property
+    def model(self) -> Any:
+        """The model that the engine has loaded."""
+        engine = self.engine
+        assert isinstance(engine, MlxEngine), engine
+        return engine._loaded.model
 
     def send(self, verb: Down) -> None:
         """Put a verb where the next turn finds it."""

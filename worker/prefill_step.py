@@ -16,7 +16,7 @@ from mlx_dp.worker.prefill import Prefill
 GUEST_TOKENS: Final = 64
 """A longer chunk has a forward pass of its own: as the batch's guest it would have to compute the
 LM head for all its tokens, which costs more than reading the weights once less saves."""
-TOGETHER_TOKENS: Final = 256
+TOGETHER_TOKENS: Final = 512
 """Short prompts share a forward pass up to so many tokens in all."""
 
 
