@@ -84,11 +84,16 @@ class ChaosClient:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         self.http = httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, limits=limits)
         self._openai = openai.AsyncOpenAI(
-            base_url=f"{url}/v1", api_key="none", max_retries=0, http_client=self.http
+            base_url=f"{url}/v1",
+            api_key="none",
+            max_retries=0,
+            timeout=TIMEOUT_S,
+            default_headers={"Connection": "close"},
         )
 
     async def close(self) -> None:
         await self.http.aclose()
+        await self._openai.close()
 
     async def stream(self, ask: Ask, seen: Seen | None = None) -> Seen:
         """Run a request to its end. An error is taken down, not raised."""

@@ -63,8 +63,8 @@ def malformed_requests(rng: random.Random) -> Iterator[tuple[str, bytes]]:
     for body in BAD_JSON:
         yield f"body {body[:20]!r}", with_body(body)
     for fields in BAD_FIELDS:
-        body = {"model": MODEL, "prompt": "hello", "max_tokens": 1, **fields}
-        yield f"fields {fields}", with_body(json.dumps(body).encode())
+        asked = {"model": MODEL, "prompt": "hello", "max_tokens": 1, **fields}
+        yield f"fields {fields}", with_body(json.dumps(asked).encode())
 
 
 def malformed_frames(rng: random.Random, largest: int) -> Iterator[list[bytes]]:

@@ -7,6 +7,7 @@ from typing import Final
 
 import zmq
 from chaos_nonsense import malformed_frames
+from chaos_service import ServiceError
 from chaos_stage import HANG_S, HEARTBEAT_S, QUIET_S, Row, Stage, eventually
 
 LARGEST_FRAME: Final = 64 * 2**20
@@ -76,10 +77,7 @@ async def rolling_restart(stage: Stage) -> None:
     for index in stage.workers():
         since = service.mark()
         began_s = time.monotonic()
-        answer = await service.client.http.post(f"/workers/{index}/restart")
-        if answer.status_code not in (200, 202):
-            stage.result.violate(f"restart of {index}: {answer.status_code} {answer.text}")
-            return
+        await _ask_for_restart(stage, index)
         await service.wait_ready(index, since)
         stage.result.recovery_s.append(time.monotonic() - began_s)
 
@@ -89,6 +87,19 @@ async def rolling_restart(stage: Stage) -> None:
 
         if not await eventually(settled, ROLLED_S):
             stage.result.violate(f"not all workers are ready after the restart of {index}")
+
+
+async def _ask_for_restart(stage: Stage, index: int) -> None:
+    """The one before may have a moment to go, for which it is refused."""
+
+    async def taken() -> bool:
+        answer = await stage.service.client.http.post(f"/workers/{index}/restart")
+        if answer.status_code not in (202, 409):
+            raise ServiceError(f"restart of {index}: {answer.status_code} {answer.text}")
+        return answer.status_code == 202
+
+    if not await eventually(taken):
+        raise ServiceError(f"restart of {index}: refused for {QUIET_S:g} s")
 
 
 WIRE_ROWS: Final = (

@@ -46,6 +46,7 @@ async def measure_crowd(options: argparse.Namespace) -> list[Measured]:
         took_s = streams.result()[1]
         alive_s = await _answer_s(service)
         deaths = service.deaths(0)
+        closed = sum(_closed(client) for client in idle)
     finally:
         for client in idle:
             client.close()
@@ -63,6 +64,7 @@ async def measure_crowd(options: argparse.Namespace) -> list[Measured]:
             2 * options.streams * PER_CONNECTION,
             mebibytes,
         ),
+        Measured.bounded(f"closed of {options.idle} idle connections", closed, 0, str),
         Measured.bounded(f"failed of {options.streams} streams", failed, 0, str),
         Measured(f"time of a stream of {TOKENS} tokens, p50", milliseconds(quantile(took_s, 0.5))),
         Measured(f"time of a stream of {TOKENS} tokens, p99", milliseconds(quantile(took_s, 0.99))),
@@ -82,16 +84,37 @@ def _raise_open_files(wanted: int) -> None:
 
 
 async def _connect(service: ChaosService, count: int) -> list[socket.socket]:
-    """Open connections, no more at a time than the backlog takes."""
-    loop = asyncio.get_running_loop()
+    """Open connections, no more at a time than the backlog takes.
+
+    Each has asked once, as one that says nothing at all is closed early.
+    """
     clients: list[socket.socket] = []
     while len(clients) < count:
         batch = [socket.socket() for _ in range(min(CONNECT_AT_A_TIME, count - len(clients)))]
         clients += batch
         for client in batch:
             client.setblocking(False)
-        await asyncio.gather(*(loop.sock_connect(client, address(service)) for client in batch))
+        await asyncio.gather(*(_open(client, address(service)) for client in batch))
     return clients
+
+
+async def _open(client: socket.socket, place: tuple[str, int]) -> None:
+    loop = asyncio.get_running_loop()
+    await loop.sock_connect(client, place)
+    await loop.sock_sendall(client, b"GET /live HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+    answer = await loop.sock_recv(client, 4096)
+    assert answer.startswith(b"HTTP/1.1 200"), answer
+
+
+def _closed(client: socket.socket) -> bool:
+    """Whether the service has hung up. Nothing else is to be read on a quiet connection."""
+    try:
+        client.recv(4096)
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True
+    return True
 
 
 async def _stream(service: ChaosService, count: int) -> tuple[int, list[float]]:
