@@ -112,5 +112,10 @@ class Inbox:
     def _beat(self, index: int, heartbeat: Heartbeat, now: float) -> None:
         self._fleet.beat(index, heartbeat)
         owner = self._book.get(index)
-        if owner is not None:
-            owner.beat(heartbeat, now)
+        if owner is None:
+            return
+        # Messages arrive in the order in which they were sent, or the report of an end was lost.
+        accepted = len(owner.leases) - len(owner.unaccepted)
+        if heartbeat.running < accepted:
+            raise ProtocolError(f"worker {index}: runs {heartbeat.running} of {accepted} requests")
+        owner.beat(heartbeat, now)
