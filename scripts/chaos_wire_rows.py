@@ -20,6 +20,7 @@ ROLLED_S: Final = 60.0
 async def foreign_frames(stage: Stage) -> None:
     """Garbage and forgeries on the workers' socket, and a stranger that never reads."""
     service = stage.service
+    await stage.load.wait_for(lambda: bool(stage.load.streaming(stage.workers())), QUIET_S)
     since, before = service.mark(), service.footprint()
     context = zmq.Context()
     try:

@@ -107,9 +107,10 @@ async def _open(client: socket.socket, place: tuple[str, int]) -> None:
 
 
 def _closed(client: socket.socket) -> bool:
-    """Whether the service has hung up. Nothing else is to be read on a quiet connection."""
+    """Whether the service has hung up, behind what is left of its answer."""
     try:
-        client.recv(4096)
+        while client.recv(4096):
+            pass
     except BlockingIOError:
         return False
     except ConnectionError:

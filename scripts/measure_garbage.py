@@ -38,13 +38,16 @@ async def measure_garbage(options: argparse.Namespace) -> list[Measured]:
             before = service.footprint().rss_nbytes
             peak = Peak(service)
             sent = await peak.during(send(service, rng, nbytes))
-            text = f"RSS growth for {sent / 10**6:.0f} MB on {name}"
+            text = f"RSS growth for {sent / 10**6:.0f} MB offered on {name}"
             found.append(Measured.bounded(text, peak.rss_nbytes - before, GROWTH, mebibytes))
         seen = await service.client.stream(stage.oracle.draw())
         stage.result.take(seen, stage.oracle.expected(seen.ask))
+        counters = await service.counters()
         await stage.end(service)
     finally:
         await service.stop()
+    text = "frames from strangers that arrived"
+    found.append(Measured(text, str(counters["unknown_frames_total"])))
     broken = len(stage.result.violations) + service.deaths(0)
     return [*found, Measured.bounded("violations and deaths after it", broken, 0, str)]
 
