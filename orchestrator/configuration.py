@@ -43,6 +43,8 @@ def check_flags(flags: Flags) -> None:
         ("--restart-delay", flags.owners.restart_delay),
     ):
         _seconds(flag, value_s, most=3600.0)
+    _seconds("--restart-window", flags.owners.restart_window)
+    _seconds("--start-timeout", flags.owners.start_timeout)
     _within("--max-queued-requests", flags.queue.max_queued_requests, 1)
     _within("--port", flags.http.port, 0, 65535)
     _seconds("--queue-timeout", flags.queue.queue_timeout)

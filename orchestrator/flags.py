@@ -128,10 +128,20 @@ class OwnerFlags:
     max_restarts: Annotated[
         int,
         _owners(
-            help="Restarts within 60 s, after which a worker counts as failed. Unit: "
+            help="Restarts within --restart-window, after which a worker counts as failed. Unit: "
             "[bold]per worker[/bold]."
         ),
     ] = 5
+    restart_window: Annotated[
+        float, _owners(help="Seconds within which --max-restarts is counted.")
+    ] = 60.0
+    start_timeout: Annotated[
+        float,
+        _owners(
+            help="Seconds that a worker may take to load its model before it is started anew; "
+            "more for large models on slow disks."
+        ),
+    ] = 600.0
     # Hidden: the defaults suit every model, and trials of faults need shorter times.
     heartbeat_interval: Annotated[
         float, _owners(hidden=True, help="Seconds between two heartbeats of a worker.")

@@ -53,7 +53,8 @@ class WorkerOptions:
     hang_timeout_s: float = 10.0
     start_timeout_s: float = 600.0
     max_restarts: int = 5
-    """Restarts of one worker within 60 s, after which it counts as failed."""
+    """Restarts of one worker within ``restart_window_s``, after which it counts as failed."""
+    restart_window_s: float = 60.0
     restart_delay_s: float = 0.25
     """Before the first restart of a worker; further ones wait longer."""
     log_level: str = "info"

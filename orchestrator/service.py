@@ -6,6 +6,8 @@ from enum import StrEnum
 from typing import Final, Protocol
 
 from mlx_dp.orchestrator.control.counters import ControllerCounters, RequestObserver
+from mlx_dp.orchestrator.worker_states import WorkerState
+from mlx_dp.orchestrator.worker_states import WorkerStatus as WorkerStatus
 from mlx_dp.proto.admission import AdmissionLimits
 from mlx_dp.proto.grammar import Grammar
 from mlx_dp.proto.messages import FinishReason, TokenLogprob
@@ -18,17 +20,6 @@ RETRY_BUSY_S: Final = 1
 """When to come back to a service that is full: a request ends every moment."""
 RETRY_ABSENT_S: Final = 5
 """When to come back to one where nobody is ready, or the owner that is asked for is not."""
-
-
-class WorkerStatus(StrEnum):
-    """A worker's life as the controller sees it."""
-
-    STARTING = "starting"
-    READY = "ready"
-    DRAINING = "draining"
-    LOST = "lost"
-    STOPPED = "stopped"
-    FAILED = "failed"
 
 
 class ServiceStatus(StrEnum):
@@ -224,6 +215,15 @@ class Service(Protocol):
 
     async def flush_cache(self, timeout_s: float) -> tuple[OwnerFlush, ...]:
         """Have every ready owner drop its cached prefixes, and return one result an owner."""
+
+    def workers(self) -> tuple[WorkerState, ...]:
+        """One state per worker process, in the order of their indices."""
+
+    def restart_worker(self, index: int) -> tuple[int, ...]:
+        """Have a worker, or its whole group, replaced without a request failing for it.
+
+        Returns at once whom it concerns. Raises RestartRefusedError; then nothing was changed.
+        """
 
     def counters(self) -> ControllerCounters:
         """Totals since the start, for metrics."""

@@ -10,10 +10,12 @@ from rich.console import Console
 
 from mlx_dp.orchestrator.control.controller import ServiceDeadError
 from mlx_dp.orchestrator.http.server import EmbeddedServer
+from mlx_dp.orchestrator.process.hang_up import HangUp
 from mlx_dp.orchestrator.process.log_output import write_plain
 from mlx_dp.orchestrator.process.stop_signals import EXIT_SIGNAL_BASE, StopSignals
 from mlx_dp.orchestrator.service import ServiceState, ServiceStatus, WorkerStatus
 from mlx_dp.orchestrator.start_display import StartDisplay, start_display
+from mlx_dp.orchestrator.worker_states import RestartRefusedError
 from mlx_dp.proto.messages import FailureKind
 
 EXIT_FAILED: Final = 1
@@ -43,6 +45,9 @@ class ControlPlane(Protocol):
     def kill_all(self) -> None:
         """SIGKILL to every worker, without waiting."""
 
+    def restart_all(self) -> tuple[int, ...]:
+        """Have every ready worker replaced, one after another. Raises RestartRefusedError."""
+
 
 class ServiceRun:
     """Runs controller and HTTP server in one loop until a signal or the last worker's end."""
@@ -66,6 +71,7 @@ class ServiceRun:
         """Return the exit status: 0 after a drain, else that of a failure."""
         signals = StopSignals(self._end_at_once)
         signals.install(asyncio.get_running_loop())
+        HangUp(self._restart_all, signals.requested.set).install(asyncio.get_running_loop())
         await self._control.start()
         watch = asyncio.create_task(self._control.watch())
         serving = asyncio.create_task(self._server.run())
@@ -129,6 +135,15 @@ class ServiceRun:
             raise error
         self._say(f"mlx-dp: error: {error}")
         return EXIT_CONFIG if error.kind in _CONFIGURATION else EXIT_FAILED
+
+    def _restart_all(self) -> None:
+        try:
+            indices = self._control.restart_all()
+        except RestartRefusedError as error:
+            self._say(f"mlx-dp: SIGHUP: no restart: {error}")
+        else:
+            workers = ", ".join(map(str, indices))
+            self._say(f"mlx-dp: SIGHUP: restarting workers {workers}, one after another")
 
     def _end_at_once(self, number: signal.Signals) -> None:
         try:

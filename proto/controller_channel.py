@@ -10,7 +10,7 @@ import zmq
 
 from mlx_dp.proto.codec import MAX_FRAME_BYTES, decode_up, encode
 from mlx_dp.proto.errors import ConfigError, ProtocolError
-from mlx_dp.proto.messages import Down, Up
+from mlx_dp.proto.messages import Down, Shutdown, Up
 from mlx_dp.proto.socket_directory import SocketDirectory
 
 HIGH_WATER_MARK: Final = 256
@@ -45,6 +45,7 @@ class ControllerChannel:
         """
         self._directory: SocketDirectory | None = None
         self._known: Final[set[bytes]] = set()
+        self._forgotten: Final[set[bytes]] = set()
         self._unknown_frames = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._on_arrival: Callable[[], None] | None = None
@@ -98,6 +99,7 @@ class ControllerChannel:
     def forget(self, identity: str) -> None:
         """Never hear this identity again, even if its process wakes up later."""
         self._known.discard(identity.encode())
+        self._forgotten.add(identity.encode())
 
     def send(self, identity: str, message: Down) -> None:
         """Hand a message to the socket, at once or not at all.
@@ -126,10 +128,24 @@ class ControllerChannel:
                 return arrived
             if identity not in self._known:
                 self._unknown_frames += 1
+                self._send_away(identity)
                 continue
             arrived.append((identity.decode(), _decode(frames)))
         self._rearm()
         return arrived
+
+    def _send_away(self, identity: bytes) -> None:
+        """Have one that was given up, and still speaks, end by itself. Strangers get no answer."""
+        if identity not in self._forgotten:
+            return
+        try:
+            self._socket.send_multipart((identity, encode(Shutdown())), zmq.DONTWAIT)
+        except zmq.ZMQError as error:
+            # It does not read, or has gone: whatever it says next is answered again.
+            if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
+                raise
+        else:
+            self._forgotten.discard(identity)
 
     def attach(self, loop: asyncio.AbstractEventLoop, on_arrival: Callable[[], None]) -> None:
         """Call ``on_arrival`` from the loop whenever there may be something to drain."""

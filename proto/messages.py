@@ -282,6 +282,10 @@ class Heartbeat:
     cached_nbytes: Count = 0
     held_nbytes: Count = 0
     """What rows, cached prefixes and states take of ``OwnerCapacity.cache_nbytes``."""
+    step_tokens: Count = 0
+    """Prompt tokens in the steps under way: no beat leaves until those are through."""
+    malformed_frames: Count = 0
+    """Frames of ours that it could not read, and has dropped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

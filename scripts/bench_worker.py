@@ -63,6 +63,10 @@ class LocalChannel:
     def congested(self) -> bool:
         return False
 
+    @property
+    def malformed_frames(self) -> int:
+        return 0
+
     def send(self, message: Up) -> None:
         self.up.append(message)
 

@@ -22,6 +22,7 @@ from mlx_dp.proto.messages import (
     Abort,
     Accepted,
     Down,
+    Drain,
     EngineKind,
     Failed,
     FailureKind,
@@ -40,6 +41,7 @@ from mlx_dp.proto.messages import (
     Start,
     Submit,
     TokenChunk,
+    TokenLogprob,
     Tokens,
     Up,
     WorkerPhase,
@@ -159,6 +161,7 @@ class FakeWorker:
     alive: bool = True
     stopped: bool = False
     serving: bool = False
+    draining: bool = False
     step: int = 0
     signals: list[str] = field(default_factory=list)
     cached: set[tuple[str, tuple[int, ...]]] = field(default_factory=set)
@@ -210,6 +213,8 @@ class FakeWorker:
                 freed = sum(len(prompt) for _, prompt in self.cached)
                 self.cached.clear()
                 self.say(Flushed(flush_id=message.flush_id, num_tokens=freed, nbytes=2 * freed))
+            case Drain():
+                self.draining = True
             case Shutdown():
                 self.die(0)
 
@@ -221,7 +226,9 @@ class FakeWorker:
         capacity = self.world.ready_of(self.index).capacity
         assert submit.request_id not in self.running
         refused = None
-        if len(self.running) >= capacity.request_slots:
+        if self.draining:
+            refused = RejectReason.DRAINING
+        elif len(self.running) >= capacity.request_slots:
             refused = RejectReason.NO_SLOT
         elif self.running and not self._fits(_next_tokens(submit)):
             refused = RejectReason.NO_TOKENS
@@ -260,6 +267,7 @@ class FakeWorker:
                     epoch=submit.epoch,
                     index=running.num_tokens,
                     ids=(whole[-1],),
+                    logprobs=self._logprobs(running),
                 )
             )
             running.num_tokens += 1
@@ -270,6 +278,13 @@ class FakeWorker:
                 self.finish(chunk.request_id, FinishReason.STOP)
             elif running.num_tokens == running.submit.max_tokens:
                 self.finish(chunk.request_id, FinishReason.LENGTH)
+
+    @staticmethod
+    def _logprobs(running: Running) -> tuple[TokenLogprob, ...]:
+        """Another one at each position, when the request asks for them."""
+        if running.submit.params.logprobs is None:
+            return ()
+        return (TokenLogprob(logprob=-float(running.num_tokens)),)
 
     def _make_room(self) -> None:
         """Give up the youngest until the next step fits, as a worker does; never the last one."""

@@ -41,6 +41,7 @@ class ScriptedChannel:
         self.ready: Ready | None = None
         self.most_at_once = 0
         self.congested = False
+        self.malformed_frames = 0
 
     def drain(self) -> list[Down]:
         if self._start is not None:

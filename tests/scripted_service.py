@@ -24,6 +24,7 @@ from mlx_dp.orchestrator.service import (
     ServiceStatus,
     Started,
 )
+from mlx_dp.orchestrator.worker_states import RestartRefusedError, WorkerState
 from mlx_dp.proto.admission import AdmissionLimits, refusal
 from mlx_dp.proto.messages import FinishReason
 from mlx_dp.proto.parallel import ReplicaMode
@@ -106,6 +107,7 @@ class ScriptedService:
             OwnerFlush(owner=owner, outcome=FlushOutcome.FLUSHED, num_tokens=10, nbytes=640)
             for owner in range(len(owners))
         )
+        self.restarting: tuple[int, ...] = ()
         self.observers: list[RequestObserver] = []
         self.submitted = asyncio.Event()
 
@@ -120,6 +122,32 @@ class ScriptedService:
 
     async def flush_cache(self, timeout_s: float) -> tuple[OwnerFlush, ...]:
         return self.flushes
+
+    def workers(self) -> tuple[WorkerState, ...]:
+        return tuple(
+            WorkerState(
+                index=owner.owner,
+                status=owner.status,
+                status_s=60.0,
+                phase=owner.phase,
+                pid=owner.pid,
+                incarnation=owner.incarnation,
+                epoch=owner.restarts,
+                restarts=owner.restarts,
+                restarts_in_window=owner.restarts,
+                max_restarts=5,
+                last_cause=owner.message,
+                restart_asked=owner.owner in self.restarting,
+                malformed_frames=0,
+            )
+            for owner in self.current.owners
+        )
+
+    def restart_worker(self, index: int) -> tuple[int, ...]:
+        if self.restarting:
+            raise RestartRefusedError("a restart is under way already")
+        self.restarting = (index,)
+        return self.restarting
 
     def observe(self, observer: RequestObserver) -> None:
         self.observers.append(observer)

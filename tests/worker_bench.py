@@ -32,6 +32,7 @@ class FakeChannel:
         self.verbs: list[Down] = []
         self.sent: list[Up] = []
         self.congested = False
+        self.malformed_frames = 0
         self.waits: list[float] = []
 
     def send(self, message: Up) -> None:

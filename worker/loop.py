@@ -21,7 +21,7 @@ from mlx_dp.proto.messages import (
 from mlx_dp.worker.chunk_budget import ChunkBudget
 from mlx_dp.worker.engine import Engine
 from mlx_dp.worker.failure import sentence
-from mlx_dp.worker.pulse import Pulse
+from mlx_dp.worker.pulse import Moment, Pulse
 from mlx_dp.worker.scheduler import Scheduler
 from mlx_dp.worker.step_timer import StepTimer
 
@@ -34,6 +34,10 @@ class Channel(Protocol):
     @property
     def congested(self) -> bool:
         """The controller does not read, and frames wait for it."""
+
+    @property
+    def malformed_frames(self) -> int:
+        """Frames from the controller that were dropped, since they broke the protocol."""
 
     def send(self, message: Up) -> None: ...
 
@@ -130,6 +134,11 @@ class WorkerLoop:
             decoding=decoding, waiting=self._scheduler.requests.waiting
         )
         plan = self._scheduler.plan(budget)
+        prompt_tokens = sum(chunk.num_tokens for chunk in plan.prefill)
+        # The controller has to hear of it before: no beat leaves while the device computes.
+        under_way = self._timer.prefilling + prompt_tokens
+        if not self._pulse.tells(under_way):
+            self._beat(self._clock(), step_tokens=under_way)
         called_at = self._clock()
         drawn = self._engine.step(plan)
         self._scheduler.launched()
@@ -137,7 +146,7 @@ class WorkerLoop:
         took = self._timer.returned(
             called_at,
             self._clock(),
-            prefilled=sum(chunk.num_tokens for chunk in plan.prefill),
+            prefilled=prompt_tokens,
             decoded=decoding,
         )
         if took is not None:
@@ -183,7 +192,14 @@ class WorkerLoop:
         now = self._clock()
         if self._pulse.due_in(now) > 0.0:
             return False
-        self._channel.send(
-            self._pulse.beat(now, step=self._step, scheduler=self._scheduler, engine=self._engine)
-        )
+        self._beat(now, step_tokens=self._timer.prefilling)
         return True
+
+    def _beat(self, now: float, *, step_tokens: int) -> None:
+        moment = Moment(
+            step=self._step,
+            step_tokens=step_tokens,
+            malformed_frames=self._channel.malformed_frames,
+        )
+        beat = self._pulse.beat(now, moment, scheduler=self._scheduler, engine=self._engine)
+        self._channel.send(beat)

@@ -1,6 +1,7 @@
 """The heartbeat of a worker, which comes from its decode loop and from nowhere else."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import psutil
 
@@ -29,6 +30,15 @@ def starting(phase: WorkerPhase) -> Heartbeat:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """What the loop itself knows of a moment, in the words of ``Heartbeat``."""
+
+    step: int
+    step_tokens: int
+    malformed_frames: int
+
+
 class Pulse:
     """Says when the next heartbeat is due, and what it says. The first is due at once."""
 
@@ -36,6 +46,11 @@ class Pulse:
         self._interval_s = interval_s
         self._resident = resident
         self._due_at: float | None = None
+        self._told_tokens = 0
+
+    def tells(self, step_tokens: int) -> bool:
+        """Whether the last heartbeat told of steps with at least so many prompt tokens."""
+        return step_tokens <= self._told_tokens
 
     def due_in(self, now: float) -> float:
         """Seconds to the next heartbeat; 0 when it is due."""
@@ -45,13 +60,16 @@ class Pulse:
         """Make the next heartbeat due at once, since there is news to tell."""
         self._due_at = None
 
-    def beat(self, now: float, *, step: int, scheduler: Scheduler, engine: Engine) -> Heartbeat:
+    def beat(
+        self, now: float, moment: Moment, *, scheduler: Scheduler, engine: Engine
+    ) -> Heartbeat:
         """Return the heartbeat of this moment, and set the time of the next."""
         self._due_at = now + self._interval_s
+        self._told_tokens = moment.step_tokens
         memory = engine.memory()
         return Heartbeat(
             phase=WorkerPhase.DRAINING if scheduler.draining else WorkerPhase.SERVING,
-            step=step,
+            step=moment.step,
             running=len(scheduler.requests),
             prefilling=scheduler.requests.prefilling,
             used_tokens=memory.used_tokens,
@@ -62,4 +80,6 @@ class Pulse:
             cached_tokens=scheduler.cached_tokens,
             cached_nbytes=scheduler.cached_nbytes,
             held_nbytes=engine.held_nbytes,
+            step_tokens=moment.step_tokens,
+            malformed_frames=moment.malformed_frames,
         )

@@ -45,6 +45,11 @@ class StepTimer:
             duration_s=now - before.since, prefilled=before.prefilled, decoded=before.decoded
         )
 
+    @property
+    def prefilling(self) -> int:
+        """Prompt tokens in the step that was launched last, which may still be under way."""
+        return 0 if self._launched is None else self._launched.prefilled
+
     def idle(self) -> None:
         """Nothing is under way, and time that passes from here on is nobody's."""
         self._launched = None

@@ -11,8 +11,10 @@ from mlx_dp.orchestrator.control.core import ControlCore
 from mlx_dp.orchestrator.control.counters import ControllerCounters, RequestObserver
 from mlx_dp.orchestrator.control.fleet import Outside
 from mlx_dp.orchestrator.control.limits import ControlLimits, control_limits
+from mlx_dp.orchestrator.control.worker_view import WorkerView
 from mlx_dp.orchestrator.options import ServeOptions
 from mlx_dp.orchestrator.service import Answer, Generation, OwnerFlush, ServiceState
+from mlx_dp.orchestrator.worker_states import WorkerState
 from mlx_dp.proto.admission import AdmissionLimits
 from mlx_dp.proto.messages import FailureKind
 
@@ -53,6 +55,8 @@ class Controller:
             rng or random.SystemRandom(),
             self._settle_after,
         )
+        core = self._core
+        self._workers: Final = WorkerView(core.supervisor, core.fleet, core.restarts, clock)
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = False
 
@@ -68,6 +72,16 @@ class Controller:
             max_queued_requests=self._options.queue.max_queued_requests,
             owners=self._core.view.owners(),
         )
+
+    def workers(self) -> tuple[WorkerState, ...]:
+        return self._workers.states()
+
+    def restart_worker(self, index: int) -> tuple[int, ...]:
+        return self._core.restarts.ask(index)
+
+    def restart_all(self) -> tuple[int, ...]:
+        """Have every ready worker replaced, one after another. Raises RestartRefusedError."""
+        return self._core.restarts.ask_all()
 
     def limits(self) -> AdmissionLimits | None:
         return self._core.book.limits()
@@ -133,6 +147,7 @@ class Controller:
         """Refuse what is new, let what is in hand finish within the time, then stop."""
         core = self._core
         core.draining = True
+        core.restarts.stop()
         await core.conditions.wait(lambda: core.desk.idle or core.supervisor.dead, timeout_s)
         await self.stop()
 
@@ -144,10 +159,7 @@ class Controller:
         if self._stopped:
             return
         core = self._core
-        core.draining = True
-        core.abandon()
-        core.supervisor.stop()
-        core.fleet.shut_down()
+        core.stop()
         if not await core.conditions.wait(self._gone, self._limits.stop_grace_s):
             _logger.warning("some workers do not stop by themselves: they are killed")
             self.kill_all()

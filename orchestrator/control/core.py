@@ -19,6 +19,7 @@ from mlx_dp.orchestrator.control.limits import ControlLimits
 from mlx_dp.orchestrator.control.owner import Lease
 from mlx_dp.orchestrator.control.owner_book import OwnerBook
 from mlx_dp.orchestrator.control.request_desk import RequestDesk
+from mlx_dp.orchestrator.control.rolling_restart import RollingRestart
 from mlx_dp.orchestrator.control.service_view import ServiceView, TokenRates
 from mlx_dp.orchestrator.control.supervisor import Supervisor
 from mlx_dp.orchestrator.control.supervisor_steps import Loss, RemoveOwner
@@ -70,11 +71,17 @@ class ControlCore:
         )
         self._admission: Final = Admission(len(starts), self.book, self.desk.queue, self.tally)
         self.flushes: Final = CacheFlushes(len(starts), self.book, self.fleet.post)
+        self.restarts: Final = RollingRestart(
+            self.supervisor, self.book, drain_s=limits.restart_drain_s
+        )
         self._inbox: Final = Inbox(
             self.supervisor, self.fleet, self.book, self.desk, self.flushes, self.tally
         )
         self._health: Final = HealthWatch(
-            limits.liveness, self.book, lag_tolerance_s=limits.lag_tolerance_s
+            limits.liveness,
+            self.book,
+            lag_tolerance_s=limits.lag_tolerance_s,
+            lockstep=self._needs_all,
         )
         self._rates: Final = TokenRates(self.tally.generated_by_owner)
         self.view: Final = ServiceView(
@@ -112,6 +119,15 @@ class ControlCore:
             self._turn(self._clock())
             return flush_id
 
+    def stop(self) -> None:
+        """End what is in hand with an error, and ask every process to exit."""
+        now = self._clock()
+        self.draining = True
+        self.desk.abandon("the service is shutting down", "shutting_down", now)
+        self.restarts.stop()
+        self.supervisor.stop(now)
+        self.fleet.shut_down()
+
     def _leave(self, request_id: int, reason: FinishReason) -> None:
         with self._watched():
             now = self._clock()
@@ -134,10 +150,6 @@ class ControlCore:
         self.bug = self.bug or error
         self.conditions.check()
 
-    def abandon(self) -> None:
-        """End what is in hand with an error."""
-        self.desk.abandon("the service is shutting down", "shutting_down", self._clock())
-
     def on_arrival(self) -> None:
         """Take in what workers have said."""
         now = self._clock()
@@ -156,7 +168,10 @@ class ControlCore:
         self._settle_exits(now)
         for index, loss in self._health.losses(now):
             self.fleet.carry_out(self.supervisor.lost(index, loss, now), now)
+        for owner, lease in self._health.unanswered(now):
+            self.desk.withdraw(owner, lease, now)
         self.fleet.carry_out(self.supervisor.tick(now), now)
+        self.fleet.carry_out(self.restarts.tick(now), now)
         self.desk.expire(now)
         self.flushes.retry()
         self._rates.roll(now)
@@ -174,7 +189,7 @@ class ControlCore:
         """An owner was struck out of the book, with what it held."""
         self.flushes.owner_lost(gone.index)
         self.desk.forget_prefixes(gone.index)
-        self.desk.owner_lost(leases, gone.loss.detail, culprit=gone.culprit, now=self._clock())
+        self.desk.owner_lost(leases, gone.loss, culprit=gone.culprit, now=self._clock())
 
     def worker_failed(self, index: int, loss: Loss) -> None:
         """A worker stays down for good."""
@@ -189,8 +204,9 @@ class ControlCore:
         owner = self.book.get(index)
         if owner is not None:
             owner.closed = True
-        alive = self.supervisor.workers[index].status in ALIVE
-        settle_s = self._limits.exit_settle_s if alive else 0.0
+        worker = self.supervisor.workers[index]
+        worker.exit_status = status
+        settle_s = self._limits.exit_settle_s if worker.status in ALIVE else 0.0
         self._exits.append((self._clock() + settle_s, index, status))
         self._wake_after(settle_s)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
 
+from mlx_dp.orchestrator.control.supervisor_steps import LossKind
 from mlx_dp.proto.messages import FinishReason
 
 
@@ -68,6 +69,8 @@ class ControllerCounters:
     errors: Mapping[str, int]
     """Requests that ended with an error, by its code."""
     requests_replayed: int
+    grants_withdrawn: int
+    """Grants that were not accepted in time, and taken back."""
     requests_preempted: int
     """Times that an owner gave a request up because its memory ran short."""
     grants: Mapping[str, int]
@@ -78,6 +81,8 @@ class ControllerCounters:
     generated_tokens: int
     worker_deaths: int
     worker_restarts: int
+    worker_losses: Mapping[str, int]
+    """Workers that were given up, by how; those of ``restart`` are no deaths."""
     protocol_errors: int
     """Messages that cost a worker its life: malformed, or such as could not be."""
     malformed_frames: int
@@ -99,6 +104,7 @@ class Tally:
     requests_error: int = 0
     requests_aborted: int = 0
     requests_replayed: int = 0
+    grants_withdrawn: int = 0
     worker_deaths: int = 0
     worker_restarts: int = 0
     protocol_errors: int = 0
@@ -112,6 +118,11 @@ class Tally:
     requests_refused: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
     grants: Counter[str] = field(default_factory=Counter)
+    losses: Counter[str] = field(default_factory=Counter)
+
+    def worker_lost(self, kind: LossKind) -> None:
+        self.losses[kind.value] += 1
+        self.worker_deaths += kind is not LossKind.RESTART
 
     def ended(self, reason: FinishReason, code: str) -> None:
         match reason:
@@ -132,6 +143,7 @@ class Tally:
             requests_refused=MappingProxyType(dict(self.requests_refused)),
             errors=MappingProxyType(dict(self.errors)),
             requests_replayed=self.requests_replayed,
+            grants_withdrawn=self.grants_withdrawn,
             requests_preempted=self.preempted_by_owner.total(),
             grants=MappingProxyType(dict(self.grants)),
             prompt_tokens=self.prompt_by_owner.total(),
@@ -139,6 +151,7 @@ class Tally:
             generated_tokens=self.generated_by_owner.total(),
             worker_deaths=self.worker_deaths,
             worker_restarts=self.worker_restarts,
+            worker_losses=MappingProxyType(dict(self.losses)),
             protocol_errors=self.protocol_errors,
             malformed_frames=self.malformed_frames,
             stale_facts=self.stale_facts,

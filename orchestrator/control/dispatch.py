@@ -89,6 +89,21 @@ class Dispatcher:
         self._ledger.preempt(entry)
         self._queue.put_back(entry)
 
+    def could_go_elsewhere(self, entry: RequestEntry, owner: Owner) -> bool:
+        """Whether another owner than this one takes requests, and has a slot for it."""
+        return entry.pinned is None and any(
+            other.takes_requests and other.free_slots > 0 and terms(other.limits, entry) is not None
+            for other in self._book.owners()
+            if other is not owner
+        )
+
+    def withdraw(self, owner: Owner, lease: Lease, entry: RequestEntry, now: float) -> None:
+        """It goes next, elsewhere. Whatever this owner will say of its epoch counts no longer."""
+        lease.withdrawn = True
+        self._ledger.requeue(entry)
+        self._queue.put_back(entry)
+        self.leave(owner, lease, entry, now)
+
     def finished(self, owner: Owner, lease: Lease, entry: RequestEntry) -> None:
         """The owner has no more to do for it, and keeps what it computed."""
         owner.release(lease)

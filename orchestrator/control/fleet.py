@@ -12,6 +12,8 @@ from mlx_dp.orchestrator.control.supervisor import Supervisor
 from mlx_dp.orchestrator.control.supervisor_steps import (
     Abort,
     AddOwner,
+    Dismiss,
+    DrainOwner,
     GiveUp,
     Instruction,
     Kill,
@@ -24,7 +26,7 @@ from mlx_dp.orchestrator.control.supervisor_steps import (
 from mlx_dp.orchestrator.control.transport import Transport
 from mlx_dp.orchestrator.control.worker_process import Launcher, WorkerProcess
 from mlx_dp.proto.controller_channel import PeerCongestedError, PeerLostError
-from mlx_dp.proto.messages import Down, Heartbeat, Ready, Shutdown, Start
+from mlx_dp.proto.messages import Down, Drain, Heartbeat, Ready, Shutdown, Start
 
 _logger = logging.getLogger(__name__)
 
@@ -106,8 +108,12 @@ class Fleet:
                 return self._send_start(index, identity, now)
             case AddOwner(index=index, identity=identity):
                 self._add(index, identity, now)
+            case DrainOwner(index=index):
+                self._drain(index)
             case RemoveOwner():
                 self._remove(step)
+            case Dismiss(index=index, identity=identity):
+                self._dismiss(index, identity)
             case Abort(index=index):
                 self._processes[index].abort()
             case Kill(index=index):
@@ -148,15 +154,22 @@ class Fleet:
         ready = self._readies.pop(index)
         self._book.add(index, identity, ready, now)
         _logger.info(
-            "worker %s: ready after %.1f s on %s, %s request slots, %s KV tokens",
-            *(index, ready.load_s, ready.device),
+            "worker %s: ready, %s, after %.1f s on %s: %s request slots, %s KV tokens",
+            *(index, self._supervisor.workers[index].tag, ready.load_s, ready.device),
             *(ready.capacity.request_slots, ready.capacity.pool_tokens),
         )
         for warning in ready.capacity.warnings:
             _logger.warning("worker %s: %s", index, warning)
 
+    def _drain(self, index: int) -> None:
+        owner = self._book.get(index)
+        assert owner is not None, f"worker {index} drains and is no owner"
+        owner.closed = True
+        # Where it does not arrive, nothing is lost: whatever is running is taken back later on.
+        self.post(owner, Drain())
+
     def _remove(self, gone: RemoveOwner) -> None:
-        self._tally.worker_deaths += 1
+        self._tally.worker_lost(gone.loss.kind)
         self._indices.pop(gone.identity, None)
         self._transport.forget(gone.identity)
         self._readies.pop(gone.index, None)
@@ -192,12 +205,14 @@ class Fleet:
     def shut_down(self) -> None:
         """Ask every process to exit; those that never said hello by signal."""
         for worker in self._supervisor.workers:
-            if not worker.process:
-                continue
-            try:
-                self._transport.send(worker.identity, Shutdown())
-            except (PeerLostError, PeerCongestedError):
-                self._processes[worker.index].terminate()
+            if worker.process:
+                self._dismiss(worker.index, worker.identity)
+
+    def _dismiss(self, index: int, identity: str) -> None:
+        try:
+            self._transport.send(identity, Shutdown())
+        except (PeerLostError, PeerCongestedError):
+            self._processes[index].terminate()
 
     def kill_all(self) -> None:
         """End every process at once."""

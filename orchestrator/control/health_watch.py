@@ -10,10 +10,16 @@ from mlx_dp.orchestrator.control.supervisor_steps import Loss, LossKind
 
 
 class HealthWatch:
-    """Applies the rules of liveness to the book, and forgives whatever was missed by us."""
+    """Applies the rules of liveness to the book, and forgives whatever was missed by us.
 
-    def __init__(self, limits: LivenessLimits, book: OwnerBook, *, lag_tolerance_s: float) -> None:
+    ``lockstep``: all owners wait for each other in every step, so each may take as long as any.
+    """
+
+    def __init__(
+        self, limits: LivenessLimits, book: OwnerBook, *, lag_tolerance_s: float, lockstep: bool
+    ) -> None:
         self._limits: Final = limits
+        self._lockstep: Final = lockstep
         self._book: Final = book
         self._lag: Final = OwnLag(lag_tolerance_s)
 
@@ -22,7 +28,7 @@ class HealthWatch:
         missed_s = self._lag.slept(now, interval_s)
         if missed_s:
             for owner in self._book.owners():
-                owner.pulse.forgive(now)
+                owner.forgive(now, missed_s)
         return missed_s
 
     def losses(self, now: float) -> list[tuple[int, Loss]]:
@@ -34,9 +40,18 @@ class HealthWatch:
                 found.append((owner.index, loss))
         return found
 
+    def unanswered(self, now: float) -> list[tuple[Owner, Lease]]:
+        """The grants that were not accepted in time, by owners that may yet turn out to live."""
+        return [
+            (owner, lease)
+            for owner in self._book.owners()
+            for lease in owner.unaccepted.values()
+            if not lease.withdrawn and now - lease.since > self._limits.accept_timeout_s
+        ]
+
     def _judge(self, owner: Owner, now: float) -> Loss | None:
         pulse = owner.pulse
-        verdict = judge(pulse, self._limits, prefilling=owner.prefilling > 0, now=now)
+        verdict = judge(pulse, self._limits, step_tokens=self._step_tokens(owner), now=now)
         owner.suspicious = verdict is Verdict.SUSPICIOUS
         match verdict:
             case Verdict.ALIVE | Verdict.SUSPICIOUS:
@@ -51,6 +66,11 @@ class HealthWatch:
                 return Loss(kind=LossKind.SILENT, detail=detail)
             case _:
                 assert_never(verdict)
+
+    def _step_tokens(self, owner: Owner) -> int:
+        if not self._lockstep:
+            return owner.pulse.step_tokens
+        return max(each.pulse.step_tokens for each in self._book.owners())
 
     def _ignored(self, owner: Owner, now: float) -> Loss | None:
         """Whether it ignores a request, or does not let go of one. The oldest comes first."""

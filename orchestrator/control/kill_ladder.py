@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from mlx_dp.orchestrator.control.supervisor_steps import (
     Abort,
+    Dismiss,
     Instruction,
     Kill,
     Loss,
@@ -17,10 +18,11 @@ from mlx_dp.orchestrator.service import WorkerStatus
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KillLimits:
-    """``abort_grace_s``: from the stack dump to SIGKILL; ``exit_grace_s``: from ``Failed``."""
+    """Seconds to SIGKILL: from the stack dump, from ``Failed``, and from ``Shutdown``."""
 
     abort_grace_s: float = 1.0
     exit_grace_s: float = 2.0
+    dismiss_grace_s: float = 5.0
 
 
 def lose(
@@ -32,13 +34,16 @@ def lose(
     steps: list[Instruction] = []
     if worker.identity:
         steps.append(RemoveOwner(worker.index, worker.identity, loss, culprit))
-    worker.move(WorkerStatus.LOST)
-    worker.message = loss.detail
+    worker.move(WorkerStatus.LOST, now)
+    worker.message = worker.last_cause = loss.detail
     if not worker.process:
         return steps
     match loss.kind:
         case LossKind.EXIT:
             worker.kill_at = now + limits.exit_grace_s
+        case LossKind.RESTART:
+            steps.append(Dismiss(worker.index, worker.identity))
+            worker.kill_at = now + limits.dismiss_grace_s
         case LossKind.HUNG | LossKind.SILENT:
             # It cannot say what it does: its fault handler can.
             steps.append(Abort(worker.index, worker.identity))

@@ -9,7 +9,6 @@ from mlx_dp.orchestrator.control.staging import StartLimits
 from mlx_dp.orchestrator.control.supervisor import SupervisorLimits
 from mlx_dp.orchestrator.options import WorkerOptions
 
-_PREFILL_HANG_RATIO: Final = 12.0
 _LONGEST_DELAY_RATIO: Final = 120.0
 
 
@@ -18,7 +17,8 @@ class ControlLimits:
     """``ahead``: requests that an owner may be granted beyond its slots.
 
     ``exit_settle_s``: from the exit of a process until its last messages have all been read.
-    ``stop_grace_s``: from ``Shutdown`` to SIGKILL.
+    ``stop_grace_s``: from ``Shutdown`` to SIGKILL. ``restart_drain_s``: what a worker that is alone
+    gets to finish what it has in hand, before a restart that was asked for.
     """
 
     max_attempts: int = 3
@@ -27,6 +27,7 @@ class ControlLimits:
     lag_tolerance_s: float = 1.0
     exit_settle_s: float = 0.02
     stop_grace_s: float = 5.0
+    restart_drain_s: float = 30.0
     liveness: LivenessLimits = field(default_factory=LivenessLimits)
     supervisor: SupervisorLimits = field(default_factory=SupervisorLimits)
 
@@ -37,12 +38,12 @@ def control_limits(worker: WorkerOptions) -> ControlLimits:
         liveness=LivenessLimits(
             heartbeat_interval_s=worker.heartbeat_interval_s,
             hang_timeout_s=worker.hang_timeout_s,
-            prefill_hang_timeout_s=_PREFILL_HANG_RATIO * worker.hang_timeout_s,
         ),
         supervisor=SupervisorLimits(
             start=StartLimits(start_timeout_s=worker.start_timeout_s),
             restart=RestartLimits(
                 max_restarts=worker.max_restarts,
+                window_s=worker.restart_window_s,
                 first_delay_s=worker.restart_delay_s,
                 longest_delay_s=_LONGEST_DELAY_RATIO * worker.restart_delay_s,
             ),

@@ -10,13 +10,14 @@ from mlx_dp.proto.messages import Heartbeat
 class LivenessLimits:
     """How long a worker may be silent, or busy without a step.
 
-    A step that prefills a chunk may rightly take long, and no beat leaves during a step.
+    No beat leaves during a step, and one that prefills may rightly take long: so much longer as
+    its prompt tokens take at ``slowest_prefill_tokens_per_s``.
     """
 
     heartbeat_interval_s: float = 0.5
     suspicious_beats: int = 4
     hang_timeout_s: float = 10.0
-    prefill_hang_timeout_s: float = 120.0
+    slowest_prefill_tokens_per_s: float = 10.0
     accept_timeout_s: float = 10.0
     release_timeout_s: float = 30.0
 
@@ -38,6 +39,11 @@ class Pulse:
     moved_at: float
     beats: int = 0
     last: Heartbeat | None = None
+
+    @property
+    def step_tokens(self) -> int:
+        """Prompt tokens of the steps that it may be in."""
+        return 0 if self.last is None else self.last.step_tokens
 
     def heard(self, now: float) -> None:
         """Any message is life."""
@@ -64,10 +70,10 @@ class Pulse:
         self.moved_at = now
 
 
-def judge(pulse: Pulse, limits: LivenessLimits, *, prefilling: bool, now: float) -> Verdict:
-    """Judge one ready worker. ``prefilling``: some request of it has no token yet."""
+def judge(pulse: Pulse, limits: LivenessLimits, *, step_tokens: int, now: float) -> Verdict:
+    """Judge one ready worker. ``step_tokens``: prompt tokens of the steps that it may be in."""
     silent_s = now - pulse.heard_at
-    allowed_s = limits.prefill_hang_timeout_s if prefilling else limits.hang_timeout_s
+    allowed_s = limits.hang_timeout_s + step_tokens / limits.slowest_prefill_tokens_per_s
     if silent_s > allowed_s:
         return Verdict.SILENT
     busy = pulse.last is not None and pulse.last.running > 0
@@ -81,10 +87,10 @@ def judge(pulse: Pulse, limits: LivenessLimits, *, prefilling: bool, now: float)
 def overdue(pulse: Pulse, *, since: float, beats: int, timeout_s: float, now: float) -> bool:
     """Whether a worker has ignored a message that was sent at ``since``, at its beat ``beats``.
 
-    Two beats since then mean that its loop has turned in between and has read what was there; a
-    worker in a long step has not, and is judged by its silence alone.
+    A turn of its loop sends two beats at most, so that three mean that it has read since then what
+    was there; a worker in a long step has not, and is judged by its silence alone.
     """
-    return now - since > timeout_s and pulse.beats >= beats + 2
+    return now - since > timeout_s and pulse.beats >= beats + 3
 
 
 @dataclass(slots=True)

@@ -1,11 +1,14 @@
 """One ready owner, and what each of its slots is held for."""
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from mlx_dp.orchestrator.control.ledger import RequestEntry
 from mlx_dp.orchestrator.control.liveness import Pulse
 from mlx_dp.proto.admission import AdmissionLimits, default_max_tokens, next_tokens, refusal
 from mlx_dp.proto.messages import Heartbeat, Ready
+
+LONGEST_SHORTAGE_BEATS: Final = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +55,8 @@ class Lease:
     accepted: bool = False
     prefilled: bool = False
     abort_sent: bool = False
+    withdrawn: bool = False
+    """The request has moved on without waiting for the owner, which may still not know."""
 
     @property
     def reserved(self) -> int:
@@ -79,8 +84,10 @@ class Owner:
     congested: bool = False
     """Its channel took nothing: gets nothing until it is heard again."""
     short: bool = False
-    """It refused or preempted a request: it gets nothing until it is heard again, or one ends
+    """It refused or preempted a request: it gets nothing until some beats later, or one ends
     there. To ask at once would have it refuse, or undo, the same again."""
+    shortages: int = 0
+    short_until_beat: int = 0
     leases: dict[int, Lease] = field(default_factory=dict)
     unaccepted: dict[int, Lease] = field(default_factory=dict)
     leaving: dict[int, Lease] = field(default_factory=dict)
@@ -126,12 +133,28 @@ class Owner:
         self.pulse.beat(heartbeat, now)
         self.suspicious = False
         self.congested = False
-        self.short = False
+        if self.pulse.beats >= self.short_until_beat:
+            self.short = False
+
+    def forgive(self, now: float, missed_s: float) -> None:
+        """Whatever was missed was missed by us: nothing is late by that."""
+        self.pulse.forgive(now)
+        for lease in self.leases.values():
+            lease.since += missed_s
 
     def ran_short(self, lease: Lease) -> None:
-        """It has given a request back, for which it has no memory now."""
+        """It has given a request back, for which it has no memory now.
+
+        Each time in a row it is left alone for longer, while something runs there: only the end of
+        that makes room.
+        """
+        shortages = self.shortages
         self.release(lease)
+        if not self.leases:
+            shortages = 0
         self.short = True
+        self.shortages = shortages + 1
+        self.short_until_beat = self.pulse.beats + min(2**shortages, LONGEST_SHORTAGE_BEATS)
 
     def grant(self, entry: RequestEntry, granted: Terms, now: float) -> Lease:
         """Set a slot and tokens aside for the entry's present epoch."""
@@ -200,6 +223,7 @@ class Owner:
         self.reserved_tokens -= lease.reserved
         self.held_tokens -= lease.held
         self.short = False
+        self.shortages = 0
 
     def check(self) -> None:
         """Assert the invariants; for idle loops and tests."""

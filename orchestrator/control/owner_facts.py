@@ -159,9 +159,11 @@ class OwnerFacts:
         return lease
 
     def current(self, lease: Lease) -> RequestEntry | None:
-        """The request that this lease is for, unless it has ended."""
+        """The request that this lease is for, unless it has ended or moved on."""
+        if lease.withdrawn:
+            return None
         entry = self._ledger.get(lease.request_id)
-        # A request moves on only after its lease is gone, so that no slot has two owners.
+        # Otherwise a request moves on only after its lease is gone, so that no slot has two owners.
         assert entry is None or entry.epoch == lease.epoch, (lease.request_id, lease.epoch)
         return entry
 

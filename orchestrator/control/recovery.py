@@ -5,8 +5,9 @@ import random
 from dataclasses import dataclass
 
 from mlx_dp.orchestrator.control.restart_budget import RestartLimits
-from mlx_dp.orchestrator.control.supervisor_steps import Loss
+from mlx_dp.orchestrator.control.supervisor_steps import GiveUp, Loss, LossKind
 from mlx_dp.orchestrator.control.worker_record import FailureDomain
+from mlx_dp.orchestrator.service import WorkerStatus
 from mlx_dp.proto.messages import FailureKind
 
 _logger = logging.getLogger(__name__)
@@ -30,6 +31,10 @@ def recover(
     domain: FailureDomain, loss: Loss, limits: RestartLimits, rng: random.Random, now: float
 ) -> RestartAt | StayDown:
     """Decide, and take a restart out of the domain's budget."""
+    if loss.kind is LossKind.RESTART:
+        # Nothing went wrong, so that it costs neither budget nor patience.
+        domain.ready_since = None
+        return RestartAt(now)
     if _is_final(domain, loss):
         return StayDown(loss)
     healthy_s = 0.0 if domain.ready_since is None else now - domain.ready_since
@@ -42,8 +47,23 @@ def recover(
         return StayDown(Loss(kind=first.kind, detail=detail, failure=FailureKind.INTERNAL))
     delay = domain.back_off.delay(healthy_s, rng)
     for member in domain.members:
-        _logger.info("worker %s: restarts in %.2f s", member.index, delay)
+        _logger.info("worker %s: restarts in %.2f s, %s", member.index, delay, member.tag)
     return RestartAt(now + delay)
+
+
+def give_up(domain: FailureDomain, loss: Loss, now: float) -> list[GiveUp]:
+    """Leave every member down for good."""
+    # One that waited for its restart must not be started after all.
+    domain.restart_at = None
+    steps: list[GiveUp] = []
+    for member in domain.members:
+        if member.status is WorkerStatus.FAILED:
+            continue
+        member.move(WorkerStatus.FAILED, now)
+        member.message = member.last_cause = loss.detail
+        _logger.error("worker %s: failed for good, %s: %s", member.index, member.tag, loss.detail)
+        steps.append(GiveUp(member.index, loss))
+    return steps
 
 
 def _is_final(domain: FailureDomain, loss: Loss) -> bool:

@@ -2,6 +2,7 @@
 
 from mlx_dp.orchestrator.control.ledger import RequestEntry
 from mlx_dp.orchestrator.control.owner import Lease
+from mlx_dp.orchestrator.control.supervisor_steps import BLAMELESS, Loss
 from mlx_dp.orchestrator.service import Ended
 from mlx_dp.proto.messages import FinishReason
 
@@ -9,7 +10,7 @@ POISON_DEATHS = 2
 
 
 def after_loss(
-    entry: RequestEntry, lease: Lease, detail: str, *, culprit: bool, max_attempts: int
+    entry: RequestEntry, lease: Lease, loss: Loss, *, culprit: bool, max_attempts: int
 ) -> Ended | None:
     """Count the loss, and return how the request ends; None: it goes back to the queue.
 
@@ -18,12 +19,15 @@ def after_loss(
     ended = complete(entry)
     if ended is not None:
         return ended
+    if loss.kind in BLAMELESS:
+        entry.attempts -= lease.accepted
+        return None
     if not lease.accepted:
         entry.silent_losses += 1
         # A grant that never arrived is no attempt, but a request that kills its owner before
         # that is told must not take every worker with it.
         return (
-            _worker_lost(entry.silent_losses, detail)
+            _worker_lost(entry.silent_losses, loss.detail)
             if entry.silent_losses >= max_attempts
             else None
         )
@@ -37,7 +41,7 @@ def after_loss(
             code="request_crashed_worker",
             status=500,
         )
-    return _worker_lost(entry.attempts, detail) if entry.attempts >= max_attempts else None
+    return _worker_lost(entry.attempts, loss.detail) if entry.attempts >= max_attempts else None
 
 
 def complete(entry: RequestEntry) -> Ended | None:

@@ -7,13 +7,14 @@ from mlx_dp.orchestrator.control.answers import RequestAnswer
 from mlx_dp.orchestrator.control.counters import Tally
 from mlx_dp.orchestrator.control.dispatch import Dispatcher, Post
 from mlx_dp.orchestrator.control.ledger import Ledger, RequestStatus
-from mlx_dp.orchestrator.control.owner import Lease
+from mlx_dp.orchestrator.control.owner import Lease, Owner
 from mlx_dp.orchestrator.control.owner_book import OwnerBook
 from mlx_dp.orchestrator.control.owner_facts import OwnerFacts
 from mlx_dp.orchestrator.control.replay import after_loss
 from mlx_dp.orchestrator.control.request_ends import RequestEnds, error
 from mlx_dp.orchestrator.control.request_queue import RequestQueue
 from mlx_dp.orchestrator.control.router import Router
+from mlx_dp.orchestrator.control.supervisor_steps import Loss
 from mlx_dp.orchestrator.options import QueueOptions
 from mlx_dp.orchestrator.service import Ended, Generation
 from mlx_dp.proto.messages import FinishReason
@@ -71,6 +72,14 @@ class RequestDesk:
             self._ends.granted(entry)
             self._answers.granted(entry, choice.owner.index, choice.reason)
 
+    def withdraw(self, owner: Owner, lease: Lease, now: float) -> None:
+        """An owner has not accepted a request in time: others may have it, if there are any."""
+        entry = self.facts.current(lease)
+        if entry is not None and self._dispatcher.could_go_elsewhere(entry, owner):
+            self._dispatcher.withdraw(owner, lease, entry, now)
+            self._ends.queued_again(entry, now)
+            self._tally.grants_withdrawn += 1
+
     def leave(self, request_id: int, reason: FinishReason, now: float) -> None:
         """Nobody wants the rest; requests that have ended are no error."""
         entry = self._ledger.get(request_id)
@@ -98,16 +107,14 @@ class RequestDesk:
         self._router.forget(owner)
 
     def owner_lost(
-        self, leases: tuple[Lease, ...], detail: str, *, culprit: bool, now: float
+        self, leases: tuple[Lease, ...], loss: Loss, *, culprit: bool, now: float
     ) -> None:
         """An owner is gone with all it held. Its requests go to the front of the queue."""
         for lease in leases:
             entry = self.facts.current(lease)
             if entry is None:
                 continue
-            ended = after_loss(
-                entry, lease, detail, culprit=culprit, max_attempts=self._max_attempts
-            )
+            ended = after_loss(entry, lease, loss, culprit=culprit, max_attempts=self._max_attempts)
             if ended is not None:
                 self._ends.end(entry, ended, now)
                 continue

@@ -20,7 +20,8 @@ def error(message: str, code: str, status: int) -> Ended:
 class RequestEnds:
     """The one place where requests leave the ledger, and the deadlines that make them.
 
-    Invariant: every request has its own deadline, and the queued ones that of the queue too.
+    Invariant: every request has its own deadline, and the queued ones that of the queue too, until
+    a client has tokens of theirs.
     """
 
     def __init__(
@@ -49,8 +50,13 @@ class RequestEnds:
         self._waits.stop(entry.request_id)
 
     def queued_again(self, entry: RequestEntry, now: float) -> None:
-        """It waits anew, within the life that it has left."""
-        self._waits.start(entry.request_id, now)
+        """It waits anew, within the life that it has left.
+
+        An answer that has begun was let in long ago: to cut it off for having lost its owner would
+        be to break a stream for a fault of ours.
+        """
+        if not entry.emitted:
+            self._waits.start(entry.request_id, now)
 
     def expire(self, now: float) -> None:
         """End what has waited or lived for too long."""
@@ -94,6 +100,6 @@ class RequestEnds:
         """Assert the invariants; for idle loops and tests."""
         for entry in self._ledger:
             assert entry.request_id in self._lives, entry.request_id
-            queued = entry.status is RequestStatus.QUEUED
+            queued = entry.status is RequestStatus.QUEUED and not entry.emitted
             assert queued == (entry.request_id in self._waits), (entry.request_id, entry.status)
         assert len(self._lives) == len(self._ledger), (len(self._lives), len(self._ledger))

@@ -30,13 +30,17 @@ class RestartBudget:
 
     def allow(self, now: float) -> bool:
         """Take one restart out of the budget, or say that it is spent."""
-        while self._starts and now - self._starts[0] >= self.window_s:
-            self._starts.popleft()
-        if len(self._starts) >= self.limit or self._failed_in_a_row >= self.limit:
+        if self.used(now) >= self.limit or self._failed_in_a_row >= self.limit:
             return False
         self._starts.append(now)
         self._failed_in_a_row += 1
         return True
+
+    def used(self, now: float) -> int:
+        """Restarts within the window that ends now."""
+        while self._starts and now - self._starts[0] >= self.window_s:
+            self._starts.popleft()
+        return len(self._starts)
 
     def succeeded(self) -> None:
         """The worker became ready."""

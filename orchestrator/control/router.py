@@ -91,6 +91,9 @@ class Router:
                 continue
             if not owner.takes_requests or owner.free_slots <= 0:
                 continue
+            if entry.request_id in owner.leases:
+                # It was withdrawn there, and the owner has not let go of it yet.
+                continue
             needed = terms(owner.limits, entry)
             if needed is not None and owner.has_room(needed):
                 room.append(owner)

@@ -5,20 +5,22 @@ import random
 from dataclasses import dataclass, field
 from typing import Final
 
+from mlx_dp.orchestrator.control.failure_domains import FailureDomains, culprit_of
 from mlx_dp.orchestrator.control.kill_ladder import KillLimits, due_kills, lose
-from mlx_dp.orchestrator.control.recovery import RestartAt, StayDown, recover
+from mlx_dp.orchestrator.control.recovery import RestartAt, StayDown, give_up, recover
 from mlx_dp.orchestrator.control.restart_budget import RestartLimits
 from mlx_dp.orchestrator.control.staging import Staging, StartLimits
 from mlx_dp.orchestrator.control.supervisor_steps import (
+    STUCK,
     AddOwner,
-    GiveUp,
+    DrainOwner,
     Instruction,
     Loss,
     LossKind,
     RemoveOwner,
     SendStart,
 )
-from mlx_dp.orchestrator.control.worker_record import ALIVE, FailureDomain, WorkerRecord, domain_of
+from mlx_dp.orchestrator.control.worker_record import ALIVE, FailureDomain, WorkerRecord
 from mlx_dp.orchestrator.process.exit_status import describe_exit, failure_of
 from mlx_dp.orchestrator.service import WorkerStatus
 from mlx_dp.proto.errors import ProtocolError
@@ -50,12 +52,7 @@ class Supervisor:
         self._limits: Final = limits
         self._rng: Final = rng
         self.workers: Final = tuple(WorkerRecord(index) for index in range(size))
-        one_for_all = mode is ReplicaMode.DP_ATTENTION
-        groups = [self.workers] if one_for_all else [(worker,) for worker in self.workers]
-        self._domains: Final = [domain_of(group, limits.restart) for group in groups]
-        self._domain_of: Final = {
-            worker.index: domain for domain in self._domains for worker in domain.members
-        }
+        self.domains: Final = FailureDomains(self.workers, mode, limits.restart)
         self._staging: Final = Staging(self.workers, limits.start, rng)
         self._stopping = False
         self._cause: Loss | None = None
@@ -75,19 +72,17 @@ class Supervisor:
         """Why the first worker failed for good, or None while none has."""
         return self._cause
 
-    def epoch(self, index: int) -> int:
-        """How often the worker's group was started anew."""
-        return self._domain_of[index].epoch
-
     def start(self, now: float) -> list[Instruction]:
         """Begin with the first worker."""
+        for worker in self.workers:
+            worker.since = now
         return self._spawn_next(now)
 
     def spawned(self, index: int, pid: int) -> None:
         """The process exists."""
         worker = self.workers[index]
         worker.pid = pid
-        _logger.info("worker %s: started, pid %s, incarnation %s", index, pid, worker.incarnation)
+        _logger.info("worker %s: started, %s", index, worker.tag)
 
     def greeted(self, index: int, now: float) -> list[Instruction]:
         """It said hello. Raises ProtocolError when it had done so before."""
@@ -102,10 +97,10 @@ class Supervisor:
         worker = self.workers[index]
         if worker.status is not WorkerStatus.STARTING or not worker.greeted:
             raise ProtocolError(f"worker {index}: ready while {worker.status.value}")
-        worker.move(WorkerStatus.READY)
+        worker.move(WorkerStatus.READY, now)
         worker.served = worker.ready_once = True
         worker.message = ""
-        domain = self._domain_of[index]
+        domain = self.domains.of(index)
         if domain.ready:
             domain.ready_since = now
             domain.budget.succeeded()
@@ -122,17 +117,19 @@ class Supervisor:
         worker = self.workers[index]
         worker.process = False
         worker.kill_at = None
+        worker.exit_status = status
         ending = describe_exit(status, expected=worker.status not in ALIVE)
-        _logger.info("worker %s: pid %s %s", index, worker.pid, ending)
+        _logger.info("worker %s: pid %s %s, epoch %s", index, worker.pid, ending, worker.epoch)
         if self._stopping:
-            return self._stopped(worker, ending)
+            return self._stopped(worker, ending, now)
         loss = Loss(kind=LossKind.EXIT, detail=ending, failure=failure_of(status))
         if worker.status in ALIVE:
             return self.lost(index, loss, now)
-        domain = self._domain_of[index]
+        domain = self.domains.of(index)
         if domain.loss is not None and domain.loss.kind is LossKind.DISCONNECTED:
             # The exit is what had cut the connection, and says more.
             domain.loss = loss
+            worker.last_cause = loss.detail
         return self._settle(domain, now)
 
     def spawn_failed(self, index: int, detail: str, now: float) -> list[Instruction]:
@@ -142,22 +139,43 @@ class Supervisor:
 
     def lost(self, index: int, loss: Loss, now: float) -> list[Instruction]:
         """It is given up: nothing it says counts any longer. A second loss changes nothing."""
-        worker = self.workers[index]
-        if worker.status not in ALIVE:
+        if self.workers[index].status not in ALIVE:
             return []
-        domain = self._domain_of[index]
+        domain = self.domains.of(index)
+        worker, loss = culprit_of(domain, self.workers[index], loss)
         _logger.warning(
-            "worker %s: lost, pid %s, incarnation %s, epoch %s: %s: %s",
-            *(index, worker.pid, worker.incarnation, domain.epoch, loss.kind.value, loss.detail),
+            "worker %s: lost, %s: %s: %s", worker.index, worker.tag, loss.kind.value, loss.detail
         )
         domain.loss = loss
         domain.first_loss = domain.first_loss or loss
+        detail = f"worker {worker.index}: {loss.detail}"
+        all_stuck = loss.kind in STUCK and len(domain.members) > 1
         steps: list[Instruction] = []
         for member in domain.members:
             own = loss
             if member is not worker:
-                own = Loss(kind=LossKind.SIBLING, detail=f"worker {index}: {loss.detail}")
-            steps += lose(member, own, self._limits.kill, culprit=member is worker, now=now)
+                own = Loss(kind=loss.kind if all_stuck else LossKind.SIBLING, detail=detail)
+            culprit = member is worker and not all_stuck
+            steps += lose(member, own, self._limits.kill, culprit=culprit, now=now)
+        return steps + self._settle(domain, now)
+
+    def drain(self, index: int, now: float) -> list[Instruction]:
+        """Have a ready worker and its group take nothing more, ahead of ``retire``."""
+        steps: list[Instruction] = []
+        for member in self.domains.of(index).members:
+            member.move(WorkerStatus.DRAINING, now)
+            member.message = "restarts on request"
+            _logger.info("worker %s: drains for a restart, %s", member.index, member.tag)
+            steps.append(DrainOwner(member.index, member.identity))
+        return steps
+
+    def retire(self, index: int, now: float) -> list[Instruction]:
+        """Take back what a draining worker and its group hold, and have successors started."""
+        domain = self.domains.of(index)
+        domain.loss = Loss(kind=LossKind.RESTART, detail="restarted on request")
+        steps: list[Instruction] = []
+        for member in domain.members:
+            steps += lose(member, domain.loss, self._limits.kill, culprit=False, now=now)
         return steps + self._settle(domain, now)
 
     def _settle(self, domain: FailureDomain, now: float) -> list[Instruction]:
@@ -170,27 +188,16 @@ class Supervisor:
                 case RestartAt(time=time):
                     domain.restart_at = time
                 case StayDown(loss=loss):
-                    steps += self._give_up(domain, loss)
+                    self._cause = self._cause or loss
+                    for each in self._hopeless(domain, loss):
+                        steps += give_up(each, loss, now)
         return steps + self._spawn_next(now)
 
-    def _give_up(self, domain: FailureDomain, loss: Loss) -> list[Instruction]:
-        self._cause = self._cause or loss
-        domains = [domain]
+    def _hopeless(self, domain: FailureDomain, loss: Loss) -> list[FailureDomain]:
         if loss.final and not any(worker.ready_once for worker in self.workers):
             # All workers are configured alike: the others would only fail the same way, later.
-            domains = self._domains
-        for each in domains:
-            # One that waited for its restart must not be started after all.
-            each.restart_at = None
-        steps: list[Instruction] = []
-        for member in (member for each in domains for member in each.members):
-            if member.status is WorkerStatus.FAILED:
-                continue
-            member.move(WorkerStatus.FAILED)
-            member.message = loss.detail
-            _logger.error("worker %s: failed for good: %s", member.index, loss.detail)
-            steps.append(GiveUp(member.index, loss))
-        return steps
+            return [*self.domains]
+        return [domain]
 
     def tick(self, now: float) -> list[Instruction]:
         """Do what has become due."""
@@ -198,17 +205,17 @@ class Supervisor:
         late = None if self._stopping else self._staging.late(now)
         if late is not None:
             steps += self.lost(late.index, self._staging.too_late(late), now)
-        for domain in self._domains:
+        for domain in self.domains:
             if domain.restart_at is not None and domain.restart_at <= now and not self._stopping:
-                self._restart(domain)
+                self._restart(domain, now)
         return steps + self._spawn_next(now)
 
-    def _restart(self, domain: FailureDomain) -> None:
+    def _restart(self, domain: FailureDomain, now: float) -> None:
         domain.restart_at = None
         domain.loss = None
-        domain.epoch += 1
         for member in domain.members:
-            member.move(WorkerStatus.STARTING)
+            member.move(WorkerStatus.STARTING, now)
+            member.epoch += 1
             member.identity = ""
 
     def _spawn_next(self, now: float) -> list[Instruction]:
@@ -218,22 +225,22 @@ class Supervisor:
         """The controller slept: no start is late because of that."""
         self._staging.forgive(missed_s)
 
-    def stop(self) -> None:
+    def stop(self, now: float) -> None:
         """Restart nobody any more; whoever has a process is expected to exit."""
         if self._stopping:
             return
         self._stopping = True
         for worker in self.workers:
             if worker.status is WorkerStatus.READY:
-                worker.move(WorkerStatus.DRAINING)
+                worker.move(WorkerStatus.DRAINING, now)
             elif not worker.process and worker.status is not WorkerStatus.FAILED:
-                worker.move(WorkerStatus.STOPPED)
+                worker.move(WorkerStatus.STOPPED, now)
 
-    def _stopped(self, worker: WorkerRecord, ending: str) -> list[Instruction]:
+    def _stopped(self, worker: WorkerRecord, ending: str, now: float) -> list[Instruction]:
         steps: list[Instruction] = []
         if worker.status in ALIVE:
             loss = Loss(kind=LossKind.EXIT, detail=ending)
             steps.append(RemoveOwner(worker.index, worker.identity, loss, culprit=False))
         if worker.status is not WorkerStatus.FAILED:
-            worker.move(WorkerStatus.STOPPED)
+            worker.move(WorkerStatus.STOPPED, now)
         return steps

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from mlx_dp.proto.messages import FailureKind
 
@@ -19,6 +20,14 @@ class LossKind(StrEnum):
     DISCONNECTED = "disconnected"
     SIBLING = "sibling"
     """Another member of its group was lost; it did nothing wrong."""
+    RESTART = "restart"
+    """It was replaced on request; it did nothing wrong."""
+
+
+BLAMELESS: Final = frozenset({LossKind.SIBLING, LossKind.RESTART})
+"""What a worker had in hand is not under suspicion either, and has not used up an attempt."""
+STUCK: Final = frozenset({LossKind.HUNG, LossKind.SILENT})
+"""It cannot say what it does. In a group that waits for each other, all of them look so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +69,14 @@ class AddOwner:
 
 
 @dataclass(frozen=True, slots=True)
+class DrainOwner:
+    """Give it nothing more, and have it take nothing more."""
+
+    index: int
+    identity: str
+
+
+@dataclass(frozen=True, slots=True)
 class RemoveOwner:
     """Hear it no more; what it was granted is lost. ``culprit``: the loss is its own fault."""
 
@@ -67,6 +84,14 @@ class RemoveOwner:
     identity: str
     loss: Loss
     culprit: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Dismiss:
+    """Have it exit by itself. ``Kill`` follows if it does not."""
+
+    index: int
+    identity: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,4 +118,6 @@ class GiveUp:
     loss: Loss
 
 
-Instruction = Spawn | SendStart | AddOwner | RemoveOwner | Abort | Kill | GiveUp
+Instruction = (
+    Spawn | SendStart | AddOwner | DrainOwner | RemoveOwner | Dismiss | Abort | Kill | GiveUp
+)

@@ -52,9 +52,23 @@ class WorkerRecord:
     ready_once: bool = False
     message: str = ""
     """Why it is not ready, for people."""
+    since: float = 0.0
+    """When it got its status."""
+    epoch: int = 0
+    """How often its group was started anew."""
+    exit_status: int | None = None
+    """How its process ended, from the moment at which that was seen."""
+    last_cause: str = ""
+    """Why it was last given up, for people."""
 
-    def move(self, to: WorkerStatus) -> None:
+    def move(self, to: WorkerStatus, now: float) -> None:
         self.status = step(NEXT, "worker", self.index, self.status, to)
+        self.since = now
+
+    @property
+    def tag(self) -> str:
+        """Which process it is, for the log."""
+        return f"pid {self.pid}, incarnation {self.incarnation}, epoch {self.epoch}"
 
     @property
     def restarts(self) -> int:
@@ -75,7 +89,6 @@ class FailureDomain:
     members: tuple[WorkerRecord, ...]
     budget: RestartBudget
     back_off: BackOff
-    epoch: int = 0
     loss: Loss | None = None
     first_loss: Loss | None = None
     ready_since: float | None = None

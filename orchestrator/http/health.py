@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any, assert_never
+from typing import Any, Final, assert_never
 
 import msgspec
 from fastapi import Response
@@ -24,6 +24,8 @@ from mlx_dp.orchestrator.service import (
 from mlx_dp.proto.messages import FinishReason
 from mlx_dp.proto.sampling_params import SamplingParams
 
+_DOWN: Final = (WorkerStatus.LOST, WorkerStatus.FAILED)
+
 
 def _json(status: int, body: Mapping[str, Any]) -> Response:
     headers = {"retry-after": str(RETRY_ABSENT_S)} if status == 503 else None
@@ -36,11 +38,16 @@ def live() -> Response:
 
 
 def health(endpoint: Endpoint) -> Response:
-    """200 only when new work is welcome. Answered from the books, so never behind a prefill."""
+    """200 only when new work is welcome. Answered from the books, so never behind a prefill.
+
+    "degraded" is 200 too: somebody serves, with less capacity than was asked for.
+    """
     state = endpoint.service.state()
     ready = state.status is ServiceStatus.READY
     owners = {str(owner.owner): owner.status.value for owner in state.owners}
-    body: dict[str, Any] = {"status": state.status.value, "owners": owners}
+    degraded = ready and any(owner.status in _DOWN for owner in state.owners)
+    status = "degraded" if degraded else state.status.value
+    body: dict[str, Any] = {"status": status, "owners": owners}
     if not ready:
         messages = [owner.message for owner in state.owners if owner.message]
         body["reason"] = "; ".join([f"the service is {state.status.value}", *messages])

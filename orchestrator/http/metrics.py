@@ -177,6 +177,7 @@ def _control_metrics(counters: ControllerCounters) -> Iterator[Metric]:
     for name, text, value in (
         ("requests_started", "Requests let in", counters.requests_started),
         ("requests_replayed", "Requests whose owner was lost", counters.requests_replayed),
+        ("grants_withdrawn", "Grants not accepted in time", counters.grants_withdrawn),
         ("worker_deaths", "Workers lost, for whatever reason", counters.worker_deaths),
         ("worker_restarts", "Workers started again", counters.worker_restarts),
         ("protocol_errors", "Messages for which a worker was given up", counters.protocol_errors),
@@ -196,6 +197,7 @@ def _control_metrics(counters: ControllerCounters) -> Iterator[Metric]:
         ("request_errors", "Requests that ended with an error", "code", counters.errors),
         ("requests_refused", "Requests not let in", "reason", counters.requests_refused),
         ("grants", "Requests given to an owner", "routing_reason", counters.grants),
+        ("worker_losses", "Workers given up, by how", "cause", counters.worker_losses),
     ):
         yield _by_word(name, text, label, values)
 

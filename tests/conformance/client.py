@@ -76,6 +76,7 @@ class Client:
         self.most_together = 0
         self.preempted = 0
         self.congested = False
+        self.malformed_frames = 0
 
     def clock(self) -> float:
         self._now += TICK_S

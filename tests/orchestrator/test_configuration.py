@@ -40,6 +40,8 @@ def test_defaults_are_accepted() -> None:
         ("owners", "max_restarts", -1, "--max-restarts -1"),
         ("owners", "heartbeat_interval", 0.0, "--heartbeat-interval 0"),
         ("owners", "hang_timeout", 3601.0, "--hang-timeout 3601"),
+        ("owners", "restart_window", 0.0, "--restart-window 0"),
+        ("owners", "start_timeout", -1.0, "--start-timeout -1"),
         ("owners", "restart_delay", float("nan"), "--restart-delay nan"),
         ("model", "context_length", 1, "--context-length 1"),
         ("queue", "max_queued_requests", 0, "--max-queued-requests 0"),

@@ -14,6 +14,7 @@ from mlx_dp.orchestrator import service_run
 from mlx_dp.orchestrator.control.controller import ServiceDeadError
 from mlx_dp.orchestrator.service import OwnerState, ServiceState, ServiceStatus
 from mlx_dp.orchestrator.service_run import ServiceRun
+from mlx_dp.orchestrator.worker_states import RestartRefusedError
 from mlx_dp.proto.messages import FailureKind
 from mlx_dp.proto.parallel import ReplicaMode
 
@@ -47,6 +48,12 @@ class Control:
         self.events.append(f"drain {timeout_s:g}")
         await self.drained.wait()
         self.events.append("stop workers")
+
+    def restart_all(self) -> tuple[int, ...]:
+        self.events.append("restart all")
+        if len(self.events) > 2:
+            raise RestartRefusedError("a restart is under way already")
+        return (0, 1)
 
     def kill_all(self) -> None:
         self.events.append("kill")
@@ -132,6 +139,25 @@ def test_a_second_signal_kills_and_leaves(fails: bool, monkeypatch: pytest.Monke
         assert left == [128 + signal.SIGTERM]
         run.control.drained.set()
         await run.ended()
+
+    asyncio.run(scenario())
+
+
+def test_sighup_restarts_the_workers_and_ends_nothing() -> None:
+    async def scenario() -> None:
+        run = Scenario(READY)
+        await asyncio.sleep(0)
+        os.kill(os.getpid(), signal.SIGHUP)
+        await run.until("restart all")
+        assert "SIGHUP: restarting workers 0, 1, one after another" in run.output.getvalue()
+        os.kill(os.getpid(), signal.SIGHUP)
+        async with asyncio.timeout(20.0):
+            while "no restart: a restart is under way already" not in run.output.getvalue():
+                await asyncio.sleep(0)
+        assert not run.task.done()
+        os.kill(os.getpid(), signal.SIGTERM)
+        run.control.drained.set()
+        assert await run.ended() == 0
 
     asyncio.run(scenario())
 

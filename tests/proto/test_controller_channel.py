@@ -17,7 +17,7 @@ from mlx_dp.proto.controller_channel import (
     PeerLostError,
 )
 from mlx_dp.proto.errors import ConfigError, ProtocolError
-from mlx_dp.proto.messages import Drain, Hello, Submit
+from mlx_dp.proto.messages import Drain, Hello, Shutdown, Submit
 from mlx_dp.proto.worker_channel import WorkerChannel
 
 HELLO = Hello(pid=7)
@@ -106,6 +106,29 @@ def test_a_worker_channel_is_heard_and_answered(channel: ControllerChannel) -> N
     channel.send("w0-1", Drain())
     assert worker.wait(5.0)
     assert worker.drain() == [Drain()]
+    worker.close()
+
+
+def test_one_that_was_given_up_and_speaks_again_is_sent_away_and_a_stranger_is_not(
+    channel: ControllerChannel, dealer: Dealers
+) -> None:
+    channel.expect("w0-1")
+    worker = WorkerChannel(channel.endpoint, "w0-1")
+    worker.send(HELLO)
+    arrived(channel, 1)
+    channel.forget("w0-1")
+    stranger = dealer("w9-9")
+    stranger.send(encode(HELLO))
+    worker.send(HELLO)
+    assert arrived(channel, 2) == []
+    assert worker.wait(5.0)
+    assert worker.drain() == [Shutdown()]
+    # Once is enough: messages do not overtake each other.
+    worker.send(HELLO)
+    worker.send(HELLO)
+    arrived(channel, 4)
+    assert not worker.wait(0.0)
+    assert not stranger.poll(0)
     worker.close()
 
 

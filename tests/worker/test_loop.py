@@ -105,11 +105,38 @@ def test_heartbeats_count_steps_and_what_is_held() -> None:
     for _ in range(9):
         bench.loop.turn()
     first, *_, last = bench.channel.sent_of(Heartbeat)
-    assert (first.step, first.running, first.prefilling) == (1, 1, 1)
+    assert (first.step, first.running, first.prefilling, first.step_tokens) == (0, 1, 1, 10)
     assert (last.running, last.prefilling, last.reserved_tokens) == (1, 0, 59)
     assert 1 < last.step <= 9
     assert (last.used_tokens, last.rss_nbytes) == (10 + last.step - 1, 4_096)
     assert last.phase is WorkerPhase.SERVING
+
+
+def test_a_step_with_prompt_tokens_is_announced_before_it_begins() -> None:
+    told: list[list[int]] = []
+
+    class Watched(FakeEngine):
+        def step(self, plan: StepPlan) -> tuple[Drawn, ...]:
+            told.append([beat.step_tokens for beat in bench.channel.sent_of(Heartbeat)])
+            return super().step(plan)
+
+    bench = Bench(engine=Watched, chunk=64)
+    bench.channel.verbs = [submit(1, prompt=200)]
+    for _ in range(6):
+        bench.loop.turn()
+    # The chunk that was launched before may still be computed, so that both count.
+    assert told[:3] == [[64], [64, 128], [64, 128]]
+    assert bench.channel.sent_of(Heartbeat)[-1].step_tokens == 128
+    bench.time.sleep(1.0)
+    bench.loop.turn()
+    assert bench.channel.sent_of(Heartbeat)[-1].step_tokens == 0
+
+
+def test_frames_that_could_not_be_read_are_told() -> None:
+    bench = Bench()
+    bench.channel.malformed_frames = 3
+    bench.loop.turn()
+    assert bench.channel.sent_of(Heartbeat)[-1].malformed_frames == 3
 
 
 def test_a_drain_is_told_at_once_and_finishes_what_runs() -> None:

@@ -150,6 +150,7 @@ submit = Submit(request_id=1, epoch=1, prompt_ids=(1, 2), max_tokens=5)
 
 class Wire:
     congested = False
+    malformed_frames = 0
     verbs = [[start], [submit], [], [], [], [], [], [], [Shutdown()]]
     heard = []
     def send(self, message): self.heard.append(message.tag)

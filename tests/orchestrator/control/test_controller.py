@@ -20,6 +20,7 @@ from mlx_dp.orchestrator.service import (
     Service,
     ServiceStatus,
 )
+from mlx_dp.orchestrator.worker_states import RestartRefusedError
 from mlx_dp.proto.admission import AdmissionLimits
 from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.messages import FailureKind, FinishReason
@@ -157,6 +158,32 @@ def test_a_flush_waits_for_its_owners_and_no_longer_than_it_may() -> None:
     play(act)
 
 
+def test_a_restart_on_request_is_shown_and_ends_no_stream() -> None:
+    async def act(stage: Stage) -> None:
+        await stage.ready()
+        answer = stage.controller.submit(generation(max_tokens=300))
+        assert stage.controller.restart_all() == (0, 1)
+        assert [worker.restart_asked for worker in stage.controller.workers()] == [True, True]
+        with pytest.raises(RestartRefusedError):
+            stage.controller.restart_worker(0)
+        ids: list[int] = []
+        async for event in answer:
+            if isinstance(event, NewTokens):
+                ids += event.ids
+        assert ids == expected(generation(), 300)
+        while any(worker.restart_asked for worker in stage.controller.workers()):
+            await asyncio.sleep(0.001)
+        workers = stage.controller.workers()
+        assert [worker.epoch for worker in workers] == [1, 1]
+        assert [worker.last_cause for worker in workers] == ["restarted on request"] * 2
+        assert [worker.restarts_in_window for worker in workers] == [0, 0]
+        assert all(0.0 <= worker.status_s < 10.0 for worker in workers)
+        counters = stage.controller.counters()
+        assert (counters.worker_deaths, counters.requests_error) == (0, 0)
+
+    play(act)
+
+
 def test_draining_finishes_what_is_in_hand_and_leaves_no_process() -> None:
     async def act(stage: Stage) -> None:
         await stage.ready()
@@ -263,12 +290,17 @@ def test_stopping_before_anything_is_up_leaves_no_process() -> None:
 def test_limits_follow_the_options() -> None:
     limits = control_limits(
         WorkerOptions(
-            heartbeat_interval_s=0.2, hang_timeout_s=3.0, max_restarts=9, restart_delay_s=0.1
+            heartbeat_interval_s=0.2,
+            hang_timeout_s=3.0,
+            max_restarts=9,
+            restart_window_s=7.0,
+            restart_delay_s=0.1,
         )
     )
     assert limits.liveness.heartbeat_interval_s == 0.2
     assert limits.liveness.hang_timeout_s == 3.0
     assert limits.supervisor.restart.max_restarts == 9
+    assert limits.supervisor.restart.window_s == 7.0
     assert limits.supervisor.restart.first_delay_s == 0.1
 
 

@@ -404,6 +404,31 @@ def test_a_worker_that_steps_no_more_is_hung_and_replaced() -> None:
     assert reader.read().grants[-1].owner == 1
 
 
+def test_a_worker_in_a_long_prefill_is_given_the_time_that_its_tokens_take() -> None:
+    world = World().bring_up()
+    reader = submit(world, max_tokens=50)
+    world.turn(2)
+    world.worker(0).beat(step_tokens=512)
+    world.worker(0).stopped = True
+    world.pass_time(60.0)
+    assert world.workers[0].signals == []
+    world.pass_time(2.0)
+    assert world.workers[0].signals == ["abort"]
+    world.turn()
+    assert reader.read().grants[-1].owner == 1
+
+
+def test_members_of_a_group_wait_for_the_longest_step_of_any() -> None:
+    world = World(serve_options(2, group=True)).bring_up()
+    world.worker(1).beat(step_tokens=512)
+    for worker in world.workers:
+        worker.stopped = True
+    world.pass_time(60.0)
+    assert [worker.signals for worker in world.workers] == [[], []]
+    world.pass_time(2.0)
+    assert [worker.signals for worker in world.workers[:2]] == [["abort"], ["abort"]]
+
+
 def test_a_worker_that_ignores_a_request_is_replaced() -> None:
     world = World().bring_up()
     reader = submit(world, max_tokens=2)
@@ -474,6 +499,26 @@ def test_waiting_too_long_ends_with_queue_timeout() -> None:
     end = ended(readers[2])
     assert (end.code, end.status) == ("queue_timeout", 503)
     assert readers[0].read().ended is None
+
+
+@pytest.mark.parametrize("how", ["lost", "preempted"])
+def test_an_answer_that_has_begun_is_not_ended_by_the_time_out_of_the_queue(how: str) -> None:
+    world = World(serve_options(1, queue=QueueOptions(queue_timeout_s=5.0))).bring_up()
+    reader = submit(world, max_tokens=9)
+    silent = submit(world, (7,), max_tokens=9)
+    world.turn(2)
+    fresh = submit(world, (8,), max_tokens=9)
+    if how == "lost":
+        world.worker(0).die(-9)
+    else:
+        world.worker(0).preempt(1)
+        world.core.on_arrival()
+        world.worker(0).stopped = True
+    world.pass_time(6.0, beats=False)
+    assert ended(fresh).code == "queue_timeout"
+    assert reader.read().ended is None
+    assert silent.read().ended is None
+    assert reader.ids == expected(generation(), 2)
 
 
 def test_running_too_long_ends_with_request_timeout_and_frees_the_slot() -> None:
@@ -780,7 +825,7 @@ def test_a_group_restarts_as_one_and_only_the_culprit_counts() -> None:
     assert not world.alive() or all(worker.pid > 1001 for worker in world.alive())
     assert world.core.status() is ServiceStatus.STARTING
     world.recover()
-    assert world.core.supervisor.epoch(0) == world.core.supervisor.epoch(1) == 1
+    assert [worker.epoch for worker in world.core.supervisor.workers] == [1, 1]
     assert [worker.index for worker in world.workers] == [0, 1, 0, 1]
     world.turn(6)
     for n, reader in enumerate(readers):

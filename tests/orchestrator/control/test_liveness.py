@@ -15,7 +15,7 @@ from mlx_dp.proto.messages import Heartbeat, WorkerPhase
 LIMITS = LivenessLimits()
 
 
-def heartbeat(*, step: int = 0, running: int = 0) -> Heartbeat:
+def heartbeat(*, step: int = 0, running: int = 0, step_tokens: int = 0) -> Heartbeat:
     return Heartbeat(
         phase=WorkerPhase.SERVING,
         step=step,
@@ -26,6 +26,7 @@ def heartbeat(*, step: int = 0, running: int = 0) -> Heartbeat:
         auxiliary_used=0,
         rss_nbytes=0,
         device_nbytes=0,
+        step_tokens=step_tokens,
     )
 
 
@@ -33,8 +34,8 @@ def pulse() -> Pulse:
     return Pulse(heard_at=0.0, moved_at=0.0)
 
 
-def verdict(pulse: Pulse, now: float, *, prefilling: bool = False) -> Verdict:
-    return judge(pulse, LIMITS, prefilling=prefilling, now=now)
+def verdict(pulse: Pulse, now: float) -> Verdict:
+    return judge(pulse, LIMITS, step_tokens=pulse.step_tokens, now=now)
 
 
 def test_an_idle_worker_that_beats_lives_for_ever() -> None:
@@ -51,9 +52,19 @@ def test_four_missed_beats_are_suspicious_and_the_time_out_is_silence() -> None:
     assert verdict(pulse(), 10.1) is Verdict.SILENT
 
 
-def test_a_step_that_prefills_may_take_longer() -> None:
-    assert verdict(pulse(), 100.0, prefilling=True) is Verdict.SUSPICIOUS
-    assert verdict(pulse(), 120.1, prefilling=True) is Verdict.SILENT
+@pytest.mark.parametrize(("step_tokens", "allowed_s"), [(0, 10.0), (32, 13.2), (512, 61.2)])
+def test_a_step_may_take_longer_by_its_prompt_tokens(step_tokens: int, allowed_s: float) -> None:
+    prefilling = pulse()
+    prefilling.beat(heartbeat(running=1, step_tokens=step_tokens), 0.0)
+    assert verdict(prefilling, allowed_s - 0.1) is Verdict.SUSPICIOUS
+    assert verdict(prefilling, allowed_s + 0.1) is Verdict.SILENT
+
+
+def test_the_next_beat_ends_the_indulgence() -> None:
+    prefilled = pulse()
+    prefilled.beat(heartbeat(running=1, step_tokens=512), 0.0)
+    prefilled.beat(heartbeat(step=1, running=1), 50.0)
+    assert verdict(prefilled, 60.1) is Verdict.SILENT
 
 
 def test_beats_without_a_step_while_something_runs_are_a_hang() -> None:
@@ -62,7 +73,6 @@ def test_beats_without_a_step_while_something_runs_are_a_hang() -> None:
         stuck.beat(heartbeat(step=5, running=1), float(second))
     assert verdict(stuck, 10.0) is Verdict.ALIVE
     assert verdict(stuck, 10.1) is Verdict.HUNG
-    assert verdict(stuck, 14.0, prefilling=True) is Verdict.ALIVE
 
 
 def test_each_step_is_progress() -> None:
@@ -91,9 +101,10 @@ def test_a_message_is_overdue_only_once_the_loop_has_turned_since() -> None:
     beating = pulse()
     beating.beats = 7
     assert not overdue(beating, since=0.0, beats=7, timeout_s=10.0, now=60.0)
-    beating.beats = 8
-    assert not overdue(beating, since=0.0, beats=7, timeout_s=10.0, now=60.0)
+    # Both beats of one turn, which may have read what was there before it was sent.
     beating.beats = 9
+    assert not overdue(beating, since=0.0, beats=7, timeout_s=10.0, now=60.0)
+    beating.beats = 10
     assert overdue(beating, since=0.0, beats=7, timeout_s=10.0, now=60.0)
     assert not overdue(beating, since=0.0, beats=7, timeout_s=10.0, now=10.0)
 

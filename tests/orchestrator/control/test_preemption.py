@@ -131,6 +131,29 @@ def test_it_is_asked_for_at_the_pace_of_beats_and_refused_without_being_prefille
     assert young.read().ids == expected(generation((2,) * 10), 15)
 
 
+def test_an_owner_that_refuses_in_a_row_is_asked_less_and_less_often() -> None:
+    world = world_of(ready(slots=9, pool=None, memory_tokens=38))
+    submit(world, (1,) * 10, 25)
+    young = submit(world, (2,) * 10, 15)
+    world.turn(9)
+    world.worker(0).preempt(2)
+    world.settle()
+    asked: list[int] = []
+    for beat in range(1, 60):
+        grants = len(young.read().grants)
+        world.worker(0).step += 1
+        world.pass_time(0.5)
+        world.settle()
+        if len(young.read().grants) > grants:
+            asked.append(beat)
+    assert asked == [1, 3, 7, 15, 31, 47]
+    world.worker(0).finish(1, FinishReason.LENGTH)
+    world.core.on_arrival()
+    world.turn()
+    assert len(young.read().grants) == 8
+    assert owner_of(world).shortages == 0
+
+
 def test_the_end_of_another_is_enough_without_a_beat() -> None:
     world = world_of(ready(slots=9, memory_tokens=40))
     submit(world, (1,) * 10, 12)

@@ -7,6 +7,7 @@ from mlx_dp.orchestrator.control.ledger import Ledger, RequestEntry
 from mlx_dp.orchestrator.control.owner import Lease, Owner, terms
 from mlx_dp.orchestrator.control.owner_book import OwnerBook
 from mlx_dp.orchestrator.control.replay import after_loss
+from mlx_dp.orchestrator.control.supervisor_steps import Loss, LossKind
 from mlx_dp.orchestrator.service import Ended
 from mlx_dp.proto.messages import FinishReason
 
@@ -34,9 +35,12 @@ class Life:
             self.ledger.append(self.entry, len(self.entry.emitted), emitted, 0.0)
         return lease
 
-    def lose(self, lease: Lease, *, culprit: bool = True) -> Ended | None:
+    def lose(
+        self, lease: Lease, *, kind: LossKind = LossKind.EXIT, culprit: bool = True
+    ) -> Ended | None:
         self.owner.release(lease)
-        ended = after_loss(self.entry, lease, "gone", culprit=culprit, max_attempts=3)
+        loss = Loss(kind=kind, detail="gone")
+        ended = after_loss(self.entry, lease, loss, culprit=culprit, max_attempts=3)
         if ended is None:
             self.ledger.requeue(self.entry)
         return ended
@@ -67,10 +71,22 @@ def test_grants_that_never_arrived_are_bounded_but_no_attempts() -> None:
     assert codes(life, (), accepted=False) == ["worker_lost"]
 
 
-def test_a_request_is_not_suspected_for_what_another_worker_did() -> None:
+@pytest.mark.parametrize("kind", [LossKind.SIBLING, LossKind.RESTART])
+@pytest.mark.parametrize("accepted", [False, True])
+def test_a_loss_without_blame_counts_for_nothing_however_often(
+    kind: LossKind, accepted: bool
+) -> None:
     life = Life()
-    assert life.lose(life.grant(), culprit=False) is None
-    assert life.lose(life.grant(), culprit=False) is None
+    for _ in range(9):
+        lease = life.grant(accepted=accepted)
+        assert life.lose(lease, kind=kind, culprit=False) is None
+    assert (life.entry.deaths, life.entry.attempts, life.entry.silent_losses) == (0, 0, 0)
+
+
+def test_a_hang_of_a_group_is_an_attempt_of_all_and_poison_to_none() -> None:
+    life = Life()
+    ends = [life.lose(life.grant(), kind=LossKind.HUNG, culprit=False) for _ in range(3)]
+    assert [None if end is None else end.code for end in ends] == [None, None, "worker_lost"]
     assert life.entry.deaths == 0
 
 

@@ -9,6 +9,8 @@ from mlx_dp.orchestrator.control.supervisor import Supervisor, SupervisorLimits
 from mlx_dp.orchestrator.control.supervisor_steps import (
     Abort,
     AddOwner,
+    Dismiss,
+    DrainOwner,
     GiveUp,
     Kill,
     Loss,
@@ -65,7 +67,7 @@ def test_every_status_is_in_the_table() -> None:
 def test_an_illegal_step_names_both_sides() -> None:
     made = up()
     with pytest.raises(IllegalStepError, match="a ready worker cannot become stopped"):
-        made.workers[0].move(WorkerStatus.STOPPED)
+        made.workers[0].move(WorkerStatus.STOPPED, 0.0)
 
 
 def test_starts_are_staged_and_each_has_its_own_identity() -> None:
@@ -217,20 +219,56 @@ def test_a_group_is_lost_and_restarted_as_one_under_a_new_epoch() -> None:
         assert made.workers[index].status is WorkerStatus.STARTING
         made.greeted(index, now)
         made.ready(index, now)
-    assert {made.epoch(index) for index in range(3)} == {1}
+    assert {worker.epoch for worker in made.workers} == {1}
     assert [worker.restarts for worker in made.workers] == [1, 1, 1]
+
+
+def test_in_a_group_the_one_that_has_exited_is_to_blame_and_not_who_missed_it_first() -> None:
+    made = up(3, group=True)
+    # Its exit was seen, and is settled once its last messages have been read.
+    made.workers[1].exit_status = -11
+    steps = made.failed(0, FailureKind.INTERNAL, "a peer is gone", 10.0)
+    blamed = [step.index for step in steps if isinstance(step, RemoveOwner) and step.culprit]
+    assert blamed == [1]
+    assert made.workers[0].last_cause == "worker 1: killed by SIGSEGV"
+    made.exited(1, -11, 10.0)
+    assert made.workers[1].last_cause == "killed by SIGSEGV"
+
+
+@pytest.mark.parametrize("kind", [LossKind.HUNG, LossKind.SILENT])
+def test_a_group_that_hangs_shows_the_stacks_of_all_and_blames_none(kind: LossKind) -> None:
+    made = up(2, group=True)
+    steps = made.lost(1, Loss(kind=kind, detail="stuck"), 10.0)
+    assert kinds(steps) == [RemoveOwner, Abort] * 2
+    assert not any(step.culprit for step in steps if isinstance(step, RemoveOwner))
+    assert kinds(made.tick(11.0)) == [Kill, Kill]
+
+
+def test_a_restart_on_request_dismisses_it_and_needs_no_patience() -> None:
+    made = up()
+    (drained,) = made.drain(0, 10.0)
+    assert drained == DrainOwner(0, made.workers[0].identity)
+    assert made.workers[0].status is WorkerStatus.DRAINING
+    removed, dismissed = made.retire(0, 11.0)
+    assert isinstance(removed, RemoveOwner)
+    assert not removed.culprit
+    assert isinstance(dismissed, Dismiss)
+    assert made.exited(0, 0, 11.5) == []
+    assert kinds(made.tick(11.5)) == [Spawn]
+    assert made.workers[0].epoch == 1
+    assert made.workers[1].epoch == 0
 
 
 def test_stopping_restarts_nobody() -> None:
     made = up()
-    made.stop()
+    made.stop(0.0)
     assert made.workers[0].status is WorkerStatus.DRAINING
     assert kinds(made.exited(0, 0, 10.0)) == [RemoveOwner]
     made.exited(1, -9, 10.0)
     assert [worker.status for worker in made.workers] == [WorkerStatus.STOPPED] * 2
     assert made.gone
     assert made.tick(99.0) == []
-    made.stop()
+    made.stop(0.0)
 
 
 def test_giving_everyone_up_cancels_the_restarts_that_were_due() -> None:
@@ -248,7 +286,7 @@ def test_giving_everyone_up_cancels_the_restarts_that_were_due() -> None:
 def test_stopping_ends_who_waits_for_a_start() -> None:
     made = supervisor(2)
     made.start(0.0)
-    made.stop()
+    made.stop(0.0)
     assert made.workers[1].status is WorkerStatus.STOPPED
     assert made.exited(0, -15, 1.0) == [
         RemoveOwner(

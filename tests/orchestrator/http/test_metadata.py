@@ -39,6 +39,19 @@ def test_health_is_200_only_when_ready_and_live_always(status: ServiceStatus) ->
     assert call(service, "GET", "/live").status_code == 200
 
 
+@pytest.mark.parametrize("down", [WorkerStatus.LOST, WorkerStatus.FAILED])
+def test_health_says_that_an_owner_is_missing_and_is_200_while_others_serve(
+    down: WorkerStatus,
+) -> None:
+    service = ScriptedService(owners=(STATE.owners[0], replace(STATE.owners[1], status=down)))
+    response = call(service, "GET", "/health")
+    assert response.status_code == 200
+    assert response.json() == {
+        "status": "degraded",
+        "owners": {"0": "ready", "1": down.value},
+    }
+
+
 @pytest.mark.parametrize("method", ["HEAD", "OPTIONS"])
 def test_health_answers_balancers_that_do_not_get(method: str) -> None:
     assert call(ScriptedService(), method, "/health").status_code == 200

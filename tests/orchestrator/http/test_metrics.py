@@ -92,6 +92,7 @@ def test_every_count_is_the_controllers() -> None:
     tally.requests_refused["queue_full"] = 115
     tally.errors["worker_lost"] = 116
     tally.grants["total_tokens"] = 117
+    tally.losses["hung"], tally.grants_withdrawn = 120, 121
     service.counters = lambda: tally.snapshot(unknown_frames=118)
     found = samples(page_of(service))
     expected = {
@@ -121,10 +122,12 @@ def test_every_count_is_the_controllers() -> None:
         "mlx_dp:request_errors_total{worker_lost}": 116,
         "mlx_dp:grants_total{total_tokens}": 117,
         "mlx_dp:unknown_frames_total": 118,
+        "mlx_dp:worker_losses_total{hung}": 120,
+        "mlx_dp:grants_withdrawn_total": 121,
     }
     assert {name: found.get(name) for name in expected} == expected
     # A count that is added there must get a name here.
-    assert len(fields(ControllerCounters)) == 19
+    assert len(fields(ControllerCounters)) == 21
 
 
 def test_each_owner_tells_of_its_cache_and_its_memory() -> None:

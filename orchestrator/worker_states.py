@@ -1,0 +1,44 @@
+"""What the supervisor tells of its workers, and of what it was asked to do with them."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class WorkerStatus(StrEnum):
+    """A worker's life as the controller sees it."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    LOST = "lost"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+class RestartRefusedError(Exception):
+    """A restart that was asked for cannot begin now; nothing was changed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerState:
+    """One worker across its incarnations. ``epoch``: how often its group was started anew."""
+
+    index: int
+    status: WorkerStatus
+    status_s: float
+    """How long it has had this status."""
+    phase: str
+    """What it is doing, as it says itself."""
+    pid: int | None
+    incarnation: str
+    epoch: int
+    restarts: int
+    restarts_in_window: int
+    """Those that count against the budget at present, of ``max_restarts``."""
+    max_restarts: int
+    last_cause: str
+    """Why it was last given up, or empty when it never was."""
+    restart_asked: bool
+    """A restart that was asked for is still to come, or under way."""
+    malformed_frames: int
+    """Frames of ours that its present incarnation could not read."""
