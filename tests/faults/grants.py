@@ -1,0 +1,213 @@
+"""What the wire shows of each request: who has it, what was lost, and what must not be sent."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from faults.agenda import Agenda
+from faults.schedule import POISON
+from mlx_dp.orchestrator.control.supervisor_steps import BLAMELESS, LossKind, RemoveOwner
+from mlx_dp.proto.errors import ProtocolError
+from mlx_dp.proto.messages import (
+    Abort,
+    Accepted,
+    Down,
+    Failed,
+    Finished,
+    Preempted,
+    Prefilled,
+    Ready,
+    Rejected,
+    Submit,
+    Tokens,
+    Up,
+)
+
+POISON_DEATHS = 2
+
+
+@dataclass(slots=True)
+class Grant:
+    """One grant, from its ``Submit`` to the word that gives it back, or the loss of its owner."""
+
+    identity: str
+    epoch: int
+    sent_at: float
+    accepted: bool = False
+    prefilled: bool = False
+
+
+@dataclass(slots=True)
+class Life:
+    """One request, as far as the controller was told."""
+
+    prompt: tuple[int, ...]
+    grant: Grant | None = None
+    epochs: int = 0
+    emitted: list[int] = field(default_factory=list)
+    emitted_at_grant: int = 0
+    losses: int = 0
+    """Owners that were lost after they had accepted it, unless nothing was wrong with them."""
+    silent_losses: int = 0
+    deaths: int = 0
+    poisoned: bool = False
+
+
+class GrantWatch:
+    """A second account of grants, kept from messages and losses, which the controller's must equal.
+
+    ``has_ended`` says whether the answer of a request is complete, as its client would see it.
+    """
+
+    def __init__(
+        self,
+        agenda: Agenda,
+        has_ended: Callable[[int], bool],
+        *,
+        max_attempts: int,
+        accept_timeout_s: float,
+    ) -> None:
+        self._agenda = agenda
+        self._has_ended = has_ended
+        self._max_attempts = max_attempts
+        self._accept_timeout_s = accept_timeout_s
+        self.lives: dict[int, Life] = {}
+        self.grants: dict[tuple[str, int], Grant] = {}
+        """By incarnation and request, those included that were withdrawn and are not let go."""
+        self.lost: set[str] = set()
+        """Incarnations that were given up."""
+        self.deaths = 0
+        self.exited: set[str] = set()
+        """Those whose exit the controller has seen."""
+        self.ready: set[str] = set()
+        self.failed: set[str] = set()
+        """Those that have said that they give up."""
+
+    def sent(self, identity: str, message: Down) -> None:
+        """The controller's socket has taken a message."""
+        match message:
+            case Submit():
+                self._submitted(identity, message)
+            case Abort():
+                # I12: what has ended is not aborted.
+                grant = self.grants.get((identity, message.request_id))
+                assert grant is not None, f"I12: {message} to {identity}, which has no such grant"
+                assert grant.epoch == message.epoch, f"I5: {message} to {identity}: {grant}"
+            case _:
+                pass
+
+    def _submitted(self, identity: str, submit: Submit) -> None:
+        life = self.lives.setdefault(submit.request_id, Life(submit.prompt_ids))
+        told = f"{submit} to {identity}"
+        assert identity in self.ready, f"I7: not ready: {told}"
+        assert identity not in self.lost, f"I7: given up: {told}"
+        assert identity not in self.exited, f"I7: its process is gone: {told}"
+        assert (identity, submit.request_id) not in self.grants, f"I2: it has it: {told}"
+        assert life.grant is None or self._may_be_withdrawn(life.grant), f"I2: {life}: {told}"
+        assert not self._has_ended(submit.request_id), f"I3: it has ended: {told}"
+        # One that could not be sent has taken an epoch too.
+        assert submit.epoch > life.epochs, f"I5: epoch {life.epochs} was the last: {told}"
+        assert list(submit.output_ids) == life.emitted, f"I4: {life.emitted} is out: {told}"
+        assert not life.poisoned, f"I6: {life}: {told}"
+        losses = max(life.losses, life.silent_losses)
+        assert losses < self._max_attempts, f"I6: {life}: {told}"
+        life.epochs = submit.epoch
+        life.grant = Grant(identity, submit.epoch, self._agenda.now)
+        life.emitted_at_grant = len(life.emitted)
+        self.grants[identity, submit.request_id] = life.grant
+
+    def _may_be_withdrawn(self, grant: Grant) -> bool:
+        late = self._agenda.now - grant.sent_at > self._accept_timeout_s
+        return late and not grant.accepted
+
+    def heard(self, identity: str, fact: Up | ProtocolError) -> None:
+        """The controller takes in a message of an incarnation that it knows."""
+        if identity in self.lost:
+            return
+        match fact:
+            case Ready():
+                self.ready.add(identity)
+            case Failed():
+                self.failed.add(identity)
+            case Tokens():
+                self._emitted(identity, fact)
+            case Prefilled():
+                grant = self._grant(identity, fact.request_id, fact.epoch)
+                if grant is not None:
+                    grant.prefilled = grant.accepted
+            case Accepted():
+                grant = self._grant(identity, fact.request_id, fact.epoch)
+                if grant is not None:
+                    grant.accepted = True
+            case Rejected():
+                grant = self._grant(identity, fact.request_id, fact.epoch)
+                if grant is not None and not grant.accepted:
+                    self._release(grant, fact.request_id)
+            case Finished() | Preempted():
+                self._given_back(identity, fact)
+            case _:
+                pass
+
+    def _emitted(self, identity: str, fact: Tokens) -> None:
+        for chunk in fact.chunks:
+            life = self._current(identity, chunk.request_id, chunk.epoch)
+            if life is None or life.grant is None:
+                continue
+            if not life.grant.prefilled or chunk.index > len(life.emitted):
+                # Whoever says so is lost, and not heard to its end.
+                return
+            if chunk.index == len(life.emitted):
+                life.emitted += chunk.ids
+
+    def _given_back(self, identity: str, fact: Finished | Preempted) -> None:
+        grant = self._grant(identity, fact.request_id, fact.epoch)
+        if grant is None or not grant.accepted:
+            return
+        life = self._current(identity, fact.request_id, fact.epoch)
+        # With tokens missing it is no end, but the end of its owner.
+        if life is None or fact.num_tokens == len(life.emitted):
+            self._release(grant, fact.request_id)
+
+    def _grant(self, identity: str, request_id: int, epoch: int) -> Grant | None:
+        grant = self.grants.get((identity, request_id))
+        return grant if grant is not None and grant.epoch == epoch else None
+
+    def _current(self, identity: str, request_id: int, epoch: int) -> Life | None:
+        """The request, if this is its present grant and somebody still waits for the answer."""
+        grant = self._grant(identity, request_id, epoch)
+        life = self.lives.get(request_id)
+        if grant is None or life is None or life.grant is not grant:
+            return None
+        return None if self._has_ended(request_id) else life
+
+    def _release(self, grant: Grant, request_id: int) -> None:
+        del self.grants[grant.identity, request_id]
+        life = self.lives[request_id]
+        if life.grant is grant:
+            life.grant = None
+
+    def gave_up(self, gone: RemoveOwner) -> None:
+        """The controller has given an incarnation up."""
+        assert gone.identity not in self.lost, f"I20: {gone} is lost twice"
+        self.lost.add(gone.identity)
+        self.deaths += gone.loss.kind is not LossKind.RESTART
+        for (holder, request_id), grant in tuple(self.grants.items()):
+            if holder == gone.identity:
+                life = self.lives[request_id]
+                if life.grant is grant:
+                    self._count_loss(life, grant, gone)
+                self._release(grant, request_id)
+
+    def _count_loss(self, life: Life, grant: Grant, gone: RemoveOwner) -> None:
+        if gone.loss.kind in BLAMELESS:
+            return
+        if not grant.accepted:
+            life.silent_losses += 1
+            return
+        life.losses += 1
+        life.deaths += gone.culprit
+        barren = len(life.emitted) == life.emitted_at_grant
+        life.poisoned = gone.culprit and barren and life.deaths >= POISON_DEATHS
+
+    @property
+    def poisons(self) -> list[Life]:
+        return [life for life in self.lives.values() if life.prompt[0] == POISON]

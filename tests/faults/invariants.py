@@ -1,0 +1,178 @@
+"""What must hold after every event, and what must hold once all is quiet again."""
+
+from collections import Counter
+
+from faults.agenda import Agenda
+from faults.clients import Client
+from faults.controller_host import CHUNK_TOKENS, LIVENESS, WINDOW_S, ControllerHost
+from faults.grants import POISON_DEATHS, GrantWatch
+from faults.machine import Machine
+from faults.schedule import FaultKind, Schedule
+from mlx_dp.orchestrator.worker_states import WorkerStatus
+from mlx_dp.proto.messages import FinishReason, Flush
+
+FROZEN_S = LIVENESS.hang_timeout_s + 2 * CHUNK_TOKENS / LIVENESS.slowest_prefill_tokens_per_s + 0.7
+GHOST_S = 1.5
+"""What is given up has to be gone after so long, on a machine that is never late."""
+
+
+class Invariants:
+    """The numbers are those of the reliability document."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        agenda: Agenda,
+        host: ControllerHost,
+        machine: Machine,
+        watch: GrantWatch,
+        clients: list[Client],
+    ) -> None:
+        self._schedule = schedule
+        self._agenda = agenda
+        self._host = host
+        self._machine = machine
+        self._watch = watch
+        self._clients = clients
+        self._failed: set[int] = set()
+        self._lost_at: dict[str, float] = {}
+
+    def each(self) -> None:
+        """After every event of the controller."""
+        core = self._host.core
+        assert core.bug is None, core.bug
+        core.check()
+        self._books_agree()
+        self._counters_reconcile()
+        self._group_is_one()
+        self._starts_are_bounded()
+        self._nobody_is_frozen()
+        self._nobody_lingers()
+
+    def _books_agree(self) -> None:
+        """I1, I2: the controller's leases are the grants that the wire has shown."""
+        core = self._host.core
+        leases = {
+            (owner.identity, lease.request_id): (lease.epoch, lease.accepted)
+            for owner in core.book.owners()
+            for lease in owner.leases.values()
+        }
+        grants = {key: (grant.epoch, grant.accepted) for key, grant in self._watch.grants.items()}
+        assert leases == grants, f"I2: {leases}, but {grants}"
+
+    def _counters_reconcile(self) -> None:
+        """I20."""
+        core, tally = self._host.core, self._host.core.tally
+        ended = tally.requests_ok + tally.requests_error + tally.requests_aborted
+        assert tally.requests_started == ended + len(core.answers), f"I20: {tally}"
+        deaths = self._watch.deaths
+        assert tally.worker_deaths == deaths, f"I20: {tally.worker_deaths} deaths, {deaths} seen"
+        restarts = sum(max(0, len(each.spawned_at) - 1) for each in self._machine.slots.values())
+        assert tally.worker_restarts == restarts, f"I20: {tally.worker_restarts}, {restarts}"
+
+    def _group_is_one(self) -> None:
+        """I18: whoever serves belongs to one epoch."""
+        core = self._host.core
+        if self._schedule.setting.group:
+            epochs = {self._machine.epochs.get(owner.identity) for owner in core.book.owners()}
+            assert len(epochs) <= 1, f"I18: {epochs}"
+
+    def _starts_are_bounded(self) -> None:
+        """I15, and that nobody is given up who has starts left."""
+        setting, supervisor = self._schedule.setting, self._host.core.supervisor
+        asked = sum(fault.kind is FaultKind.RESTART for fault in self._schedule.faults)
+        for index, worker in enumerate(supervisor.workers):
+            slot = self._machine.slots[index]
+            recent = [time for time in slot.spawned_at[1:] if self._agenda.now - time < WINDOW_S]
+            # A restart counts when it is decided on, which is before its process is there.
+            most = setting.max_restarts + 1 + asked
+            assert len(recent) <= most, f"I15: {index}: {slot.spawned_at}"
+            if worker.status is WorkerStatus.READY:
+                slot.barren = 0
+            if worker.status is not WorkerStatus.FAILED or index in self._failed:
+                continue
+            self._failed.add(index)
+            spent = max(len(recent), slot.barren) >= setting.max_restarts
+            final = any(each.final_boot for each in self._machine.slots.values())
+            assert spent or final or setting.group, f"I15: {index} had starts left: {slot}"
+
+    def _nobody_is_frozen(self) -> None:
+        """I9: who makes no progress is given up, by a controller that is awake."""
+        for each in self._machine.living:
+            since = each.process.frozen_since
+            if since is None or each.identity in self._watch.lost:
+                continue
+            frozen_s = self._agenda.now - max(since, self._host.woke_at)
+            assert frozen_s < FROZEN_S, f"I9: {each.identity} is frozen since {frozen_s} s"
+
+    def _nobody_lingers(self) -> None:
+        """What was given up ends."""
+        for each in self._machine.living:
+            if each.identity not in self._watch.lost:
+                continue
+            lost_at = self._lost_at.setdefault(each.identity, self._agenda.now)
+            late_s = self._agenda.now - max(lost_at, self._host.woke_at)
+            assert late_s < GHOST_S, f"{each.identity} was given up {late_s} s ago and lives"
+
+    def ended(self, client: Client) -> None:
+        """I6 and I8, when an answer has ended."""
+        assert client.ended is not None and client.answer is not None
+        life = self._watch.lives.get(client.answer.request_id)
+        if client.ended.reason is not FinishReason.ERROR:
+            return
+        setting = self._schedule.setting
+        match client.ended.code:
+            case "worker_lost":
+                assert life is not None, client.ended
+                spent = max(life.losses, life.silent_losses) >= setting.max_attempts
+                assert spent, f"I6: {life} had attempts left: {client.ended}"
+            case "request_crashed_worker":
+                assert life is not None, client.ended
+                assert life.deaths >= POISON_DEATHS, f"I6: {life}: {client.ended}"
+            case "no_worker" | "worker_failed":
+                workers = self._host.core.supervisor.workers
+                failed = any(worker.status is WorkerStatus.FAILED for worker in workers)
+                assert failed, f"I3: {client.ended}"
+
+    def quiet(self) -> None:
+        """I1, I3, I8, I10 and I20, when nothing is left to do."""
+        core, tally = self._host.core, self._host.core.tally
+        for client in self._clients:
+            assert client.ended is not None or client.turned_away, f"I3: pending: {client.arrival}"
+        answered = [client for client in self._clients if client.answer is not None]
+        assert tally.requests_started == len(answered), f"I20: {tally}"
+        errors = Counter(
+            client.ended.code
+            for client in answered
+            if client.ended is not None and client.ended.reason is FinishReason.ERROR
+        )
+        assert tally.errors == errors, f"I20: {tally.errors}, {errors}"
+        read = sum(client.num_tokens for client in answered)
+        assert tally.generated_by_owner.total() == read, f"I8: {tally.generated_by_owner}, {read}"
+        assert len(core.answers) == 0 and core.desk.idle
+        self._unfaulted_are_untouched()
+        for each in self._machine.living:
+            self._is_empty(each.index)
+        for life in self._watch.poisons:
+            assert life.deaths <= POISON_DEATHS, f"I6: F9: {life}"
+
+    def _unfaulted_are_untouched(self) -> None:
+        """I10: workers to which nothing happens are never lost, whatever happens elsewhere."""
+        if self._schedule.setting.group:
+            return
+        for index, slot in self._machine.slots.items():
+            if index not in self._schedule.faulted:
+                assert len(slot.spawned_at) <= 1, f"I10: worker {index} was restarted: {slot}"
+
+    def _is_empty(self, index: int) -> None:
+        """Nothing is held but cached prefixes, all of which can be dropped."""
+        present = self._machine.present(index)
+        if present is None or present.process.serving is None:
+            return
+        serving = present.process.serving
+        present.process.check()
+        assert not len(serving.scheduler.requests), f"I1: {index} runs something still"
+        serving.engine.compact()
+        serving.scheduler.flush(Flush(flush_id=0))
+        assert serving.engine.held_nbytes == 0, f"I1: {index} holds {serving.engine.held_nbytes}"
+        assert serving.scheduler.auxiliary_used == 0, f"I1: {index} holds states"

@@ -1,0 +1,254 @@
+"""A worker process: the real loop, scheduler and fake engine, in virtual time."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+
+from faults.agenda import Act, Agenda
+from faults.schedule import Boot, Setting
+from faults.worker_end import ProcessDiedError, WorkerEnd
+from mlx_dp.proto.exit_codes import ExitCode
+from mlx_dp.proto.messages import Failed, FailureKind, Hello, Ready, Shutdown, Start
+from mlx_dp.proto.ownership import resolve_capacity
+from mlx_dp.worker.chunk_budget import ChunkBudget
+from mlx_dp.worker.fake_engine import FakeEngine
+from mlx_dp.worker.loop import WorkerLoop
+from mlx_dp.worker.pulse import Pulse
+from mlx_dp.worker.scheduler import Scheduler
+
+SLOWNESS: Final = 20.0
+CHECK_TURNS: Final = 8
+"""Looks at every slot and node, which takes as long as several turns."""
+
+
+@dataclass(slots=True)
+class Serving:
+    """What a process has once it is ready."""
+
+    engine: FakeEngine
+    scheduler: Scheduler
+    loop: WorkerLoop
+
+
+class SimulatedProcess:
+    """``WorkerProcess``. While it is stopped or hangs, what is due waits."""
+
+    def __init__(
+        self,
+        pid: int,
+        boot: Boot | None,
+        setting: Setting,
+        agenda: Agenda,
+        rng: random.Random,
+        on_death: Callable[[int], None],
+    ) -> None:
+        self.pid = pid
+        self.boot = boot
+        self.alive = True
+        self.stopped = False
+        self.hung = False
+        self.slow = False
+        self.frozen_since: float | None = None
+        self.serving: Serving | None = None
+        self.end: WorkerEnd
+        self._setting = setting
+        self._agenda = agenda
+        self._rng = rng
+        self._on_death = on_death
+        self._pending: list[Act] = []
+        self._signals: list[int] = []
+        self._turn_id = 0
+        self._turns = 0
+
+    @property
+    def works(self) -> bool:
+        """It runs requests, perhaps some that nobody wants any more."""
+        moves = self.alive and not self.hung
+        return moves and self.serving is not None and len(self.serving.scheduler.requests) > 0
+
+    # WorkerProcess.
+
+    def abort(self) -> None:
+        self._signal(-6)
+
+    def terminate(self) -> None:
+        self._signal(-15)
+
+    def kill(self) -> None:
+        self.die(-9)
+
+    def _signal(self, status: int) -> None:
+        # Signals but SIGKILL wait until a stopped process is continued.
+        if self.stopped:
+            self._signals.append(status)
+        else:
+            self.die(status)
+
+    def die(self, status: int) -> None:
+        if self.alive:
+            self.alive = False
+            self._on_death(status)
+
+    # Faults.
+
+    def stop(self) -> None:
+        self.stopped = True
+        self._freeze()
+
+    def resume(self) -> None:
+        self.stopped = False
+        for status in self._signals:
+            self.die(status)
+        if not self.hung:
+            self.frozen_since = None
+            pending, self._pending = self._pending, []
+            for act in pending:
+                self._agenda.after(0.0, partial(self._do, act))
+
+    def recover(self) -> None:
+        self.slow = False
+
+    def hang(self) -> None:
+        self.hung = True
+        self._freeze()
+
+    def _freeze(self) -> None:
+        if self.frozen_since is None:
+            self.frozen_since = self._agenda.now
+
+    # Life.
+
+    def begin(self, end: WorkerEnd) -> None:
+        self.end = end
+        if self.boot is not Boot.NO_HELLO:
+            self._later(self._rng.uniform(0.01, 0.05), self._hello)
+
+    def _later(self, delay_s: float, act: Act) -> None:
+        self._agenda.after(delay_s, lambda: self._do(act))
+
+    def _do(self, act: Act) -> None:
+        if not self.alive:
+            return
+        if self.stopped or self.hung:
+            self._pending.append(act)
+            return
+        try:
+            act()
+        except ProcessDiedError as death:
+            self.die(death.status)
+
+    def _hello(self) -> None:
+        if self.boot is Boot.CRASH:
+            self.die(int(ExitCode.CRASH))
+            return
+        self.end.send(Hello(pid=self.pid))
+
+    def arrived(self, frame: bytes) -> None:
+        """A frame has come: a loop that sleeps wakes up."""
+        self.end.arrived(frame)
+        if self.serving is None:
+            self._later(0.0, self._read_start)
+        elif self.end.waits_s is not None:
+            self._turn_after(0.0)
+
+    def _read_start(self) -> None:
+        for message in self.end.drain() if self.serving is None else ():
+            match message:
+                case Start():
+                    if self.boot is not Boot.NO_READY:
+                        self._later(self._rng.uniform(0.02, 0.2), partial(self._load, message))
+                case Shutdown():
+                    self.die(int(ExitCode.OK))
+                case _:
+                    pass
+
+    def _load(self, start: Start) -> None:
+        match self.boot:
+            case Boot.CONFIG:
+                self.end.send(Failed(kind=FailureKind.CONFIG, message="no such flag"))
+                self.die(int(ExitCode.CONFIG))
+            case Boot.CONFIG_UNSAID:
+                self.die(int(ExitCode.CONFIG))
+            case Boot.MEMORY:
+                self.end.send(Failed(kind=FailureKind.OUT_OF_MEMORY, message="too big"))
+                self.die(int(ExitCode.OUT_OF_MEMORY))
+            case _:
+                self._serve(start)
+
+    def _serve(self, start: Start) -> None:
+        engine = FakeEngine(
+            start.fake,
+            clock=self._agenda.clock,
+            sleep=_never,
+            prefix_cache=start.prefix_cache,
+        )
+        shape = engine.facts.shape
+        capacity = resolve_capacity(
+            start.share,
+            pool_tokens=start.fake.pool_tokens,
+            hybrid=shape.hybrid,
+            prefix_cache=start.prefix_cache,
+        )
+        states = self._setting.slots * shape.auxiliary_bytes_per_slot
+        nbytes = shape.kv_nbytes(self._setting.memory_tokens) + states
+        capacity = replace(capacity, cache_nbytes=nbytes)
+        engine.open(capacity)
+        scheduler = Scheduler(capacity, engine, shape.context_length)
+        loop = WorkerLoop(
+            self.end,
+            engine,
+            scheduler,
+            ChunkBudget(start.chunked_prefill_size),
+            Pulse(start.heartbeat_interval_s, lambda: 4_096),
+            self._agenda.clock,
+        )
+        self.serving = Serving(engine, scheduler, loop)
+        self.end.send(
+            Ready(
+                capacity=capacity,
+                shape=shape,
+                context_length=shape.context_length,
+                device="fake",
+                load_s=0.0,
+            )
+        )
+        self._turn_after(0.0)
+
+    def _turn_after(self, delay_s: float) -> None:
+        self._turn_id += 1
+        turn_id = self._turn_id
+        self._later(delay_s, lambda: self._turn(turn_id))
+
+    def _turn(self, turn_id: int) -> None:
+        if turn_id != self._turn_id:
+            return
+        assert self.serving is not None
+        end = self.end
+        end.waits_s = None
+        if end.poisoned:
+            raise ProcessDiedError(-11)
+        ended = self.serving.loop.turn()
+        self._turns += 1
+        if end.waits_s is not None or self._turns % CHECK_TURNS == 0:
+            self.check()
+        if ended is not None:
+            self.die(int(ended))
+        elif end.waits_s is not None:
+            self._turn_after(end.waits_s)
+        else:
+            step_s = self._setting.step_s * self._rng.uniform(0.5, 1.0)
+            self._turn_after(step_s * SLOWNESS if self.slow else step_s)
+
+    def check(self) -> None:
+        """I1, on the worker's side."""
+        assert self.serving is not None
+        self.serving.scheduler.check()
+        held = len(self.serving.scheduler.requests)
+        slots = self.serving.scheduler._pools._slots
+        assert slots.size - slots.free_slots == held, f"I1: {held} requests, {slots.free_slots}"
+
+
+def _never(seconds: float) -> None:
+    raise AssertionError(f"the fake engine sleeps for {seconds} s")

@@ -1,0 +1,91 @@
+"""Whatever happens to workers, wire and clients: every answer is exact, and nothing is left over.
+
+One run again: ``pytest tests/faults --seed 1234``.
+"""
+
+from dataclasses import replace
+
+import pytest
+
+from faults.draw import draw
+from faults.replay import run_seed
+from faults.schedule import Fault, FaultKind, Schedule
+from faults.simulation import Simulation
+
+RUNS = 20
+QUICK = 20
+MANY = 1000
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "run_of_seeds" not in metafunc.fixturenames:
+        return
+    seed = metafunc.config.getoption("--seed", None)
+    if seed is not None:
+        metafunc.parametrize("run_of_seeds", [range(seed, seed + 1)], ids=[str(seed)])
+        return
+    runs = [range(first, first + RUNS) for first in range(0, QUICK * RUNS, RUNS)]
+    slow = [range(first, first + RUNS) for first in range(QUICK * RUNS, MANY * RUNS, RUNS)]
+    cases = [pytest.param(seeds, id=f"{seeds[0]}-{seeds[-1]}") for seeds in runs]
+    cases += [
+        pytest.param(seeds, id=f"{seeds[0]}-{seeds[-1]}", marks=pytest.mark.slow) for seeds in slow
+    ]
+    metafunc.parametrize("run_of_seeds", cases)
+
+
+def test_every_invariant_holds_in_every_run(run_of_seeds: range) -> None:
+    for seed in run_of_seeds:
+        run_seed(seed)
+
+
+def undisturbed(seed: int) -> Schedule:
+    """The run of this seed without faults, and without requests that are faults."""
+    schedule = draw(seed)
+    arrivals = tuple(each for each in schedule.arrivals if not (each.poison or each.unservable))
+    return replace(schedule, faults=(), arrivals=arrivals)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_without_faults_every_request_ends_well_and_nobody_dies(seed: int) -> None:
+    tally = Simulation(undisturbed(seed)).run().core.tally
+    assert tally.requests_error == tally.worker_deaths == tally.protocol_errors == 0
+    assert tally.requests_ok > 0
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_controller_that_slept_kills_nobody(seed: int) -> None:
+    sleeps = tuple(Fault(at=at, kind=FaultKind.SLEEP, for_s=9.0) for at in (0.5, 11.0))
+    tally = Simulation(replace(undisturbed(seed), faults=sleeps)).run().core.tally
+    assert tally.requests_error == tally.worker_deaths == 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_rolling_restart_fails_no_request(seed: int) -> None:
+    restarts = tuple(Fault(at=at, kind=FaultKind.RESTART, nth=2) for at in (0.7, 2.5))
+    simulation = Simulation(replace(undisturbed(seed), faults=restarts)).run()
+    tally = simulation.core.tally
+    assert tally.requests_error == tally.worker_deaths == 0
+    assert tally.worker_restarts >= len(simulation.core.supervisor.workers)
+
+
+@pytest.mark.parametrize("tag", ["accepted", "prefilled", "tokens", "finished"])
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("nth", [1, 4])
+def test_a_death_at_any_word_costs_no_token(tag: str, after: bool, nth: int) -> None:
+    for seed in range(5):
+        schedule = undisturbed(seed)
+        setting = replace(schedule.setting, max_restarts=100, max_attempts=100)
+        deaths = tuple(
+            Fault(at=0.0, kind=FaultKind.DIE_SAYING, worker=worker, tag=tag, nth=nth, after=after)
+            for worker in range(setting.size)
+        )
+        tally = Simulation(replace(schedule, setting=setting, faults=deaths)).run().core.tally
+        assert tally.requests_error == 0
+
+
+def test_the_same_seed_gives_the_same_run() -> None:
+    def trace(seed: int) -> tuple[object, ...]:
+        simulation = run_seed(seed)
+        return simulation.core.tally, simulation.events
+
+    assert [trace(seed) for seed in range(30)] == [trace(seed) for seed in range(30)]
