@@ -1,5 +1,6 @@
 """From flags to validated values. A refusal names the flag, its value and what would work."""
 
+import re
 from typing import Final
 
 from mlx_dp.orchestrator.control.prefix_affinity import PREFIX_AFFINITY
@@ -15,6 +16,10 @@ LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 
 _MAX_COUNT: Final = 2**31 - 1
 _MAX_SECONDS: Final = 1e9
+# What we have open ourselves: pipes and sockets of the workers, and the model's files.
+_OWN_FILES: Final = 192
+
+_HOST_NAME: Final = re.compile(r"\*|[A-Za-z0-9._-]{1,253}")
 
 
 def check_flags(flags: Flags) -> None:
@@ -50,7 +55,9 @@ def check_flags(flags: Flags) -> None:
     _seconds("--queue-timeout", flags.queue.queue_timeout)
     _seconds("--request-timeout", flags.queue.request_timeout)
     _seconds("--drain-timeout", flags.http.drain_timeout, least=0.0)
+    _within("--max-connections", flags.http.max_connections, 1, 2**20)
     _check_key(flags.http)
+    _check_hosts(flags.http)
     _check_fake(flags.fake)
 
 
@@ -84,7 +91,9 @@ def queue_options(flags: Flags) -> QueueOptions:
     )
 
 
-def http_options(flags: HttpFlags, *, served_model_name: str, port: int) -> HttpOptions:
+def http_options(
+    flags: HttpFlags, *, served_model_name: str, port: int, open_files: int
+) -> HttpOptions:
     """``port`` is the bound one, which differs from the flag when that is 0."""
     return HttpOptions(
         host=flags.host,
@@ -92,6 +101,9 @@ def http_options(flags: HttpFlags, *, served_model_name: str, port: int) -> Http
         api_key=flags.api_key,
         served_model_name=served_model_name,
         drain_timeout_s=flags.drain_timeout,
+        max_connections=min(flags.max_connections, max(1, open_files - _OWN_FILES)),
+        allowed_hosts=tuple(flags.allowed_host or ()),
+        open_metadata=flags.open_metadata,
     )
 
 
@@ -122,6 +134,15 @@ def _check_key(flags: HttpFlags) -> None:
     # An empty key from the environment would look like protection and be none.
     if flags.api_key is not None and not flags.api_key.strip():
         raise ConfigError("--api-key (or MLX_DP_API_KEY) is empty: give a key, or none at all")
+
+
+def _check_hosts(flags: HttpFlags) -> None:
+    for name in flags.allowed_host or ():
+        if not _HOST_NAME.fullmatch(name):
+            raise ConfigError(
+                f"--allowed-host {name!r} is no name: give one such as llm.example.com, without "
+                "scheme, port or path, or * for any"
+            )
 
 
 def _check_fake(flags: FakeFlags) -> None:

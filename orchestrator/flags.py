@@ -198,6 +198,30 @@ class HttpFlags:
             "other users of the machine cannot read it.",
         ),
     ] = None
+    open_metadata: Annotated[
+        bool,
+        _http(
+            "--open-metadata",
+            help="Ask for no key on routes that tell of the model, the server and its load: some "
+            "routers probe them without one.",
+        ),
+    ] = False
+    allowed_host: Annotated[
+        list[str] | None,
+        _http(
+            "--allowed-host",
+            help="A name that clients and proxies may call an endpoint on the loopback address "
+            "by, or * for any; may be given again. Names with a dot are refused otherwise, since "
+            "a web page can point its own here.",
+        ),
+    ] = None
+    max_connections: Annotated[
+        int,
+        _http(
+            help="Connections open at the same time; beyond it idle ones are closed. The limit "
+            "on open files may allow fewer."
+        ),
+    ] = 16_384
     drain_timeout: Annotated[
         float,
         _http(

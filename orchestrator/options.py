@@ -18,8 +18,22 @@ class HttpOptions:
     drain_timeout_s: float = 30.0
     max_body_nbytes: int = 16 * 2**20
     """A larger request body is refused with 413. JSON of a full 1M-token prompt fits."""
+    max_bodies_nbytes: int = 256 * 2**20
+    """The most that all bodies together may take before their requests are queued."""
     body_timeout_s: float = 30.0
     """A body that takes longer to arrive is refused with 408."""
+    head_timeout_s: float = 10.0
+    """The same for what comes before the body; a connection begins with one."""
+    idle_timeout_s: float = 120.0
+    """Routers keep connections open between requests; one that we close is a failed request."""
+    send_timeout_s: float = 30.0
+    """A client that takes nothing of its answer for so long is dropped."""
+    max_connections: int = 16_384
+    """One more takes the place of one that is idle, or is refused with 503."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names that clients may call this endpoint by, beside its own; "*" stands for any."""
+    open_metadata: bool = False
+    """Whether routes that tell of the model, the server and its load need no key."""
     keep_alive_s: float = 10.0
     """Silence on a stream after which a comment line is sent."""
     probe_timeout_s: float = 20.0

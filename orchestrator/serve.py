@@ -40,7 +40,7 @@ def serve(flags: Flags, environment: Mapping[str, str]) -> int:
     ownership = configuration.ownership(flags.owners)
     console = StderrConsole()
     configure_logging(console, flags.http.log_level)
-    raise_open_files()
+    open_files = raise_open_files()
     with closing(open_socket(flags.http.host, flags.http.port)) as listener:
         model = prepare_model(flags, environment)
         plan = make_plan(flags, ownership, model)
@@ -51,7 +51,7 @@ def serve(flags: Flags, environment: Mapping[str, str]) -> int:
             cuda_devices=model.cuda_devices,
             workers=len(plan.owners),
         )
-        options = _options(flags, plan, port=bound_port(listener))
+        options = _options(flags, plan, port=bound_port(listener), open_files=open_files)
         _announce(console, options, plan, workers)
         return asyncio.run(_run(options, text, workers, console, listener))
 
@@ -70,7 +70,9 @@ async def _run(
     )
     controller = Controller(options, Outside(ControllerChannel(), launcher))
     app = create_app(controller, options.http, text)
-    server = EmbeddedServer(app, listener, access_log=options.worker.log_level == "debug")
+    server = EmbeddedServer(
+        app, listener, options.http, access_log=options.worker.log_level == "debug"
+    )
     run = ServiceRun(
         controller,
         server,
@@ -87,10 +89,13 @@ def _text_model(flags: Flags, model: PreparedModel) -> TextModel:
     return load_text_model(model.path)
 
 
-def _options(flags: Flags, plan: ServicePlan, *, port: int) -> ServeOptions:
+def _options(flags: Flags, plan: ServicePlan, *, port: int, open_files: int) -> ServeOptions:
     return ServeOptions(
         http=configuration.http_options(
-            flags.http, served_model_name=plan.model.served_name, port=port
+            flags.http,
+            served_model_name=plan.model.served_name,
+            port=port,
+            open_files=open_files,
         ),
         queue=configuration.queue_options(flags),
         worker=WorkerOptions(

@@ -21,7 +21,7 @@ async def served(service: Service, options: HttpOptions = OPTIONS) -> AsyncItera
     listener = open_socket("127.0.0.1", 0)
     port = bound_port(listener)
     # Without access log uvicorn silences its logger for the whole process, other tests included.
-    server = EmbeddedServer(app, listener, access_log=True)
+    server = EmbeddedServer(app, listener, options, access_log=True)
     task = asyncio.create_task(server.run())
     try:
         # Connections wait in the socket's backlog until the server answers.

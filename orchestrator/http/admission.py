@@ -1,13 +1,13 @@
 """What is decided before any work is done for a request. Pure: states in, errors out."""
 
 import re
+from collections.abc import Callable
 from typing import Final
 
 from mlx_dp.orchestrator.openai.errors import ApiError, invalid, overloaded
 from mlx_dp.orchestrator.openai.fields import GenerationFields
 from mlx_dp.orchestrator.service import (
     RETRY_ABSENT_S,
-    RETRY_BUSY_S,
     ServiceState,
     ServiceStatus,
     WorkerStatus,
@@ -19,12 +19,18 @@ _RANK: Final = re.compile(r"[0-9]{1,7}")
 
 
 def refuse_overload(
-    state: ServiceState, *, preparing: int, choices: int = 1, param: str = "n"
+    state: ServiceState,
+    *,
+    preparing: int,
+    retry_after_s: Callable[[], int],
+    choices: int = 1,
+    param: str = "n",
 ) -> None:
     """Raise ApiError when it is certain that the request cannot be queued now.
 
     ``preparing`` requests passed this check and are not queued yet: without counting them, a flood
     would be tokenized before it is refused. ``param`` is what asks for so many ``choices``.
+    ``retry_after_s`` is asked only about a refusal.
     """
     if state.status is not ServiceStatus.READY:
         raise _unready(state.status)
@@ -41,7 +47,7 @@ def refuse_overload(
         raise overloaded(
             429,
             f"the queue is full: {state.queued_requests} of {state.max_queued_requests} requests",
-            retry_after_s=RETRY_BUSY_S,
+            retry_after_s=retry_after_s(),
         )
 
 

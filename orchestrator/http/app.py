@@ -1,21 +1,18 @@
 """The ASGI application: all routes, and the parts that every request passes."""
 
 from importlib.metadata import version
-from typing import Any
 
 import msgspec
 from fastapi import FastAPI, Request, Response
-from pydantic import BaseModel
 
-from mlx_dp.orchestrator.http import cache, health, loads, models, workers
+from mlx_dp.orchestrator.http import cache, health, loads, models
+from mlx_dp.orchestrator.http.document import install_document
 from mlx_dp.orchestrator.http.edge import Edge
 from mlx_dp.orchestrator.http.endpoint import Endpoint
 from mlx_dp.orchestrator.http.errors import install_error_handlers
 from mlx_dp.orchestrator.http.generation import GenerationRoutes
 from mlx_dp.orchestrator.http.histograms import RequestHistograms
 from mlx_dp.orchestrator.http.metrics import CONTENT_TYPE, Metrics
-from mlx_dp.orchestrator.openai.chat_request import ChatRequest
-from mlx_dp.orchestrator.openai.completion_request import CompletionRequest
 from mlx_dp.orchestrator.options import HttpOptions
 from mlx_dp.orchestrator.service import Service
 from mlx_dp.orchestrator.text.text_model import TextModel
@@ -36,7 +33,8 @@ def create_app(service: Service, options: HttpOptions, text: TextModel) -> FastA
     _add_health(app, endpoint)
     _add_metadata(app, endpoint)
     _add_administration(app, endpoint)
-    app.add_middleware(Edge, api_key=options.api_key, posts=endpoint.posts)
+    install_document(app)
+    app.add_middleware(Edge, options=options, posts=endpoint.posts)
     return app
 
 
@@ -44,22 +42,14 @@ def _json(value: object) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
 
 
-def _body_of(kind: type[BaseModel]) -> dict[str, Any]:
-    """The request body for the OpenAPI document: the routes read it themselves."""
-    schema = kind.model_json_schema(ref_template=f"#/x-schemas/{kind.__name__}/{{model}}")
-    return {
-        "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
-    }
-
-
 def _add_generation(app: FastAPI, endpoint: Endpoint) -> None:
     routes = GenerationRoutes(endpoint)
 
-    @app.post("/v1/chat/completions", openapi_extra=_body_of(ChatRequest))
+    @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
         return await routes.chat(request)
 
-    @app.post("/v1/completions", openapi_extra=_body_of(CompletionRequest))
+    @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
         return await routes.completions(request)
 
@@ -82,6 +72,7 @@ def _add_health(app: FastAPI, endpoint: Endpoint) -> None:
 
     histograms = RequestHistograms()
     endpoint.service.observe(histograms)
+    endpoint.service.observe(endpoint.pace)
     metrics = Metrics(endpoint, histograms)
 
     @app.get("/metrics")
@@ -128,11 +119,3 @@ def _add_administration(app: FastAPI, endpoint: Endpoint) -> None:
     @app.post("/flush_cache")
     async def flush_cache_route() -> Response:
         return await cache.flush_cache(endpoint)
-
-    @app.get("/workers")
-    async def workers_route() -> Response:
-        return _json(workers.workers(endpoint))
-
-    @app.post("/workers/{name}/restart", status_code=202)
-    async def restart_worker_route(name: str) -> Response:
-        return workers.restart(endpoint, name)

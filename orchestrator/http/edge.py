@@ -1,4 +1,4 @@
-"""What every request passes: the key, the headers that name it, and the count of its answer.
+"""What every request passes: host and key, the headers that name it, the count of its answer.
 
 Pure ASGI: a middleware that wraps responses would hide from a stream that its client has left.
 """
@@ -8,15 +8,20 @@ import hmac
 import re
 import uuid
 from collections import Counter
+from collections.abc import Mapping
 from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mlx_dp.orchestrator.http.errors import error_response
+from mlx_dp.orchestrator.http.host_policy import HostPolicy
+from mlx_dp.orchestrator.http.listen_socket import is_loopback
+from mlx_dp.orchestrator.http.open_routes import is_open
 from mlx_dp.orchestrator.openai.errors import ApiError
+from mlx_dp.orchestrator.options import HttpOptions
 
-# All other routes need the key when there is one, unknown ones included.
-OPEN_PATHS: Final = frozenset({"/live", "/health", "/metrics"})
+# The parser bounds what is incomplete, and one packet may complete more than that.
+MAX_HEAD_NBYTES: Final = 64 * 2**10
 
 _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._:@=/+-]{1,128}")
 _TRACE_PARENT: Final = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
@@ -25,15 +30,18 @@ _PASSED_BACK: Final = {b"traceparent": _TRACE_PARENT, b"tracestate": _TRACE_STAT
 
 
 class Edge:
-    """Checks the key and gives each request an id, which is in ``scope["state"]`` too.
+    """Checks host and key, and gives each request an id, which is in ``scope["state"]`` too.
 
     The id is the client's if it is harmless, and a fresh one otherwise. It only ever labels.
     """
 
-    def __init__(self, app: ASGIApp, api_key: str | None, posts: Counter[int]) -> None:
+    def __init__(self, app: ASGIApp, options: HttpOptions, posts: Counter[int]) -> None:
         self._app = app
         self._posts = posts
-        self._key_digest = None if api_key is None else _digest(_raw(api_key))
+        self._open_metadata = options.open_metadata
+        self._hosts = HostPolicy(options.allowed_hosts, loopback=is_loopback(options.host))
+        key = options.api_key
+        self._key_digest = None if key is None else _digest(_raw(key))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -56,27 +64,52 @@ class Edge:
                     self._posts[message["status"]] += 1
             await send(message)
 
+        error = self._objection(scope, headers)
+        if error is None:
+            await self._app(scope, receive, send_named)
+        else:
+            await error_response(error)(scope, receive, send_named)
+
+    def _objection(self, scope: Scope, headers: Mapping[bytes, bytes]) -> ApiError | None:
+        """What is wrong with a request, whatever it asks for."""
         if b"content-length" in headers and b"transfer-encoding" in headers:
             # A proxy that believes the other one would take the rest for a request of its own.
-            error = ApiError(400, "send either Content-Length or Transfer-Encoding, not both")
-            error.headers["connection"] = "close"
-            await error_response(error)(scope, receive, send_named)
-            return
-        if self._allowed(scope["path"], headers.get(b"authorization", b"")):
-            await self._app(scope, receive, send_named)
-            return
+            return _closing(400, "send either Content-Length or Transfer-Encoding, not both")
+        if _head_nbytes(scope) > MAX_HEAD_NBYTES:
+            return _closing(431, f"the head is larger than {MAX_HEAD_NBYTES} bytes")
+        why = self._hosts.objection(headers)
+        if why is not None:
+            error = _closing(403, why)
+            error.code = "host_not_allowed"
+            return error
+        if self._allowed(scope, headers.get(b"authorization", b"")):
+            return None
         error = ApiError(401, "a valid API key is needed: Authorization: Bearer <key>")
         error.code = "invalid_api_key"
         error.headers["www-authenticate"] = "Bearer"
-        await error_response(error)(scope, receive, send_named)
+        return error
 
-    def _allowed(self, path: str, authorization: bytes) -> bool:
-        if self._key_digest is None or path in OPEN_PATHS:
+    def _allowed(self, scope: Scope, authorization: bytes) -> bool:
+        if self._key_digest is None:
+            return True
+        if is_open(scope["method"], scope["path"], open_metadata=self._open_metadata):
             return True
         scheme, _, key = authorization.partition(b" ")
         # Digests have one length, so the comparison tells nothing about the key.
         given = _digest(key.strip())
         return hmac.compare_digest(given, self._key_digest) and scheme.lower() == b"bearer"
+
+
+def _head_nbytes(scope: Scope) -> int:
+    target = len(scope.get("raw_path") or b"") + len(scope["query_string"])
+    return target + sum(len(name) + len(value) for name, value in scope["headers"])
+
+
+def _closing(status: int, message: str) -> ApiError:
+    """An error after which the connection is of no use: the rest of what it sends is not read."""
+    error = ApiError(status, message)
+    error.headers["connection"] = "close"
+    return error
 
 
 def _raw(key: str) -> bytes:

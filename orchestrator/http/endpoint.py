@@ -4,6 +4,9 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
+from mlx_dp.orchestrator.http.body_parser import BodyParser
+from mlx_dp.orchestrator.http.body_room import BodyRoom
+from mlx_dp.orchestrator.http.queue_pace import QueuePace
 from mlx_dp.orchestrator.options import HttpOptions
 from mlx_dp.orchestrator.service import Service
 from mlx_dp.orchestrator.text.grammar_check import GrammarCheck
@@ -22,7 +25,13 @@ class Endpoint:
     """Answers to POSTs by status: most refusals are made before the service hears of them."""
     preparing: int = 0
     """Requests whose body is here and that are not queued yet."""
+    pace: QueuePace = field(default_factory=QueuePace)
+    room: BodyRoom = field(init=False)
+    bodies: BodyParser = field(default_factory=BodyParser)
     grammars: GrammarCheck = field(default_factory=GrammarCheck)
+
+    def __post_init__(self) -> None:
+        self.room = BodyRoom(self.options.max_bodies_nbytes)
 
     @property
     def model(self) -> str:

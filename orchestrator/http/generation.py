@@ -4,13 +4,12 @@ import asyncio
 import random
 import time
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
 from fastapi import Request, Response
-from pydantic import ValidationError
 
 from mlx_dp.orchestrator.http.admission import (
     RANK_HEADER,
@@ -31,7 +30,6 @@ from mlx_dp.orchestrator.openai.chat_format import ChatFormat
 from mlx_dp.orchestrator.openai.chat_request import ChatRequest
 from mlx_dp.orchestrator.openai.completion_format import CompletionFormat
 from mlx_dp.orchestrator.openai.completion_request import CompletionRequest, Prompt
-from mlx_dp.orchestrator.openai.errors import from_validation
 from mlx_dp.orchestrator.openai.fields import GenerationFields
 from mlx_dp.orchestrator.openai.sampling import check_token_ids, sampling_params, stop_token_ids
 from mlx_dp.orchestrator.openai.unsupported import (
@@ -71,9 +69,8 @@ class GenerationRoutes:
         self._endpoint = endpoint
 
     async def chat(self, request: Request) -> Response:
-        body = await self._body(request)
-        with self._preparing():
-            fields, rank = self._fields(request, body, ChatRequest, CHAT_NEUTRAL)
+        async with self._body(request) as body:
+            fields, rank = await self._fields(request, body, ChatRequest, CHAT_NEUTRAL)
             logprobs = fields.wanted_logprobs()
             grammar = await checked_grammar(self._endpoint, fields)
             prompts = await self._prompts([fields.chat()], "messages")
@@ -95,9 +92,8 @@ class GenerationRoutes:
             return self._reply(work, answers)
 
     async def completions(self, request: Request) -> Response:
-        body = await self._body(request)
-        with self._preparing():
-            fields, rank = self._fields(request, body, CompletionRequest, COMPLETION_NEUTRAL)
+        async with self._body(request) as body:
+            fields, rank = await self._fields(request, body, CompletionRequest, COMPLETION_NEUTRAL)
             fields.check()
             self._refuse_overload(len(fields.prompt) * fields.choices, param="prompt")
             grammar = await checked_grammar(self._endpoint, fields)
@@ -120,36 +116,44 @@ class GenerationRoutes:
             )
             return self._reply(work, answers)
 
-    async def _body(self, request: Request) -> bytes:
-        # Before it is counted: bodies that drip in must not shut out requests that are complete.
-        options = self._endpoint.options
-        return await read_json_body(
-            request, max_nbytes=options.max_body_nbytes, timeout_s=options.body_timeout_s
-        )
-
-    @contextmanager
-    def _preparing(self) -> Iterator[None]:
-        self._endpoint.preparing += 1
-        try:
-            yield
-        finally:
-            self._endpoint.preparing -= 1
+    @asynccontextmanager
+    async def _body(self, request: Request) -> AsyncIterator[bytes]:
+        """Give the body, and count the request as one that prepares as long as it is needed."""
+        endpoint = self._endpoint
+        options = endpoint.options
+        with endpoint.room.hold() as take:
+            # Before it is counted: bodies that drip in must not shut out requests that are
+            # complete.
+            body = await read_json_body(
+                request,
+                take,
+                max_nbytes=options.max_body_nbytes,
+                timeout_s=options.body_timeout_s,
+            )
+            endpoint.preparing += 1
+            try:
+                yield body
+            finally:
+                endpoint.preparing -= 1
 
     def _refuse_overload(self, choices: int = 1, *, param: str = "n") -> None:
         # This request is among those that prepare.
         preparing = self._endpoint.preparing - 1
         state = self._endpoint.service.state()
-        refuse_overload(state, preparing=preparing, choices=choices, param=param)
+        refuse_overload(
+            state,
+            preparing=preparing,
+            retry_after_s=self._endpoint.pace.retry_after_s,
+            choices=choices,
+            param=param,
+        )
 
-    def _fields(
+    async def _fields(
         self, request: Request, body: bytes, kind: type[Fields], neutral: Neutral
     ) -> tuple[Fields, int | None]:
         """Check the body, and the rank that it or the header asks for."""
         self._refuse_overload()
-        try:
-            fields = kind.model_validate_json(body)
-        except ValidationError as error:
-            raise from_validation(error) from error
+        fields = await self._endpoint.bodies.fields(kind, body)
         refuse_model(fields.model, self._endpoint.model)
         refuse_unsupported(fields.extras, neutral, choices=fields.choices)
         state = self._endpoint.service.state()

@@ -1,16 +1,25 @@
 """Prompts to token ids, off the event loop when that takes long."""
 
 import asyncio
+import logging
 from typing import Final
 
 from mlx_dp.orchestrator.openai.completion_request import Prompt
 from mlx_dp.orchestrator.openai.errors import ApiError, invalid
-from mlx_dp.orchestrator.text.chat_template import ChatTemplateError
+from mlx_dp.orchestrator.text.chat_template import (
+    LIMIT_S,
+    ChatTemplateError,
+    ChatTemplateTimeoutError,
+)
 from mlx_dp.orchestrator.text.text_model import Chat, TextModel
 from mlx_dp.proto.admission import AdmissionLimits
 
+logger = logging.getLogger(__name__)
+
 # About a millisecond of work; a hop to a thread and back costs a fifth of one.
 INLINE_CHARS: Final = 4096
+# A template that needs more than this holds up all answers that run.
+INLINE_LIMIT_S: Final = 0.02
 # Hardly any text has more characters in a token than this, on the mean.
 CHARS_PER_TOKEN: Final = 8
 # Cutting a text changes few tokens, and only beside the cut.
@@ -23,11 +32,11 @@ async def prompt_ids(
     """Return the token ids. Raises ApiError when there are none or certainly too many."""
     if isinstance(prompt, tuple):
         ids = prompt
-    elif _num_chars(prompt) <= INLINE_CHARS:
-        ids = _tokenize(text, prompt, limits, param)
     else:
-        # The tokenizer releases the interpreter lock while it works.
-        ids = await asyncio.to_thread(_tokenize, text, prompt, limits, param)
+        try:
+            ids = await _tokenize(text, prompt, limits, param)
+        except ChatTemplateError as error:
+            raise invalid(param, f"the chat template refuses them: {error}") from error
     if not ids:
         raise invalid(param, "the prompt is empty: at least 1 token is needed")
     return ids
@@ -39,10 +48,26 @@ def _num_chars(prompt: str | Chat) -> int:
     return sum(len(str(value)) for message in prompt.messages for value in message.values())
 
 
-def _tokenize(
+async def _tokenize(
     text: TextModel, prompt: str | Chat, limits: AdmissionLimits | None, param: str
 ) -> tuple[int, ...]:
-    rendered = _render(text, prompt) if isinstance(prompt, Chat) else prompt
+    if _num_chars(prompt) <= INLINE_CHARS:
+        try:
+            return _ids(text, prompt, limits, param, INLINE_LIMIT_S)
+        except ChatTemplateTimeoutError:
+            logger.debug("a chat template is slow: once more, off the event loop")
+    # The tokenizer releases the interpreter lock while it works.
+    return await asyncio.to_thread(_ids, text, prompt, limits, param, LIMIT_S)
+
+
+def _ids(
+    text: TextModel,
+    prompt: str | Chat,
+    limits: AdmissionLimits | None,
+    param: str,
+    limit_s: float,
+) -> tuple[int, ...]:
+    rendered = prompt if isinstance(prompt, str) else text.render_chat(prompt, limit_s=limit_s)
     special = isinstance(prompt, str)
     most = None if limits is None else limits.max_request_tokens
     if most is not None and len(rendered) > CHARS_PER_TOKEN * (most + TOKENS_AT_A_CUT):
@@ -57,10 +82,3 @@ def _tokenize(
                 code="context_length_exceeded",
             )
     return text.encode(rendered, add_special_tokens=special)
-
-
-def _render(text: TextModel, chat: Chat) -> str:
-    try:
-        return text.render_chat(chat)
-    except ChatTemplateError as error:
-        raise invalid("messages", f"the chat template refuses them: {error}") from error

@@ -1,9 +1,22 @@
 """Logs and workers' lines on one console, so that they never tear the start display."""
 
 import logging
+import re
 import sys
+import traceback
+from types import MappingProxyType
+from typing import Final
 
 from rich.console import Console
+
+# Controls, line and paragraph separators, marks that turn the direction of text, and halves of
+# characters, which no encoding can write.
+_NOT_SHOWN: Final = re.compile(
+    r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+_MESSAGE_ONLY: Final = MappingProxyType(
+    {"args": (), "exc_info": None, "exc_text": None, "stack_info": None}
+)
 
 
 class StderrConsole(Console):
@@ -17,16 +30,21 @@ class StderrConsole(Console):
 
 
 def write_plain(console: Console, line: str) -> None:
-    """Print a line as it is: whatever stands in it, and however long it is."""
-    try:
-        console.print(line, markup=False, highlight=False, soft_wrap=True, emoji=False)
-    except OSError:
-        # The terminal or the disk behind it is gone. Serving goes on; there is nobody to tell.
-        console.quiet = True
+    """Print one line, however long it is and whatever stands in it."""
+    _write(console, one_line(line))
+
+
+def one_line(text: str) -> str:
+    """Escape what would end the line, move the cursor or hide text: names come from strangers."""
+    return _NOT_SHOWN.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 class ConsoleHandler(logging.Handler):
-    """Writes each record as one line, above whatever is live on the console."""
+    """Writes each record above whatever is live on the console.
+
+    Nothing that is logged can look like a record of its own: a message is one line, and the
+    lines of a traceback begin with a mark.
+    """
 
     def __init__(self, console: Console) -> None:
         super().__init__()
@@ -34,14 +52,28 @@ class ConsoleHandler(logging.Handler):
         self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
 
     def emit(self, record: logging.LogRecord) -> None:
-        write_plain(self._console, self.format(record))
+        lines = [one_line(record.getMessage())]
+        if record.exc_info:
+            trace = "".join(traceback.format_exception(*record.exc_info))
+            lines += [f"  | {one_line(line)}" for line in trace.splitlines()]
+        shown = logging.makeLogRecord({**record.__dict__, **_MESSAGE_ONLY, "msg": lines[0]})
+        _write(self._console, "\n".join([self.format(shown), *lines[1:]]))
+
+
+def _write(console: Console, text: str) -> None:
+    try:
+        console.print(text, markup=False, highlight=False, soft_wrap=True, emoji=False)
+    except OSError:
+        # The terminal or the disk behind it is gone. Serving goes on; there is nobody to tell.
+        console.quiet = True
 
 
 def configure_logging(console: Console, level: str) -> None:
     """Send the logs of ours and of the HTTP server to the console, once per process."""
     handler = ConsoleHandler(console)
-    # Requests are logged at level info, which is too much unless asked for.
-    theirs = "info" if level == "debug" else "warning"
+    # Requests are logged at level info, which is too much unless asked for, and what strangers
+    # send is warned of each time.
+    theirs = "info" if level == "debug" else "error"
     for name, least in (("mlx_dp", level), ("uvicorn", theirs), ("asyncio", "warning")):
         logger = logging.getLogger(name)
         logger.handlers = [handler]

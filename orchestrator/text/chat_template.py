@@ -9,13 +9,24 @@ import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-MAX_RENDERED_CHARS: Final = 64 * 2**20
+from mlx_dp.orchestrator.text.template_sandbox import (
+    BoundedSandbox,
+    TemplateTimeoutError,
+    time_limit,
+)
+from mlx_dp.orchestrator.text.template_sizes import MAX_CHARS, MAX_WIDTH, TemplateLimitError
+
+LIMIT_S: Final = 2.0
+"""What a template may take. Those in use take milliseconds for the longest chats."""
 
 
 class ChatTemplateError(Exception):
     """The template refuses these messages, or breaks on them. The model's part, not ours."""
+
+
+class ChatTemplateTimeoutError(ChatTemplateError):
+    """The template takes longer than it was given. It may do with more."""
 
 
 class _Generation(Extension):
@@ -35,6 +46,8 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
+    if indent is not None and indent > MAX_WIDTH:
+        raise TemplateLimitError(f"it indents by more than {MAX_WIDTH}")
     # Unlike jinja2's own filter: no HTML escapes, and characters stay as they are.
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
@@ -54,13 +67,13 @@ class ChatTemplate:
         special_tokens: Mapping[str, str],
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
-        environment = ImmutableSandboxedEnvironment(
+        environment = BoundedSandbox(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
         )
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda form: now().strftime(form)
-        self._template = environment.from_string(source)
+        self._template = environment.bounded_template(source)
         self._special_tokens = dict(special_tokens)
 
     def render(
@@ -69,8 +82,9 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         arguments: Mapping[str, object] | None = None,
+        limit_s: float = LIMIT_S,
     ) -> str:
-        """Return the prompt's text. Raises ChatTemplateError."""
+        """Return the prompt's text, within ``limit_s``. Raises ChatTemplateError."""
         variables: dict[str, Any] = {
             **self._special_tokens,
             **(arguments or {}),
@@ -79,17 +93,21 @@ class ChatTemplate:
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
-        pieces: list[str] = []
-        size = 0
         try:
-            for piece in self._template.generate(variables):
-                size += len(piece)
-                if size > MAX_RENDERED_CHARS:
-                    raise ChatTemplateError(f"it renders more than {MAX_RENDERED_CHARS} characters")
-                pieces.append(piece)
+            with time_limit(limit_s):
+                return self._render(variables)
+        except TemplateTimeoutError as error:
+            raise ChatTemplateTimeoutError(f"it takes longer than {limit_s:g} s") from error
         # A template is a program that came with the model: on odd messages it may do anything.
-        except ChatTemplateError:
-            raise
         except Exception as error:
             raise ChatTemplateError(str(error)) from error
+
+    def _render(self, variables: Mapping[str, Any]) -> str:
+        pieces: list[str] = []
+        size = 0
+        for piece in self._template.generate(variables):
+            size += len(piece)
+            if size > MAX_CHARS:
+                raise TemplateLimitError(f"it renders more than {MAX_CHARS} characters")
+            pieces.append(piece)
         return "".join(pieces)

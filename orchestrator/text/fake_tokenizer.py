@@ -34,7 +34,7 @@ class FakeTextModel:
     def facts(self) -> ModelFacts:
         return self._facts
 
-    def render_chat(self, chat: Chat) -> str:
+    def render_chat(self, chat: Chat, *, limit_s: float) -> str:
         lines = [f"{message['role']}: {message['content']}\n" for message in chat.messages]
         if chat.add_generation_prompt:
             lines.append("assistant: ")

@@ -48,8 +48,8 @@ class TextModel(Protocol):
     @property
     def facts(self) -> ModelFacts: ...
 
-    def render_chat(self, chat: Chat) -> str:
-        """Return the prompt's text. Raises ChatTemplateError."""
+    def render_chat(self, chat: Chat, *, limit_s: float) -> str:
+        """Return the prompt's text, within ``limit_s``. Raises ChatTemplateError."""
 
     def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         """Tokenize; a bare prompt gets what the tokenizer puts around one, a chat has its own."""

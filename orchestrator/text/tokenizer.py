@@ -60,13 +60,14 @@ class TokenizerTextModel:
     def facts(self) -> ModelFacts:
         return self._facts
 
-    def render_chat(self, chat: Chat) -> str:
+    def render_chat(self, chat: Chat, *, limit_s: float) -> str:
         if self._template is None:
             raise ChatTemplateError("this model has no chat template: use /v1/completions")
         return self._template.render(
             chat.messages,
             add_generation_prompt=chat.add_generation_prompt,
             arguments=chat.arguments,
+            limit_s=limit_s,
         )
 
     def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:

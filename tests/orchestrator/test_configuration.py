@@ -95,14 +95,36 @@ def test_the_queue_and_the_endpoint_are_as_given() -> None:
             queue_timeout=6.0,
             request_timeout=7.0,
         ),
-        http=HttpFlags(host="::1", api_key="secret", drain_timeout=8.0),
+        http=HttpFlags(
+            host="::1",
+            api_key="secret",
+            drain_timeout=8.0,
+            allowed_host=["llm.example.com"],
+            open_metadata=True,
+        ),
     )
     queue = configuration.queue_options(whole)
     assert (queue.load_balance_method, queue.max_queued_requests) == ("round_robin", 5)
     assert (queue.queue_timeout_s, queue.request_timeout_s) == (6.0, 7.0)
-    http = configuration.http_options(whole.http, served_model_name="m", port=9)
+    http = configuration.http_options(whole.http, served_model_name="m", port=9, open_files=9999)
     assert (http.host, http.port, http.api_key, http.drain_timeout_s) == ("::1", 9, "secret", 8.0)
+    assert (http.allowed_hosts, http.open_metadata) == (("llm.example.com",), True)
     assert "secret" not in repr(http)
+
+
+def test_there_are_fewer_connections_than_files_that_may_be_open() -> None:
+    for flag, open_files, most in ((16_384, 65_536, 16_384), (16_384, 1024, 832), (5, 256, 5)):
+        http = configuration.http_options(
+            HttpFlags(max_connections=flag), served_model_name="m", port=9, open_files=open_files
+        )
+        assert http.max_connections == most
+
+
+@pytest.mark.parametrize("name", ["", "http://x.com", "x.com:80", "x.com/", "a b", "x\n"])
+def test_a_host_that_is_no_name_is_refused(name: str) -> None:
+    http = HttpFlags(allowed_host=["llm.example.com", name])
+    with pytest.raises(ConfigError, match=r"--allowed-host .* is no name"):
+        configuration.check_flags(flags(http=http))
 
 
 def test_topology_is_refused_before_any_limit() -> None:

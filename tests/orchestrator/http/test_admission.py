@@ -14,9 +14,13 @@ SLOTS = 16
 """Of both owners together; the queue holds as many."""
 
 
+def never_asked() -> int:
+    raise AssertionError("only a full queue has a pace")
+
+
 def admits(state: ServiceState, *, preparing: int = 0, choices: int = 1) -> bool:
     try:
-        refuse_overload(state, preparing=preparing, choices=choices)
+        refuse_overload(state, preparing=preparing, choices=choices, retry_after_s=lambda: 7)
     except ApiError as error:
         if error.status != 429:
             raise
@@ -29,6 +33,12 @@ def test_queue_takes_as_many_as_it_holds() -> None:
     assert not admits(replace(STATE, queued_requests=16))
     assert admits(replace(STATE, queued_requests=13), choices=3)
     assert not admits(replace(STATE, queued_requests=14), choices=3)
+
+
+def test_a_full_queue_says_when_to_come_back() -> None:
+    with pytest.raises(ApiError) as caught:
+        refuse_overload(replace(STATE, queued_requests=16), preparing=0, retry_after_s=lambda: 7)
+    assert (caught.value.status, caught.value.headers["retry-after"]) == (429, "7")
 
 
 def test_requests_that_prepare_are_counted_beyond_the_free_slots() -> None:
@@ -51,7 +61,9 @@ def test_many_answers_may_fill_free_slots_beyond_the_queue() -> None:
 def test_more_answers_than_can_ever_be_taken_are_the_clients_error() -> None:
     short = replace(STATE, max_queued_requests=4)
     with pytest.raises(ApiError, match="21 answers, but 16 can run at once and 4 wait") as caught:
-        refuse_overload(short, preparing=0, choices=SLOTS + 5, param="prompt")
+        refuse_overload(
+            short, preparing=0, choices=SLOTS + 5, param="prompt", retry_after_s=never_asked
+        )
     assert caught.value.status == 400
     assert caught.value.param == "prompt"
 
@@ -59,7 +71,7 @@ def test_more_answers_than_can_ever_be_taken_are_the_clients_error() -> None:
 def test_a_drain_closes_connections_and_a_start_does_not() -> None:
     for status, closes in ((ServiceStatus.DRAINING, True), (ServiceStatus.STARTING, False)):
         with pytest.raises(ApiError) as caught:
-            refuse_overload(replace(STATE, status=status), preparing=0)
+            refuse_overload(replace(STATE, status=status), preparing=0, retry_after_s=never_asked)
         assert caught.value.status == 503
         assert (caught.value.headers.get("connection") == "close") is closes
 

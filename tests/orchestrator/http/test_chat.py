@@ -93,7 +93,7 @@ def test_long_names_are_rendered_beside_the_event_loop_too() -> None:
     threads: list[threading.Thread] = []
 
     class Text(FakeTextModel):
-        def render_chat(self, chat: Chat) -> str:
+        def render_chat(self, chat: Chat, *, limit_s: float) -> str:
             threads.append(threading.current_thread())
             return "x"
 
@@ -349,6 +349,18 @@ def test_request_id_is_echoed_only_when_harmless() -> None:
     for bad in (b"", b"a b", b"a\x1b[31m", b"x" * 129, "é".encode(), b'"'):
         assert sent(bad).isalnum()
         assert len(sent(bad)) == 32
+
+
+def test_a_request_id_of_the_client_is_never_a_key() -> None:
+    service = ScriptedService()
+    headers = {"x-request-id": "0"}
+    answers = [
+        call(service, "POST", CHAT, json={"messages": HI}, headers=headers) for _ in range(2)
+    ]
+    assert [answer.request_id for answer in service.answers] == [0, 1]
+    assert [each.generation.label for each in service.answers] == ["0", "0"]
+    assert answers[0].json()["id"] != answers[1].json()["id"]
+    assert not any(answer.json()["id"] == "chatcmpl-0" for answer in answers)
 
 
 def test_trace_headers_are_passed_back() -> None:

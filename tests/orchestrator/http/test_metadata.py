@@ -1,12 +1,13 @@
 """Health, loads, metrics, models: what load balancers ask; and which routes need the key."""
 
+import logging
 import os
 from dataclasses import replace
 from unittest.mock import ANY
 
 import pytest
 from fastapi.routing import APIRoute
-from http_calls import call, error
+from http_calls import CHAT, call, error
 from owner_states import LOADING
 from scripted_service import API_KEY, STATE, ScriptedService, granted, says
 
@@ -259,6 +260,35 @@ def test_every_route_but_three_needs_the_key(method: str, path: str) -> None:
         assert response.headers["www-authenticate"] == "Bearer"
 
 
+@pytest.mark.parametrize(("method", "path"), [*routes(), ("GET", "/nothing"), ("GET", "/v1")])
+def test_open_metadata_opens_what_routers_read_and_nothing_else(method: str, path: str) -> None:
+    options = replace(KEYED, open_metadata=True)
+    status = call(ScriptedService(), method, path, options=options).status_code
+    named = ("/v1/models", "/v1/models/m", "/v1/loads", "/get_load", "/version")
+    infos = ("/server_info", "/get_server_info", "/model_info", "/get_model_info")
+    is_open = path in ("/live", "/health", "/metrics", *named, *infos)
+    assert (status != 401) is is_open
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/loads", "/server_info", "/v1/models/m"])
+def test_open_metadata_is_for_reading(path: str) -> None:
+    options = replace(KEYED, open_metadata=True)
+    for method in ("POST", "PUT", "DELETE", "PATCH"):
+        assert call(ScriptedService(), method, path, options=options).status_code == 401
+
+
+@pytest.mark.parametrize("name", ["..", "m/../x", "~", "%2e%2e", "m%00", "M", "m/", "%2e", "m?x"])
+def test_only_the_exact_name_is_a_model(name: str) -> None:
+    options = HttpOptions(served_model_name="m")
+    # Escaped in full, or the client would resolve it.
+    escaped = "".join(f"%{byte:02x}" for byte in name.encode())
+    response = call(ScriptedService(), "GET", f"/v1/models/{escaped}", options=options)
+    assert response.status_code == 404
+    body = {"model": name, "messages": [{"role": "user", "content": "x"}]}
+    response = call(ScriptedService(), "POST", CHAT, options=options, json=body)
+    assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
+
+
 @pytest.mark.parametrize(
     ("header", "status"),
     [
@@ -291,3 +321,25 @@ def test_key_is_what_its_file_says_but_for_space_around_it(key: str, sent: bytes
     headers = {b"authorization": b"Bearer " + sent}
     response = call(ScriptedService(), "GET", "/v1/models", options=options, headers=headers)
     assert response.status_code == 200
+
+
+def test_neither_keys_nor_prompts_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    secret = "sesame-4711"
+    options = replace(KEYED, api_key=secret)
+    for key in (secret, secret + "x"):
+        headers = {"authorization": f"Bearer {key}"}
+        for failing in (False, True):
+            service = ScriptedService()
+            if failing:
+                service.reply = lambda _: 1 / 0
+            with caplog.at_level(logging.DEBUG):
+                call(
+                    service,
+                    "POST",
+                    CHAT,
+                    options=options,
+                    headers=headers,
+                    json={"messages": [{"role": "user", "content": "sesame prompt"}]},
+                )
+    assert "sesame" not in caplog.text
+    assert "sesame" not in repr(options)

@@ -60,3 +60,41 @@ def test_a_reader_that_is_gone_ends_the_words_alone(error: OSError) -> None:
     write_plain(console, "one")
     write_plain(console, "two")
     assert console.quiet
+
+
+FORGED = "x\n2026-01-01 00:00:00 ERROR mlx_dp: forged\r\x1b[2K\u2028\u202e\x9b1m\x00\ud800é 😀"
+
+
+def test_what_strangers_send_cannot_forge_a_line() -> None:
+    output = io.StringIO()
+    configure_logging(Console(file=output, width=20), "info")
+    logging.getLogger("mlx_dp.orchestrator.x").warning("name %s", FORGED)
+    write_plain(Console(file=output, width=20), f"worker 0: {FORGED}")
+    first, second, rest = output.getvalue().split("\n")
+    assert rest == ""
+    escaped = "x\\n2026-01-01 00:00:00 ERROR mlx_dp: forged\\r\\x1b[2K\\u2028\\u202e\\x9b1m\\x00"
+    for line in (first, second):
+        assert escaped in line
+        assert line.endswith("\\ud800é 😀")
+
+
+def test_no_line_of_a_traceback_looks_like_a_record() -> None:
+    output = io.StringIO()
+    configure_logging(Console(file=output, width=20), "info")
+    try:
+        raise ValueError(FORGED)
+    except ValueError:
+        logging.getLogger("mlx_dp.orchestrator.x").exception("it broke %d%%", 5)
+    first, *rest = output.getvalue().splitlines()
+    assert first.endswith("ERROR mlx_dp.orchestrator.x: it broke 5%")
+    assert any("Traceback" in line for line in rest)
+    assert any("forged" in line for line in rest)
+    assert all(line.startswith("  | ") and "\x1b" not in line for line in rest)
+
+
+def test_warnings_that_any_stranger_can_cause_are_not_shown() -> None:
+    output = io.StringIO()
+    configure_logging(Console(file=output), "info")
+    logging.getLogger("uvicorn.error").warning("Invalid HTTP request received.")
+    logging.getLogger("uvicorn.error").error("Exception in ASGI application")
+    assert output.getvalue().count("\n") == 1

@@ -92,9 +92,9 @@ def test_template_file_wins_and_named_templates_have_a_default(directory: Path) 
     chat = Chat(messages=CONVERSATIONS[0])
     named = [{"name": "tools", "template": "t"}, {"name": "default", "template": "d"}]
     edit(directory, "tokenizer_config.json", chat_template=named)
-    assert load_text_model(directory).render_chat(chat) == "d"
+    assert load_text_model(directory).render_chat(chat, limit_s=10.0) == "d"
     (directory / "chat_template.jinja").write_text("{{ eos_token }}f")
-    assert load_text_model(directory).render_chat(chat) == "<|im_end|>f"
+    assert load_text_model(directory).render_chat(chat, limit_s=10.0) == "<|im_end|>f"
 
 
 def test_truncation_in_the_file_is_switched_off(directory: Path) -> None:
@@ -130,7 +130,9 @@ def _compare_with_transformers(directory: Path, messages: list[dict[str, str]]) 
     model = load_text_model(directory)
     theirs = AutoTokenizer.from_pretrained(str(directory))
     for prompt in (True, False):
-        text = model.render_chat(Chat(messages=messages, add_generation_prompt=prompt))
+        text = model.render_chat(
+            Chat(messages=messages, add_generation_prompt=prompt), limit_s=10.0
+        )
         assert text == theirs.apply_chat_template(
             messages, add_generation_prompt=prompt, tokenize=False
         )
@@ -174,3 +176,20 @@ def test_fake_text_stays_within_its_vocabulary(vocab_size: int) -> None:
         assert model.decode(ids) == "é\xff~"
     assert model.decode([65, 256, 300]) == "A"
     assert model.token_bytes(256) == b"<|end|>"
+
+
+@pytest.mark.parametrize("converted", [True, False])
+def test_code_that_comes_with_a_model_is_never_run(directory: Path, converted: bool) -> None:
+    code = f"open({str(directory / 'ran')!r}, 'w')\nclass X: pass\n"
+    for name in ("evil.py", "tokenization_evil.py", "modeling_evil.py"):
+        (directory / name).write_text(code)
+    mapped = {"AutoTokenizer": ["evil.X", "tokenization_evil.X"], "AutoModel": "modeling_evil.X"}
+    edit(directory, "config.json", model_type="evil", auto_map=mapped)
+    edit(directory, "tokenizer_config.json", tokenizer_class="X", auto_map=mapped)
+    if converted:
+        load_text_model(directory)
+    else:
+        (directory / "tokenizer.json").unlink()
+        with pytest.raises(ConfigError, match="no usable tokenizer"):
+            load_text_model(directory)
+    assert not (directory / "ran").exists()

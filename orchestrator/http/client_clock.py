@@ -1,0 +1,71 @@
+"""What one client owes us, and since when. Pure: time comes in, and what is overdue goes out."""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import assert_never
+
+
+class ClientPhase(Enum):
+    """IDLE: between requests. HEAD, BODY: it has begun to send one. ANSWER: it is our turn."""
+
+    IDLE = "idle"
+    HEAD = "head"
+    BODY = "body"
+    ANSWER = "answer"
+
+
+class Overdue(Enum):
+    """What did not happen in time. SENT: the client takes nothing of what we send."""
+
+    IDLE = "idle"
+    HEAD = "head"
+    BODY = "body"
+    SENT = "sent"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientTimeouts:
+    """Seconds that a client has for each of its parts."""
+
+    idle_s: float
+    head_s: float
+    body_s: float
+    send_s: float
+
+
+class ClientClock:
+    """The clock of one connection. A new client is expected to send at once."""
+
+    def __init__(self, now: float) -> None:
+        self.phase = ClientPhase.HEAD
+        self._since = now
+        self._unsent_nbytes = 0
+        self._unsent_since = now
+
+    def enter(self, phase: ClientPhase, now: float) -> None:
+        """Note the phase. One that lasts keeps its beginning: a drip of bytes gains no time."""
+        if phase is not self.phase:
+            self.phase = phase
+            self._since = now
+
+    def unsent(self, nbytes: int, now: float) -> None:
+        """Note how much the client has yet to take. An equal amount, later, is no progress."""
+        if nbytes != self._unsent_nbytes or not nbytes:
+            self._unsent_nbytes = nbytes
+            self._unsent_since = now
+
+    def overdue(self, timeouts: ClientTimeouts, now: float) -> Overdue | None:
+        if self._unsent_nbytes and now - self._unsent_since >= timeouts.send_s:
+            return Overdue.SENT
+        match self.phase:
+            case ClientPhase.IDLE:
+                limit_s, overdue = timeouts.idle_s, Overdue.IDLE
+            case ClientPhase.HEAD:
+                limit_s, overdue = timeouts.head_s, Overdue.HEAD
+            case ClientPhase.BODY:
+                limit_s, overdue = timeouts.body_s, Overdue.BODY
+            case ClientPhase.ANSWER:
+                return None
+            case unknown:
+                assert_never(unknown)
+        return overdue if now - self._since >= limit_s else None

@@ -1,0 +1,119 @@
+"""What a template may take: neither an hour nor a terabyte, and no more than jinja2 gives away."""
+
+import time
+import tracemalloc
+
+import pytest
+
+from mlx_dp.orchestrator.text.chat_template import (
+    ChatTemplate,
+    ChatTemplateError,
+    ChatTemplateTimeoutError,
+)
+from mlx_dp.orchestrator.text.template_sizes import MAX_CHARS
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+# No test waits for it to pass.
+LONG_S = 60.0
+
+
+def render(source: str, *, limit_s: float = LONG_S, messages: object = MESSAGES) -> str:
+    return ChatTemplate(source, {}).render(messages, limit_s=limit_s)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) ~ f(n - 1) }}{% endif %}{% endmacro %}{{ f(90) }}",
+        "{% for i in [9] * 60 recursive %}{{ loop([i] * 60) }}{% endfor %}",
+        "{% for i in range(99999) if i %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    ],
+    ids=["loops", "macros", "recursion", "filtered"],
+)
+def test_a_template_without_end_is_ended(source: str) -> None:
+    began_at = time.monotonic()
+    with pytest.raises(ChatTemplateError) as caught:
+        render(source, limit_s=0.05)
+    assert time.monotonic() - began_at < 5.0
+    assert isinstance(caught.value, ChatTemplateTimeoutError) or "recursion" in str(caught.value)
+
+
+TOO_LARGE = {
+    "times": "{{ 'a' * 10 ** 8 }}",
+    "times, the other way": "{{ 10 ** 8 * 'a' }}",
+    "a list": "{{ [0] * 10 ** 8 }}",
+    "power": "{{ 10 ** (10 ** 8) }}",
+    "product": "{% set x = 2 ** 4000 %}{{ x * x }}",
+    "doubled by +": "{% set n = namespace(x='aa') %}{% for i in range(60) %}"
+    "{% set n.x = n.x + n.x %}{% endfor %}",
+    "doubled by ~": "{% set n = namespace(x='aa') %}{% for i in range(60) %}"
+    "{% set n.x = n.x ~ n.x %}{% endfor %}",
+    "doubled list": "{% set n = namespace(x=[1]) %}{% for i in range(60) %}"
+    "{% set n.x = n.x + n.x %}{% endfor %}",
+    "doubled by replace": "{% set n = namespace(x='aa') %}{% for i in range(60) %}"
+    "{% set n.x = n.x.replace('a', 'aa') %}{% endfor %}",
+    "squared by replace": "{% set x = 'a' * 10 ** 6 %}{{ x.replace('a', x) }}",
+    "squared by the filter": "{% set x = 'a' * 10 ** 6 %}{{ x | replace('a', x) }}",
+    "squared by join": "{% set x = 'a' * 10 ** 6 %}{{ x.join([x] * 10 ** 5) }}",
+    "join filter": "{% set x = 'a' * 10 ** 6 %}{{ ([x] * 10 ** 5) | join }}",
+    "padded": "{{ 'a'.ljust(10 ** 9) }}",
+    "centred": "{{ 'a' | center(10 ** 9) }}",
+    "indented": "{{ 'a\\nb' | indent(10 ** 9) }}",
+    "JSON": "{{ messages | tojson(indent=10 ** 9) }}",
+    "percent": "{{ '%1000000000d' % 1 }}",
+    "percent with a star": "{{ '%*d' % (10 ** 9, 1) }}",
+    "percent filter": "{{ '%1000000000d' | format(1) }}",
+    "braces": "{{ '{:1000000000}'.format(1) }}",
+    "braces in braces": "{{ '{:{}}'.format(1, 10 ** 9) }}",
+    "braces again and again": "{{ ('{0}' * 10 ** 4).format('a' * 10 ** 6) }}",
+    "output": "{% for i in range(99999) %}{{ 'x' * 9999 }}{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("name", TOO_LARGE)
+def test_a_template_makes_nothing_huge(name: str) -> None:
+    template = ChatTemplate(TOO_LARGE[name], {})
+    tracemalloc.start()
+    try:
+        with pytest.raises(ChatTemplateError):
+            template.render(MESSAGES, limit_s=LONG_S)
+        _, peak_nbytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_nbytes < 6 * MAX_CHARS
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("{{ 'a' * 3 + 'b' ~ 1 ~ none }}", "aaab1None"),
+        ("{{ '%s has 12345 of %d%%' % ('x', 3) }}", "x has 12345 of 3%"),
+        ("{{ '{} {{12345}} {}'.format('a', 123456) }}", "a {12345} 123456"),
+        ("{{ 'a-b'.replace('-', '+') }}{{ 'a-b' | replace('-', '') }}", "a+bab"),
+        ("{{ ['a', 'b'] | join(', ') }}{{ messages | join(attribute='role') }}", "a, buser"),
+        ("{{ 'x\\ny' | indent(2) }}|{{ 'a' | center(3) }}|{{ 'a'.ljust(2) }}|", "x\n  y| a |a |"),
+        ("{{ 2 ** 10 * 3 % 7 }}", "6"),
+        ("{% for i in range(3) %}{{ loop.index ~ i }}{% else %}none{% endfor %}", "102132"),
+        ("{% for i in [] %}x{% else %}none{% endfor %}", "none"),
+        ("{{ messages | map(attribute='role') | list | length + 12345 }}", "12346"),
+    ],
+)
+def test_what_templates_do_is_as_before(source: str, text: str) -> None:
+    assert render(source) == text
+
+
+def test_a_template_cannot_put_its_own_clock_in_our_place() -> None:
+    source = (
+        "{% set tick = 1 %}{% set environment = 1 %}{% set concat = 1 %}"
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    )
+    with pytest.raises(ChatTemplateTimeoutError):
+        render(source, limit_s=0.05)
+
+
+def test_each_rendering_has_a_limit_of_its_own() -> None:
+    template = ChatTemplate("{% for i in range(3) %}{{ messages[0].content }}{% endfor %}", {})
+    with pytest.raises(ChatTemplateTimeoutError):
+        template.render(MESSAGES, limit_s=-1.0)
+    assert template.render(MESSAGES, limit_s=LONG_S) == "hihihi"
