@@ -18,7 +18,7 @@ class HttpOptions:
     drain_timeout_s: float = 30.0
     max_body_nbytes: int = 16 * 2**20
     """A larger request body is refused with 413. JSON of a full 1M-token prompt fits."""
-    max_bodies_nbytes: int = 256 * 2**20
+    max_bodies_nbytes: int = 128 * 2**20
     """The most that all bodies together may take before their requests are queued."""
     body_timeout_s: float = 30.0
     """A body that takes longer to arrive is refused with 408."""
