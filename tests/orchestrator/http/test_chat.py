@@ -11,8 +11,10 @@ from http_calls import CHAT, HI, call, chat, error, events
 from scripted_service import OPTIONS, ScriptedService, granted, says
 
 from mlx_dp.orchestrator.http.app import create_app
+from mlx_dp.orchestrator.http.prompt import INLINE_LIMIT_S
 from mlx_dp.orchestrator.options import HttpOptions
 from mlx_dp.orchestrator.service import Ended, NewTokens
+from mlx_dp.orchestrator.text.chat_template import LIMIT_S, ChatTemplateTimeoutError
 from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
 from mlx_dp.orchestrator.text.text_model import Chat
 from mlx_dp.proto.messages import FinishReason
@@ -87,6 +89,26 @@ def test_usage_comes_last_in_a_stream_when_asked_for() -> None:
 )
 def test_empty_stream_options_are_fine(options: object) -> None:
     assert reasons(chat(ScriptedService(), stream=True, stream_options=options)) == ["stop"]
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_slow_template_is_rendered_beside_the_event_loop(ends: bool) -> None:
+    limits: list[tuple[float, bool]] = []
+    loop_thread = threading.current_thread()
+
+    class Text(FakeTextModel):
+        def render_chat(self, chat: Chat, *, limit_s: float) -> str:
+            limits.append((limit_s, threading.current_thread() is loop_thread))
+            if ends and len(limits) > 1:
+                return "x"
+            raise ChatTemplateTimeoutError("it takes longer")
+
+    response = call(ScriptedService(), "POST", CHAT, text=Text(512), json={"messages": HI})
+    assert limits == [(INLINE_LIMIT_S, True), (LIMIT_S, False)]
+    if ends:
+        assert response.is_success
+    else:
+        assert "it takes longer" in error(response, 400)["message"]
 
 
 def test_long_names_are_rendered_beside_the_event_loop_too() -> None:

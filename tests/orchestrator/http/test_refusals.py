@@ -1,5 +1,6 @@
 """What is refused, with which status, and that it names field, value and bound."""
 
+import gzip
 import json
 from dataclasses import replace
 from typing import Any
@@ -240,6 +241,17 @@ def test_only_json_is_read(content_type: str) -> None:
     content = json.dumps({"messages": HI})
     headers = {"content-type": content_type}
     error(call(ScriptedService(), "POST", CHAT, content=content, headers=headers), 415)
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "identity, gzip", "\x01"])
+def test_bodies_that_are_packed_are_not_unpacked(encoding: str) -> None:
+    headers = {"content-type": "application/json", "content-encoding": encoding}
+    content = gzip.compress(b'{"prompt":"' + b" " * 1_000_000 + b'"}')
+    response = call(ScriptedService(), "POST", COMPLETIONS, content=content, headers=headers)
+    assert "content encoding" in error(response, 415)["message"]
+    headers["content-encoding"] = "identity"
+    plain = call(ScriptedService(), "POST", COMPLETIONS, content=b'{"prompt":"x"}', headers=headers)
+    assert plain.is_success
 
 
 @pytest.mark.parametrize("chunked", [False, True])
