@@ -16,7 +16,7 @@ from typing import Final
 from bench_report import machine
 from chaos_client_rows import CLIENT_ROWS
 from chaos_service_rows import SERVICE_ROWS
-from chaos_stage import Row, Settings, Stage
+from chaos_stage import Row, Settings, Stage, stop_on_sigterm
 from chaos_verdict import RowResult, matrix
 from chaos_wire_rows import WIRE_ROWS
 from chaos_worker_rows import WORKER_ROWS
@@ -103,6 +103,7 @@ async def run(options: argparse.Namespace) -> list[RowResult]:
         streams=options.streams,
         slack=options.slack,
     )
+    stop_on_sigterm()
     results = []
     for row in chosen(options):
         print(f"{row.name} {row.title} ...", file=sys.stderr, flush=True)

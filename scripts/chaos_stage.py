@@ -203,3 +203,10 @@ async def eventually(
             return False
         await asyncio.sleep(pause_s)
     return True
+
+
+def stop_on_sigterm() -> None:
+    """Let SIGTERM end this program as Ctrl-C does: by ending its services first."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)

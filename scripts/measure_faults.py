@@ -14,7 +14,7 @@ from typing import Final
 
 from bench_client import quantile
 from bench_report import machine, milliseconds, table
-from chaos_stage import Settings, Stage
+from chaos_stage import Settings, Stage, stop_on_sigterm
 from chaos_wire_rows import rolling_restart
 from chaos_worker_rows import streaming_kill
 from measure_crowd import measure_crowd
@@ -113,6 +113,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 async def run(options: argparse.Namespace) -> list[Measured]:
+    stop_on_sigterm()
     found: list[Measured] = []
     for name in options.only:
         print(f"{name} ...", file=sys.stderr, flush=True)
