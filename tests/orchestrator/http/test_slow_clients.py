@@ -14,6 +14,7 @@ from http_calls import CHAT, HI
 from scripted_service import OPTIONS, ScriptedAnswer, ScriptedService, granted
 from served_app import served
 
+from mlx_dp.orchestrator.http import client_protocol
 from mlx_dp.orchestrator.service import AnswerEvent, NewTokens
 
 pytestmark = pytest.mark.system
@@ -136,7 +137,14 @@ class Endless(ScriptedAnswer):
             await asyncio.sleep(0)
 
 
-def test_a_client_that_reads_nothing_is_dropped_and_its_slot_freed() -> None:
+@pytest.mark.parametrize("by_system", [True, False])
+def test_a_client_that_reads_nothing_is_dropped_and_its_slot_freed(
+    by_system: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not by_system:
+        # Not every system can be told to do it, so we do it too.
+        monkeypatch.setattr(client_protocol, "set_up_client_socket", lambda *_, **__: None)
+
     async def run() -> None:
         service = ScriptedService()
         made: list[Endless] = []
