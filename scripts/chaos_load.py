@@ -13,6 +13,7 @@ from mlx_dp.proto.sampling_params import SamplingParams
 from mlx_dp.worker.fake_tokens import FakeAnswer
 
 FAKE_VOCAB: Final = 512
+MOST_PROMPT_TOKENS: Final = 120
 OPENAI_SHARE: Final = 0.25
 PAUSE_S: Final = 0.05
 QUESTIONS: Final = (
@@ -46,7 +47,7 @@ class FakeOracle:
 
     def draw(self) -> Ask:
         rng = self._rng
-        prompt = f"chaos {rng.getrandbits(32):08x} " * rng.randint(1, 8)
+        prompt = (f"chaos {rng.getrandbits(32):08x} " * 8)[: rng.randint(6, MOST_PROMPT_TOKENS)]
         warm = rng.random() < 0.5
         return Ask(
             prompt=prompt,

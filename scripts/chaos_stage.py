@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from chaos_load import FakeOracle, Load, ModelOracle, Oracle
+from chaos_load import MOST_PROMPT_TOKENS, FakeOracle, Load, ModelOracle, Oracle
 from chaos_service import ChaosService, Footprint
 from chaos_verdict import RowResult
 
@@ -22,6 +22,9 @@ SPARE_FDS: Final = 4
 # Shortened, so that a row takes minutes; the ratios are the product's own.
 HEARTBEAT_S: Final = 0.1
 HANG_S: Final = 1.0
+MOST_STREAMS_HELD: Final = 6
+HANG_SEEN_S: Final = HANG_S * (1.0 + MOST_STREAMS_HELD * MOST_PROMPT_TOKENS / 100.0) + 1.0
+"""A worker that has just got prompts is given the time to compute them, however slowly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
