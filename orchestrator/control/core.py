@@ -204,9 +204,9 @@ class ControlCore:
         owner = self.book.get(index)
         if owner is not None:
             owner.closed = True
-        worker = self.supervisor.workers[index]
-        worker.exit_status = status
-        settle_s = self._limits.exit_settle_s if worker.status in ALIVE else 0.0
+        self.supervisor.domains.of(index).exits.setdefault(index, status)
+        alive = self.supervisor.workers[index].status in ALIVE
+        settle_s = self._limits.exit_settle_s if alive else 0.0
         self._exits.append((self._clock() + settle_s, index, status))
         self._wake_after(settle_s)
 

@@ -5,12 +5,7 @@ from typing import Final
 
 from mlx_dp.orchestrator.control.restart_budget import RestartLimits
 from mlx_dp.orchestrator.control.supervisor_steps import Loss, LossKind
-from mlx_dp.orchestrator.control.worker_record import (
-    ALIVE,
-    FailureDomain,
-    WorkerRecord,
-    domain_of,
-)
+from mlx_dp.orchestrator.control.worker_record import FailureDomain, WorkerRecord, domain_of
 from mlx_dp.orchestrator.process.exit_status import describe_exit, failure_of
 from mlx_dp.proto.parallel import ReplicaMode
 
@@ -42,11 +37,10 @@ def culprit_of(
 
     An exit that was seen is settled only a moment later, when its last messages have been read.
     """
-    if worker.exit_status is not None:
-        return worker, loss
-    for member in domain.members:
-        if member.status in ALIVE and member.exit_status is not None:
-            status = member.exit_status
-            ending = describe_exit(status)
-            return member, Loss(kind=LossKind.EXIT, detail=ending, failure=failure_of(status))
+    for index, status in domain.exits.items():
+        if index == worker.index:
+            break
+        member = next(member for member in domain.members if member.index == index)
+        loss = Loss(kind=LossKind.EXIT, detail=describe_exit(status), failure=failure_of(status))
+        return member, loss
     return worker, loss

@@ -40,7 +40,6 @@ class Staging:
                 worker.pid = None
                 worker.process = True
                 worker.greeted = False
-                worker.exit_status = None
                 worker.served = False
                 worker.start_deadline = now + self._limits.hello_timeout_s
                 return [Spawn(worker.index, worker.identity)]

@@ -117,7 +117,6 @@ class Supervisor:
         worker = self.workers[index]
         worker.process = False
         worker.kill_at = None
-        worker.exit_status = status
         ending = describe_exit(status, expected=worker.status not in ALIVE)
         _logger.info("worker %s: pid %s %s, epoch %s", index, worker.pid, ending, worker.epoch)
         if self._stopping:
@@ -213,6 +212,7 @@ class Supervisor:
     def _restart(self, domain: FailureDomain, now: float) -> None:
         domain.restart_at = None
         domain.loss = None
+        domain.exits.clear()
         for member in domain.members:
             member.move(WorkerStatus.STARTING, now)
             member.epoch += 1

@@ -1,7 +1,7 @@
 """What the supervisor keeps of each worker, and of the group that fails together."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
@@ -56,8 +56,6 @@ class WorkerRecord:
     """When it got its status."""
     epoch: int = 0
     """How often its group was started anew."""
-    exit_status: int | None = None
-    """How its process ended, from the moment at which that was seen."""
     last_cause: str = ""
     """Why it was last given up, for people."""
 
@@ -93,6 +91,8 @@ class FailureDomain:
     first_loss: Loss | None = None
     ready_since: float | None = None
     restart_at: float | None = None
+    exits: dict[int, int] = field(default_factory=dict)
+    """The statuses of those that have exited, the first to be seen first, until the restart."""
 
     @property
     def gone(self) -> bool:

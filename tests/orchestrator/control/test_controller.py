@@ -193,6 +193,8 @@ def test_draining_finishes_what_is_in_hand_and_leaves_no_process() -> None:
         with pytest.raises(OverloadedError):
             stage.controller.submit(generation())
         assert stage.controller.state().status is ServiceStatus.DRAINING
+        with pytest.raises(RestartRefusedError, match="shutting down"):
+            stage.controller.restart_all()
         for answer in answers:
             assert [event async for event in answer][-1] == Ended(reason=FinishReason.LENGTH)
         await draining

@@ -832,6 +832,19 @@ def test_a_group_restarts_as_one_and_only_the_culprit_counts() -> None:
         assert reader.read().ids == expected(generation((n,), seed=n), 6)
 
 
+def test_a_member_that_misses_another_first_is_not_to_blame_for_its_end() -> None:
+    world = World(serve_options(2, group=True)).bring_up()
+    readers = [submit(world, (n,), 900, seed=n) for n in range(2)]
+    world.turn(2)
+    world.worker(1).die(-9)
+    world.worker(0).fail(FailureKind.INTERNAL, "a peer is gone", 4)
+    world.core.on_arrival()
+    causes = [worker.last_cause for worker in world.core.supervisor.workers]
+    assert causes[0].startswith("worker 1: killed by SIGKILL")
+    assert causes[1].startswith("killed by SIGKILL")
+    assert all(reader.read().ended is None for reader in readers)
+
+
 def test_draining_refuses_new_requests_and_finishes_those_in_hand() -> None:
     world = World().bring_up()
     reader = submit(world, max_tokens=3)

@@ -175,6 +175,20 @@ def test_nobody_is_taken_down_while_another_is_missing() -> None:
     assert world.core.supervisor.workers[1].status is WorkerStatus.READY
 
 
+def test_one_that_was_replaced_meanwhile_is_left_alone() -> None:
+    world = World().bring_up()
+    world.core.restarts.ask_all()
+    world.pass_time(0.1)
+    world.worker(1).die(-9)
+    roll(world, 5.0)
+    assert not world.core.restarts.under_way
+    assert sorted(worker.index for worker in world.workers) == [0, 0, 1, 1]
+    assert [w.last_cause.split()[0] for w in world.core.supervisor.workers] == [
+        "restarted",
+        "killed",
+    ]
+
+
 def test_a_successor_that_fails_for_good_ends_it_and_the_others_serve_on() -> None:
     world = World(serve_options(3)).bring_up()
     world.core.restarts.ask_all()

@@ -226,13 +226,42 @@ def test_a_group_is_lost_and_restarted_as_one_under_a_new_epoch() -> None:
 def test_in_a_group_the_one_that_has_exited_is_to_blame_and_not_who_missed_it_first() -> None:
     made = up(3, group=True)
     # Its exit was seen, and is settled once its last messages have been read.
-    made.workers[1].exit_status = -11
+    made.domains.of(1).exits[1] = -11
     steps = made.failed(0, FailureKind.INTERNAL, "a peer is gone", 10.0)
     blamed = [step.index for step in steps if isinstance(step, RemoveOwner) and step.culprit]
     assert blamed == [1]
     assert made.workers[0].last_cause == "worker 1: killed by SIGSEGV"
     made.exited(1, -11, 10.0)
     assert made.workers[1].last_cause == "killed by SIGSEGV"
+
+
+def test_of_several_that_have_exited_the_first_is_to_blame() -> None:
+    made = up(2, group=True)
+    made.domains.of(1).exits[1] = -11
+    made.domains.of(0).exits[0] = 4
+    made.exited(1, -11, 10.0)
+    assert made.workers[0].last_cause == "worker 1: killed by SIGSEGV"
+
+
+def test_what_a_worker_said_before_its_exit_says_more_than_that() -> None:
+    made = up(2, group=True)
+    made.domains.of(0).exits[0] = 4
+    made.failed(0, FailureKind.INTERNAL, "the device is gone", 10.0)
+    assert made.workers[0].last_cause == "the device is gone"
+
+
+def test_how_a_predecessor_ended_says_nothing_of_its_successor() -> None:
+    made = up(2, group=True)
+    made.domains.of(0).exits.update({0: -9, 1: -9})
+    made.exited(0, -9, 10.0)
+    made.exited(1, -9, 10.0)
+    now, _ = due(made, 10.0)
+    for index in range(2):
+        made.greeted(index, now)
+        made.ready(index, now)
+    made.domains.of(1).exits[1] = -11
+    made.failed(0, FailureKind.INTERNAL, "a peer is gone", now)
+    assert made.workers[0].last_cause == "worker 1: killed by SIGSEGV"
 
 
 @pytest.mark.parametrize("kind", [LossKind.HUNG, LossKind.SILENT])
