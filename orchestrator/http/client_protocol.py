@@ -135,9 +135,13 @@ class GuardedProtocol(H11Protocol):
         if self.transport.is_closing():
             return
         if self.cycle is not None and not self.cycle.response_complete:
-            # In the middle of another answer there is no place for this one.
-            self.transport.abort()
-            return
+            if self.cycle.response_started:
+                # In the middle of another answer there is no place for this one.
+                self.transport.abort()
+                return
+            # Whoever waits for the body is not to answer after us.
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
         self.transport.write(_closing_response(error))
         self.transport.close()
 

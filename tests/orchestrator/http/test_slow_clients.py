@@ -241,6 +241,44 @@ def test_requests_that_servers_read_differently_are_refused(name: str) -> None:
     asyncio.run(run())
 
 
+def test_chunks_that_are_none_are_refused_and_reach_no_route() -> None:
+    async def run() -> None:
+        service = ScriptedService()
+        async with asyncio.timeout(5), served(service) as port:
+            reader, writer = await connect(port)
+            head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            writer.write(f"{head}Transfer-Encoding: chunked\r\n\r\n1\r\n{{\r\n".encode())
+            await writer.drain()
+            writer.write(b"-1\r\nx\r\n0\r\n\r\n")
+            told = await reader.read()
+            assert told.count(b"content-length") == 1
+            assert b" 400 " in told
+            writer.close()
+        assert not service.answers
+
+    asyncio.run(run())
+
+
+def test_whoever_leaves_in_an_answer_gives_its_place_back() -> None:
+    async def run() -> None:
+        service = ScriptedService(lambda _: [granted()])
+        options = replace(OPTIONS, max_connections=2)
+        content = json.dumps({"messages": HI, "stream": True}).encode()
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        async with asyncio.timeout(DEADLINE_S), served(service, options) as port:
+            for _ in range(3):
+                busy = [await connect(port) for _ in range(2)]
+                for reader, writer in busy:
+                    writer.write(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+                    assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
+                for _, writer in busy:
+                    writer.close()
+                for answer in service.answers:
+                    await answer.cancelled.wait()
+
+    asyncio.run(run())
+
+
 def test_a_head_of_one_packet_is_bounded_too() -> None:
     async def run() -> None:
         async with asyncio.timeout(DEADLINE_S), served(ScriptedService()) as port:
