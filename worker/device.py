@@ -7,7 +7,7 @@ import mlx.core as mx
 import psutil
 
 CACHE_FRACTION: Final = 0.1
-MIN_CACHE_NBYTES: Final = 256 * 2**20
+MIN_CACHE_NBYTES: Final = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
