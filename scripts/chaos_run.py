@@ -109,6 +109,10 @@ async def run(options: argparse.Namespace) -> list[RowResult]:
         print(f"{row.name} {row.title} ...", file=sys.stderr, flush=True)
         result = await Stage(row, settings).run()
         results.append(result)
+        # Also here, since a run that is cut short prints no table.
+        print(
+            *(f"violation: {text}\n" for text in result.violations), sep="", end="", file=sys.stderr
+        )
         print(
             f"{row.name}: {result.trials} trials, {result.requests} requests, "
             f"{len(result.violations)} violations, {result.seconds:.0f} s",
