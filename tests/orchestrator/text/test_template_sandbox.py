@@ -28,8 +28,9 @@ def render(source: str, *, limit_s: float = LONG_S, messages: object = MESSAGES)
         "{% macro f(n) %}{% if n %}{{ f(n - 1) ~ f(n - 1) }}{% endif %}{% endmacro %}{{ f(90) }}",
         "{% for i in [9] * 60 recursive %}{{ loop([i] * 60) }}{% endfor %}",
         "{% for i in range(99999) if i %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% set n = range(99999) | list %}{% for i in n %}{% for j in n %}{% endfor %}{% endfor %}",
     ],
-    ids=["loops", "macros", "recursion", "filtered"],
+    ids=["loops", "macros", "recursion", "filtered", "no call"],
 )
 def test_a_template_without_end_is_ended(source: str) -> None:
     began_at = time.monotonic()
