@@ -5,7 +5,7 @@ from importlib.metadata import version
 import msgspec
 from fastapi import FastAPI, Request, Response
 
-from mlx_dp.orchestrator.http import cache, health, loads, models
+from mlx_dp.orchestrator.http import cache, health, loads, models, workers
 from mlx_dp.orchestrator.http.document import install_document
 from mlx_dp.orchestrator.http.edge import Edge
 from mlx_dp.orchestrator.http.endpoint import Endpoint
@@ -119,3 +119,11 @@ def _add_administration(app: FastAPI, endpoint: Endpoint) -> None:
     @app.post("/flush_cache")
     async def flush_cache_route() -> Response:
         return await cache.flush_cache(endpoint)
+
+    @app.get("/workers")
+    async def workers_route() -> Response:
+        return _json(workers.workers(endpoint))
+
+    @app.post("/workers/{name}/restart", status_code=202)
+    async def restart_worker_route(name: str) -> Response:
+        return workers.restart(endpoint, name)
