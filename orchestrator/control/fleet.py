@@ -152,7 +152,9 @@ class Fleet:
 
     def _add(self, index: int, identity: str, now: float) -> None:
         ready = self._readies.pop(index)
-        self._book.add(index, identity, ready, now)
+        owner = self._book.add(index, identity, ready, now)
+        # The exit of a process may be seen before its last messages, of which this is one.
+        owner.closed = index in self._supervisor.domains.of(index).exits
         _logger.info(
             "worker %s: ready, %s, after %.1f s on %s: %s request slots, %s KV tokens",
             *(index, self._supervisor.workers[index].tag, ready.load_s, ready.device),
