@@ -108,6 +108,7 @@ class ControllerHost:
         self._limits = limits_of(setting)
         self.asleep = False
         self.woke_at = agenda.now
+        """When it last woke up, or will."""
         self.acted = False
         """Something has happened since somebody last looked."""
         self.core: WatchedCore
@@ -134,14 +135,14 @@ class ControllerHost:
         act()
 
     def sleep(self, for_s: float) -> None:
-        if self.asleep:
-            return
         self.asleep = True
+        self.woke_at = max(self.woke_at, self._agenda.now + for_s)
         self._agenda.after(for_s, self._wake)
 
     def _wake(self) -> None:
+        if self._agenda.now < self.woke_at:
+            return
         self.asleep = False
-        self.woke_at = self._agenda.now
         missed, self._missed = self._missed, []
         self._rng.shuffle(missed)
         for act in missed:

@@ -4,7 +4,9 @@ import random
 
 from faults.schedule import (
     CONTEXT_LENGTH,
+    HARMLESS_REPEATS,
     POISON,
+    SLEEPS,
     VOCAB_SIZE,
     Arrival,
     Boot,
@@ -22,7 +24,10 @@ BEGIN_S = 0.8
 """By then, workers have mostly started."""
 SPAN_S = 3.0
 """In which everything begins that does not follow from something else."""
-UP_TAGS = ("", "accepted", "prefilled", "tokens", "finished", "preempted", "rejected", "heartbeat")
+UP_TAGS = (
+    *("", "accepted", "prefilled", "tokens", "tokens", "tokens"),
+    *("finished", "preempted", "preempted", "rejected", "heartbeat"),
+)
 DOWN_TAGS = ("submit", "submit", "abort", "flush", "start")
 BOOT_TAGS = ("hello", "ready")
 SAID = ("accepted", "prefilled", "tokens", "tokens", "finished", "preempted", "ready", "hello")
@@ -32,10 +37,13 @@ KINDS = (
     *((FaultKind.DIE, FaultKind.DIE_SAYING) * 3),
     *((FaultKind.STOP, FaultKind.HANG, FaultKind.SLOW, FaultKind.BOOT) * 1),
     *(FRAME_FAULTS[:3] * 2),
+    FaultKind.REPEAT,
     *(FaultKind.GARBLE, FaultKind.CUT, FaultKind.CONGEST, FaultKind.DELAY),
-    *(FaultKind.SLEEP, FaultKind.FLUSH, FaultKind.STOP, FaultKind.RESTART),
+    *(FaultKind.SLEEP, FaultKind.FLUSH, FaultKind.SUSPEND, FaultKind.RESTART),
 )
 BOOTS = (*tuple(Boot), *((Boot.CRASH, Boot.NO_PROCESS, Boot.NO_HELLO, Boot.NO_READY) * 2))
+SCARCE_TOKENS = 40
+"""With so little memory, answers are preempted over and over."""
 UNBOUNDED = 10**6
 
 
@@ -54,12 +62,13 @@ def _setting(rng: random.Random) -> Setting:
     pool = rng.choice((120, 250, None))
     hybrid = rng.random() < 0.25
     group = rng.random() < 0.25
+    scarce = rng.random() < 0.25
     return Setting(
         group=group,
-        size=rng.randint(2, 3) if group else rng.randint(1, 3),
-        slots=rng.choice((1, 2, 4, 6)),
+        size=rng.randint(2, 3) if group else 1 if scarce else rng.randint(1, 3),
+        slots=6 if scarce else rng.choice((1, 2, 4, 6)),
         pool=pool,
-        memory_tokens=rng.choice((60, 60, 100, 1000)),
+        memory_tokens=SCARCE_TOKENS if scarce else rng.choice((60, 60, 100, 1000)),
         hybrid=hybrid,
         prefix_cache=rng.random() < 0.8,
         method=rng.choice(METHODS),
@@ -91,12 +100,13 @@ def _arrival(
 ) -> Arrival:
     refused = rng.random() < 0.03
     longest = (setting.pool or CONTEXT_LENGTH) - 45
-    stem = rng.choice(stems)[: rng.choice((0, 3, 66, 70))]
+    scarce = setting.memory_tokens == SCARCE_TOKENS
+    stem = rng.choice(stems)[: rng.choice((0, 3) if scarce else (0, 3, 66, 70))]
     own = tuple(rng.randrange(VOCAB_SIZE - 1) for _ in range(rng.choice((1, 5, 20))))
     prompt = (stem + own)[:longest]
     generation = Generation(
         prompt_ids=(VOCAB_SIZE + 5,) if refused else prompt,
-        max_tokens=rng.choice((1, 12, 40, 40)),
+        max_tokens=40 if scarce else rng.choice((1, 12, 40, 40)),
         stop_token_ids=(32,) if rng.random() < 0.3 else (),
         params=SamplingParams(seed=rng.randrange(100), temperature=rng.choice((0.0, 1.0))),
         routed_dp_rank=rng.randrange(setting.size) if rng.random() < 0.15 else None,
@@ -117,6 +127,8 @@ def _arrival(
 
 def _faults(rng: random.Random, setting: Setting) -> tuple[Fault, ...]:
     most = rng.choice((0, 1, 2, 4, 8))
+    if setting.memory_tokens == SCARCE_TOKENS and rng.random() < 0.5:
+        return tuple(_repeat(rng, setting) for _ in range(most))
     faults = [_fault(rng, setting) for _ in range(most)]
     if rng.random() < 0.05:
         worker = rng.randrange(setting.size)
@@ -132,6 +144,18 @@ def _faults(rng: random.Random, setting: Setting) -> tuple[Fault, ...]:
     return tuple(sorted(faults, key=lambda fault: fault.at))
 
 
+def _repeat(rng: random.Random, setting: Setting) -> Fault:
+    """What is granted again soon hears of its earlier grant."""
+    return Fault(
+        at=rng.uniform(BEGIN_S, BEGIN_S + SPAN_S),
+        kind=FaultKind.REPEAT,
+        worker=rng.randrange(setting.size),
+        for_s=rng.choice((0.1, 0.3, 0.5, 0.7)),
+        tag=rng.choice(HARMLESS_REPEATS),
+        nth=rng.choice((1, 2)),
+    )
+
+
 def _fault(rng: random.Random, setting: Setting) -> Fault:
     kind = rng.choice(KINDS)
     tag = ""
@@ -140,7 +164,7 @@ def _fault(rng: random.Random, setting: Setting) -> Fault:
         tag = rng.choice(SAID)
     elif kind in FRAME_FAULTS:
         tag = rng.choice(rng.choice((UP_TAGS, UP_TAGS, DOWN_TAGS, BOOT_TAGS)))
-    elif kind in (FaultKind.STOP, FaultKind.SLEEP):
+    elif kind is FaultKind.STOP or kind in SLEEPS:
         for_s = rng.choice((0.3, 2.5, 6.0, 9.0))
     return Fault(
         at=rng.uniform(0.0, BEGIN_S + SPAN_S),

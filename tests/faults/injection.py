@@ -31,6 +31,11 @@ class Injection:
         match fault.kind:
             case FaultKind.SLEEP:
                 self._host.sleep(fault.for_s)
+            case FaultKind.SUSPEND:
+                self._host.sleep(fault.for_s)
+                for each in self._machine.living:
+                    each.process.stop()
+                    self._agenda.after(fault.for_s, each.process.resume)
             case FaultKind.FLUSH:
                 self._host.do(self._flush)
             case FaultKind.RESTART:
@@ -84,6 +89,10 @@ class Injection:
                 restarts.ask(fault.worker)
 
     def _flush(self) -> None:
-        core = self._host.core
-        flush_id = core.begin_flush()
-        self._agenda.after(1.0, lambda: self._host.do(lambda: core.flushes.end(flush_id)))
+        flushes = self._host.core.flushes
+        flush_id = self._host.core.begin_flush()
+
+        def end() -> None:
+            flushes.end(flush_id)
+
+        self._agenda.after(1.0, lambda: self._host.do(end))

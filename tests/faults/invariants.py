@@ -43,6 +43,7 @@ class Invariants:
         assert core.bug is None, core.bug
         core.check()
         self._books_agree()
+        self._the_lost_are_not_heard()
         self._counters_reconcile()
         self._group_is_one()
         self._starts_are_bounded()
@@ -59,6 +60,12 @@ class Invariants:
         }
         grants = {key: (grant.epoch, grant.accepted) for key, grant in self._watch.grants.items()}
         assert leases == grants, f"I2: {leases}, but {grants}"
+
+    def _the_lost_are_not_heard(self) -> None:
+        """I5: whatever else a given-up incarnation says is nobody's word."""
+        fleet = self._host.core.fleet
+        for identity in self._watch.lost:
+            assert fleet.index_of(identity) is None, f"I5: {identity} is heard"
 
     def _counters_reconcile(self) -> None:
         """I20."""
@@ -100,10 +107,13 @@ class Invariants:
         """I9: who makes no progress is given up, by a controller that is awake."""
         for each in self._machine.living:
             since = each.process.frozen_since
-            if since is None or each.identity in self._watch.lost:
+            serves = each.identity in self._watch.ready - self._watch.lost
+            if since is None or not serves:
                 continue
             frozen_s = self._agenda.now - max(since, self._host.woke_at)
-            assert frozen_s < FROZEN_S, f"I9: {each.identity} is frozen since {frozen_s} s"
+            # A frame that comes late is a word of life as well.
+            most_s = FROZEN_S + self._schedule.latest_s
+            assert frozen_s < most_s, f"I9: {each.identity} is frozen since {frozen_s} s"
 
     def _nobody_lingers(self) -> None:
         """What was given up ends."""

@@ -3,7 +3,6 @@
 import random
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 
 from faults.agenda import Agenda
 from faults.armed import Armed
@@ -35,6 +34,8 @@ class Lane:
         self.holds = False
         """Frames stay with their sender."""
         self.extra_s = 0.0
+        self.late = 0
+        """Frames that are to come out of their order."""
 
     def __len__(self) -> int:
         return len(self._under_way) + len(self._held)
@@ -46,16 +47,24 @@ class Lane:
                 case FaultKind.DROP:
                     return
                 case FaultKind.LATE:
-                    self._agenda.after(fault.for_s, partial(self._arrived, frame))
+                    self._come_late(frame, fault.for_s)
                     return
                 case FaultKind.REPEAT:
-                    self._agenda.after(fault.for_s, partial(self._arrived, frame))
+                    self._come_late(frame, fault.for_s)
                 case _:
                     frame = frame[: len(frame) // 2]
         if self.holds:
             self._held.append(frame)
         else:
             self._send(frame)
+
+    def _come_late(self, frame: bytes, delay_s: float) -> None:
+        def come() -> None:
+            self.late -= 1
+            self._arrived(frame)
+
+        self.late += 1
+        self._agenda.after(delay_s, come)
 
     def _send(self, frame: bytes) -> None:
         now = self._agenda.now

@@ -68,8 +68,6 @@ class SimulatedProcess:
         moves = self.alive and not self.hung
         return moves and self.serving is not None and len(self.serving.scheduler.requests) > 0
 
-    # WorkerProcess.
-
     def abort(self) -> None:
         self._signal(-6)
 
@@ -90,8 +88,6 @@ class SimulatedProcess:
         if self.alive:
             self.alive = False
             self._on_death(status)
-
-    # Faults.
 
     def stop(self) -> None:
         self.stopped = True
@@ -117,8 +113,6 @@ class SimulatedProcess:
     def _freeze(self) -> None:
         if self.frozen_since is None:
             self.frozen_since = self._agenda.now
-
-    # Life.
 
     def begin(self, end: WorkerEnd) -> None:
         self.end = end

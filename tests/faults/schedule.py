@@ -44,6 +44,8 @@ class FaultKind(StrEnum):
     """Somebody asks for a new one, or for ``nth`` 2 for new ones of all. It is no fault at all."""
     SLEEP = "sleep"
     """The controller itself stops, ``for_s``."""
+    SUSPEND = "suspend"
+    """The whole machine stops, ``for_s``: a closed lid."""
     FLUSH = "flush"
     """All prefix caches are flushed, which is no fault at all."""
 
@@ -62,7 +64,11 @@ class Boot(StrEnum):
 
 FINAL_BOOTS = frozenset({Boot.CONFIG, Boot.CONFIG_UNSAID})
 """Memory that sufficed once may suffice again, so that those are another matter."""
-GLOBAL_FAULTS = frozenset({FaultKind.SLEEP, FaultKind.FLUSH})
+HARMLESS_REPEATS = ("accepted", "prefilled", "tokens", "preempted", "finished", "rejected")
+"""What is told twice is dropped the second time, and costs nobody anything."""
+LATENESS = frozenset({FaultKind.LATE, FaultKind.REPEAT, FaultKind.DELAY, FaultKind.CUT})
+SLEEPS = frozenset({FaultKind.SLEEP, FaultKind.SUSPEND})
+GLOBAL_FAULTS = SLEEPS | {FaultKind.FLUSH}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +83,12 @@ class Fault:
     after: bool = False
     status: int = -9
     boot: Boot = Boot.CRASH
+
+    @property
+    def harmless(self) -> bool:
+        """No worker may be lost because of it."""
+        repeats = self.kind is FaultKind.REPEAT and self.tag in HARMLESS_REPEATS
+        return repeats or self.kind in GLOBAL_FAULTS
 
     def __str__(self) -> str:
         """Only what says something."""
@@ -146,7 +158,7 @@ class Schedule:
             return all_workers
         if any(arrival.poison for arrival in self.arrivals):
             return all_workers
-        return frozenset(each.worker for each in self.faults if each.kind not in GLOBAL_FAULTS)
+        return frozenset(each.worker for each in self.faults if not each.harmless)
 
     @property
     def end(self) -> float:
@@ -158,6 +170,12 @@ class Schedule:
             ),
             default=0.0,
         )
+
+    @property
+    def latest_s(self) -> float:
+        """By how much any frame may be late."""
+        late = (each.for_s for each in self.faults if each.kind in LATENESS)
+        return max(late, default=0.0)
 
     def __str__(self) -> str:
         lines = [f"seed {self.seed}: {self.setting}, {len(self.arrivals)} requests"]

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable
 from typing import Final
+from unittest.mock import patch
 
 from faults.agenda import Agenda
 from faults.clients import Client
@@ -11,14 +12,17 @@ from faults.grants import GrantWatch
 from faults.injection import Injection
 from faults.invariants import Invariants
 from faults.machine import Machine
-from faults.schedule import FaultKind, Schedule
+from faults.schedule import SLEEPS, Schedule
 from faults.wire import Wire
 from mlx_dp.orchestrator.control.fleet import Outside
 from mlx_dp.orchestrator.worker_states import WorkerStatus
+from mlx_dp.proto import admission
 
 PATIENCE_S = 60.0
 """From the last fault to quiet. No time-out of a request is so short, so that none can help."""
 REST_S = 0.6
+ANSWER_TOKENS = 4
+"""For which owners set memory aside at a time: few, so that answers outgrow it."""
 
 
 class Simulation:
@@ -50,6 +54,11 @@ class Simulation:
         self.events = 0
 
     def run(self) -> "Simulation":
+        with patch.object(admission, "NEXT_ANSWER_TOKENS", ANSWER_TOKENS):
+            self._run()
+        return self
+
+    def _run(self) -> None:
         for fault in self._schedule.faults:
             self._injection.plan(self._began_at + fault.at, fault)
         for client in self._clients:
@@ -62,7 +71,6 @@ class Simulation:
         for client in self._by_id.values():
             self._read(client)
         self._invariants.quiet()
-        return self
 
     def _until(self, done: Callable[[], bool], deadline: float) -> None:
         while not done():
@@ -122,7 +130,7 @@ class Simulation:
     def _expect_release(self, holder: str, request_id: int) -> None:
         """I12: within a step and 100 ms, where nothing else happens to the worker."""
         index = int(holder[1 : holder.index("-")])
-        sleeps = any(each.kind is FaultKind.SLEEP for each in self._schedule.faults)
+        sleeps = any(each.kind in SLEEPS for each in self._schedule.faults)
         if self._schedule.setting.group or sleeps or index in self._schedule.faulted:
             return
         setting = self._schedule.setting
@@ -149,6 +157,8 @@ class Simulation:
             if worker.status not in (WorkerStatus.READY, WorkerStatus.FAILED)
         ]
         found += [f"{each.identity} works" for each in self._machine.living if each.process.works]
+        links = (each.link for each in self._machine.incarnations)
+        found += ["frames are late" for link in links if link.up.late + link.down.late]
         lost = self._watch.lost
         found += [
             f"{each.identity} lives" for each in self._machine.living if each.identity in lost

@@ -1,0 +1,162 @@
+"""Bugs of the controller's books, of its messages and of its answers."""
+
+from typing import Any
+
+import pytest
+
+from mlx_dp.orchestrator.control import request_desk
+from mlx_dp.orchestrator.control.answer_desk import AnswerDesk
+from mlx_dp.orchestrator.control.dispatch import Dispatcher
+from mlx_dp.orchestrator.control.ledger import Ledger, RequestEntry
+from mlx_dp.orchestrator.control.owner import Lease, Owner
+from mlx_dp.orchestrator.control.owner_facts import OwnerFacts
+from mlx_dp.orchestrator.control.replay import after_loss
+from mlx_dp.orchestrator.control.supervisor_steps import Loss
+from mlx_dp.orchestrator.service import Ended
+from mlx_dp.proto.errors import ProtocolError
+from mlx_dp.proto.messages import FinishReason, Rejected, RejectReason, TokenChunk
+
+Patch = pytest.MonkeyPatch
+
+
+def epochs_are_not_compared(patch: Patch) -> None:
+    def lease(owner: Owner, request_id: int, epoch: int) -> Lease | None:
+        return owner.leases.get(request_id)
+
+    patch.setattr(Owner, "lease", lease)
+
+
+def the_last_token_is_sent_again(patch: Patch) -> None:
+    """Those that arrive twice are told twice."""
+    append = Ledger.append
+
+    def always(
+        ledger: Ledger, entry: RequestEntry, index: int, ids: tuple[int, ...], now: float
+    ) -> bool:
+        append(ledger, entry, index, ids, now)
+        return True
+
+    patch.setattr(Ledger, "append", always)
+
+
+def replays_forget_the_last_token(patch: Patch) -> None:
+    from mlx_dp.orchestrator.control import dispatch
+
+    submit_of = dispatch._submit
+
+    def shorter(entry: RequestEntry) -> Any:
+        submit = submit_of(entry)
+        return type(submit)(
+            request_id=submit.request_id,
+            epoch=submit.epoch,
+            prompt_ids=submit.prompt_ids,
+            output_ids=submit.output_ids[:-1],
+            max_tokens=submit.max_tokens,
+            stop_token_ids=submit.stop_token_ids,
+            params=submit.params,
+            cache_salt=submit.cache_salt,
+            grammar=submit.grammar,
+        )
+
+    patch.setattr(dispatch, "_submit", shorter)
+
+
+def gaps_are_filled_with_what_comes(patch: Patch) -> None:
+    def append(
+        ledger: Ledger, entry: RequestEntry, index: int, ids: tuple[int, ...], now: float
+    ) -> bool:
+        entry.emitted.extend(ids)
+        entry.first_token_at = entry.first_token_at or now
+        entry.last_token_at = now
+        return True
+
+    patch.setattr(Ledger, "append", append)
+
+
+def the_dead_get_requests(patch: Patch) -> None:
+    def takes_requests(owner: Owner) -> bool:
+        return not (owner.suspicious or owner.congested or owner.short)
+
+    patch.setattr(Owner, "takes_requests", property(takes_requests))
+
+
+def refusals_cost_a_worker(patch: Patch) -> None:
+    rejected = OwnerFacts.rejected
+
+    def blamed(facts: OwnerFacts, owner: Owner, fact: Rejected, now: float) -> None:
+        rejected(facts, owner, fact, now)
+        if fact.reason in (RejectReason.INVALID, RejectReason.TOO_LONG):
+            raise ProtocolError(fact.message)
+
+    patch.setattr(OwnerFacts, "rejected", blamed)
+
+
+def what_was_left_keeps_its_lease(patch: Patch) -> None:
+    finished = OwnerFacts.finished
+
+    def keeping(facts: OwnerFacts, owner: Owner, fact: Any, now: float) -> None:
+        lease = owner.lease(fact.request_id, fact.epoch)
+        if lease is None or facts.current(lease) is not None:
+            finished(facts, owner, fact, now)
+
+    patch.setattr(OwnerFacts, "finished", keeping)
+
+
+def a_preemption_counts_as_an_attempt(patch: Patch) -> None:
+    patch.setattr(Ledger, "preempt", Ledger.requeue)
+
+
+def what_was_lost_is_not_replayed(patch: Patch) -> None:
+    def fail(
+        entry: RequestEntry, lease: Lease, loss: Loss, *, culprit: bool, max_attempts: int
+    ) -> Ended:
+        ended = after_loss(entry, lease, loss, culprit=culprit, max_attempts=max_attempts)
+        return ended or Ended(reason=FinishReason.ERROR, code="worker_lost", status=502)
+
+    patch.setattr(request_desk, "after_loss", fail)
+
+
+def poison_goes_on_for_ever(patch: Patch) -> None:
+    def replay(
+        entry: RequestEntry, lease: Lease, loss: Loss, *, culprit: bool, max_attempts: int
+    ) -> Ended | None:
+        return after_loss(entry, lease, loss, culprit=False, max_attempts=max_attempts)
+
+    patch.setattr(request_desk, "after_loss", replay)
+
+
+def attempts_are_not_counted(patch: Patch) -> None:
+    def accept(ledger: Ledger, entry: RequestEntry) -> None:
+        before = entry.attempts
+        original(ledger, entry)
+        entry.attempts = before
+
+    original = Ledger.accept
+    patch.setattr(Ledger, "accept", accept)
+
+
+def aborts_are_not_sent(patch: Patch) -> None:
+    def silent(dispatcher: Dispatcher, owner: Owner, lease: Lease, now: float) -> bool:
+        owner.abort_sent(lease, now)
+        return True
+
+    patch.setattr(Dispatcher, "_tell", silent)
+
+
+def a_slot_is_free_before_its_owner_says_so(patch: Patch) -> None:
+    def leave(owner: Owner, lease: Lease) -> None:
+        owner.release(lease)
+
+    patch.setattr(Owner, "leave", leave)
+
+
+def tokens_of_an_answer_go_missing_at_its_end(patch: Patch) -> None:
+    tokens = AnswerDesk.tokens
+
+    def but_the_last(
+        desk: AnswerDesk, entry: RequestEntry, chunk: TokenChunk, *, before: float | None
+    ) -> None:
+        if len(entry.emitted) != entry.max_tokens or entry.epoch == 1:
+            tokens(desk, entry, chunk, before=before)
+
+    patch.setattr(AnswerDesk, "tokens", but_the_last)

@@ -1,0 +1,62 @@
+"""Bugs of whoever keeps the workers alive."""
+
+from typing import Any
+
+import pytest
+
+from mlx_dp.orchestrator.control import recovery, supervisor
+from mlx_dp.orchestrator.control.fleet import Fleet
+from mlx_dp.orchestrator.control.health_watch import HealthWatch
+from mlx_dp.orchestrator.control.kill_ladder import lose
+from mlx_dp.orchestrator.control.liveness import OwnLag
+from mlx_dp.orchestrator.control.restart_budget import RestartBudget
+from mlx_dp.orchestrator.control.worker_record import FailureDomain
+
+Patch = pytest.MonkeyPatch
+
+
+def lost_incarnations_are_heard(patch: Patch) -> None:
+    def index_of(fleet: Fleet, identity: str) -> int | None:
+        return int(identity[1 : identity.index("-")])
+
+    patch.setattr(Fleet, "index_of", index_of)
+
+
+def the_streak_is_never_reset(patch: Patch) -> None:
+    patch.setattr(RestartBudget, "succeeded", lambda budget: None)
+
+
+def the_restart_budget_is_endless(patch: Patch) -> None:
+    patch.setattr(RestartBudget, "allow", lambda budget, now: True)
+
+
+def what_cannot_start_is_started_again(patch: Patch) -> None:
+    patch.setattr(recovery, "_is_final", lambda domain, loss: False)
+
+
+def nobody_waits_for_accepted(patch: Patch) -> None:
+    patch.setattr(HealthWatch, "_ignored", lambda watch, owner, now: None)
+    patch.setattr(HealthWatch, "unanswered", lambda watch, now: [])
+
+
+def hangs_are_not_seen(patch: Patch) -> None:
+    patch.setattr(HealthWatch, "_judge", lambda watch, owner, now: None)
+
+
+def our_own_sleep_is_held_against_others(patch: Patch) -> None:
+    patch.setattr(OwnLag, "slept", lambda lag, now, interval_s: 0.0)
+
+
+def the_old_process_is_not_waited_for(patch: Patch) -> None:
+    patch.setattr(FailureDomain, "gone", property(lambda domain: True))
+
+
+def members_of_a_group_survive_each_other(patch: Patch) -> None:
+    def only_the_culprit(worker: Any, loss: Any, limits: Any, *, culprit: bool, now: float) -> Any:
+        return lose(worker, loss, limits, culprit=culprit, now=now) if culprit else []
+
+    patch.setattr(supervisor, "lose", only_the_culprit)
+
+
+def nobody_is_killed(patch: Patch) -> None:
+    patch.setattr(supervisor, "due_kills", lambda workers, now: [])

@@ -1,0 +1,57 @@
+"""Bugs of a worker."""
+
+from typing import Any
+
+import pytest
+
+from mlx_dp.kvcache.prefix_cache import PrefixCache
+from mlx_dp.kvcache.prefix_request import PrefixRequest
+from mlx_dp.kvcache.request_slots import RequestSlots
+from mlx_dp.proto.messages import FinishReason
+from mlx_dp.worker.loop import WorkerLoop
+from mlx_dp.worker.scheduler import Scheduler
+
+Patch = pytest.MonkeyPatch
+
+
+def a_slot_is_freed_twice(patch: Patch) -> None:
+    free = RequestSlots.free
+
+    def twice(slots: RequestSlots, slot: int) -> None:
+        free(slots, slot)
+        slots._idle.append(slot)
+
+    patch.setattr(RequestSlots, "free", twice)
+
+
+def a_prefix_stays_locked(patch: Patch) -> None:
+    def let_go(cache: PrefixCache, request: PrefixRequest) -> None:
+        request.reuse = request.leaf = None
+
+    patch.setattr(PrefixCache, "_let_go", let_go)
+
+
+def the_end_is_reported_twice(patch: Patch) -> None:
+    end = WorkerLoop._end
+
+    def twice(loop: WorkerLoop, slots: Any) -> None:
+        requests = loop._scheduler.requests
+        ends = [requests.at(slot) for slot in slots]
+        end(loop, slots)
+        for request in ends:
+            loop._channel.send(request.finished)
+
+    patch.setattr(WorkerLoop, "_end", twice)
+
+
+def an_abort_keeps_the_slot(patch: Patch) -> None:
+    forget = Scheduler._forget
+
+    def leaking(scheduler: Scheduler, request: Any) -> None:
+        if request.finish is FinishReason.ABORT:
+            scheduler.requests.remove(request)
+            scheduler._room.row_left(request.request_id)
+        else:
+            forget(scheduler, request)
+
+    patch.setattr(Scheduler, "_forget", leaking)
