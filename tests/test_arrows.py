@@ -41,7 +41,7 @@ DEVICE_FREE_FILES: Final = frozenset(
     )
 ) | frozenset(
     f"kvcache/{name}.py"
-    for name in ("__init__", "auxiliary_slots", "lease", "request_slots")
+    for name in ("__init__", "auxiliary_slots", "lease", "prefix_cache", "request_slots")
 )
 
 
