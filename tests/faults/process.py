@@ -65,8 +65,9 @@ class SimulatedProcess:
     @property
     def works(self) -> bool:
         """It runs requests, perhaps some that nobody wants any more."""
-        moves = self.alive and not self.hung
-        return moves and self.serving is not None and len(self.serving.scheduler.requests) > 0
+        if self.serving is None or not self.alive or self.hung:
+            return False
+        return len(self.serving.scheduler.requests) + self.end.unread > 0
 
     def abort(self) -> None:
         self._signal(-6)

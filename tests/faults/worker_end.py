@@ -52,6 +52,10 @@ class WorkerEnd:
     def congested(self) -> bool:
         return self._full()
 
+    @property
+    def unread(self) -> int:
+        return len(self._inbox)
+
     def arrived(self, frame: bytes) -> None:
         self._inbox.append(frame)
 
