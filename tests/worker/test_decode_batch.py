@@ -1,6 +1,7 @@
 """Rows draw from lazy tokens, leave when they are done, and what is to be kept of them is kept."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +19,8 @@ from mlx_dp.worker.batch_check import choose_form
 from mlx_dp.worker.decode_batch import DecodeBatch
 from mlx_dp.worker.decode_caches import DecodeCaches
 from mlx_dp.worker.engine import EngineRequest
+from mlx_dp.worker.grammar import GrammarCompiler
+from mlx_dp.worker.grammar_masks import GrammarMasks
 from mlx_dp.worker.launched_step import LaunchedStep
 
 pytestmark = pytest.mark.mlx
@@ -33,7 +36,9 @@ class Rows:
         self.caches = DecodeCaches(self.loaded, choose_form(self.loaded))
         self.segments = Segments()
         vocab_size = self.loaded.shape.vocab_size
-        self.batch = DecodeBatch(self.caches, self.segments, vocab_size=vocab_size)
+        # No request here has a grammar, so that the tokenizer is never looked for.
+        grammars = GrammarMasks(GrammarCompiler(Path("nowhere"), vocab_size))
+        self.batch = DecodeBatch(self.caches, self.segments, grammars, vocab_size=vocab_size)
         self.answers: dict[int, list[int]] = {}
 
     def join(
