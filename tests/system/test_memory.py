@@ -9,8 +9,8 @@ from served import Served
 pytestmark = pytest.mark.system
 
 FAKE = ("--engine", "fake", "--dp-size", "2", "--fake-context-length", "900")
-SMALL = ("--fake-pool-tokens", "900")
-"""Enough for one whole answer, and for the beginnings of three."""
+SMALL = ("--fake-pool-tokens", "900", "--fake-decode-rate", "400")
+"""Enough for one whole answer, and for the beginnings of three, so slow that they meet."""
 
 
 def completions(served: Served) -> list[str]:

@@ -60,7 +60,7 @@ def test_without_a_share_mlx_keeps_its_own_limits(calls: dict[str, int]) -> None
     assert calls == {}
 
 
-@pytest.mark.parametrize(("share", "cache"), [(10 * GB, GB), (GB, device.MIN_CACHE_NBYTES)])
+@pytest.mark.parametrize(("share", "cache"), [(10 * GB, GB), (GB // 4, device.MIN_CACHE_NBYTES)])
 def test_a_share_bounds_the_memory_and_a_tenth_of_it_the_cache(
     share: int, cache: int, calls: dict[str, int]
 ) -> None:
