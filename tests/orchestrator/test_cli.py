@@ -92,8 +92,8 @@ from mlx_dp.orchestrator import cli, serve
 wait_s = float(sys.argv.pop())
 
 def prepare(flags, environment):
-    print("key", flags.http.api_key, environment.get("MLX_DP_API_KEY"), flush=True)
     try:
+        print("key", flags.http.api_key, environment.get("MLX_DP_API_KEY"), flush=True)
         time.sleep(60)
     finally:
         print("leaving", flush=True)

@@ -90,13 +90,13 @@ def test_short_prompts_share_a_forward_pass_and_end_in_their_order():
         step.expect_whole(slot, prompts[slot])
 
 
-def test_passes_that_are_shared_stay_below_256_tokens():
+def test_passes_that_are_shared_stay_below_512_tokens():
     step = Step()
-    for slot in range(6):
+    for slot in range(10):
         step.run(slot, prompt_of(60, slot), 60)
     step.step.finish()
-    assert step.model.passes == [(4 * 59, 1), (2 * 59, 1)]
-    assert step.ended == list(range(6))
+    assert step.model.passes == [(8 * 59, 1), (2 * 59, 1)]
+    assert step.ended == list(range(10))
 
 
 def test_a_prompt_without_company_runs_as_it_would_alone():
