@@ -139,9 +139,11 @@ class Load:
         while not self._stopping:
             seen = Seen(self._oracle.draw())
             self.seen[client] = seen
+            # Whoever asked during a fault may hear of it when that is over.
+            allowed = self.refusals_allowed
             await self._client.stream(seen.ask, seen)
             refused = seen.status in REFUSALS and seen.retry_after and not seen.text
-            if refused and self.refusals_allowed:
+            if refused and (allowed or self.refusals_allowed):
                 self._result.refused += 1
                 await asyncio.sleep(PAUSE_S)
                 continue

@@ -52,6 +52,8 @@ class Lease:
     """Tokens that have to be computed before its first one; 0 once it is ``prefilled``."""
     since: float
     beats: int
+    suspect: bool = False
+    """A worker died with it."""
     accepted: bool = False
     prefilled: bool = False
     abort_sent: bool = False
@@ -156,6 +158,14 @@ class Owner:
         self.shortages = shortages + 1
         self.short_until_beat = self.pulse.beats + min(2**shortages, LONGEST_SHORTAGE_BEATS)
 
+    @property
+    def tries_suspect(self) -> bool:
+        """A request that a worker died with has not come through its prompt here yet.
+
+        Two of them would share the blame for the next death.
+        """
+        return any(lease.suspect and not lease.prefilled for lease in self.leases.values())
+
     def grant(self, entry: RequestEntry, granted: Terms, now: float) -> Lease:
         """Set a slot and tokens aside for the entry's present epoch."""
         assert self.has_room(granted), f"owner {self.index} has no room for {entry.request_id}"
@@ -168,6 +178,7 @@ class Owner:
             unfilled=entry.num_tokens - granted.cached_tokens,
             since=now,
             beats=self.pulse.beats,
+            suspect=entry.deaths > 0,
         )
         assert lease.reserved == granted.reserved, (lease, granted)
         self.leases[entry.request_id] = lease

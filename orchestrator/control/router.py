@@ -94,6 +94,8 @@ class Router:
             if entry.request_id in owner.leases:
                 # It was withdrawn there, and the owner has not let go of it yet.
                 continue
+            if entry.deaths and owner.tries_suspect:
+                continue
             needed = terms(owner.limits, entry)
             if needed is not None and owner.has_room(needed):
                 room.append(owner)

@@ -294,6 +294,26 @@ def test_a_request_that_crashes_its_worker_twice_ends_as_poison() -> None:
     assert world.core.tally.worker_deaths == 2
 
 
+def test_whoever_sits_beside_poison_once_is_not_put_beside_it_again() -> None:
+    world = World().bring_up()
+    poison, _elsewhere, bystander = (submit(world, (n,), 4, seed=n) for n in range(3))
+    world.settle()
+    first = poison.read().grants[-1].owner
+    assert bystander.read().grants[-1].owner == first
+    world.worker(first).kill()
+    world.pass_time(0.1)
+    world.settle()
+    second = poison.read().grants[-1].owner
+    # One owner is left, which tries one of the two at a time.
+    assert len(bystander.read().grants) == 1
+    world.worker(second).kill()
+    world.recover()
+    world.turn(20)
+    assert ended(poison).code == "request_crashed_worker"
+    assert ended(bystander).reason is FinishReason.LENGTH
+    assert bystander.ids == expected(generation((2,), seed=2), 4)
+
+
 def test_a_request_that_makes_progress_has_its_attempts() -> None:
     world = World(serve_options(1)).bring_up()
     reader = submit(world, max_tokens=50)
