@@ -295,7 +295,9 @@ def test_a_request_that_crashes_its_worker_twice_ends_as_poison() -> None:
 
 
 def test_whoever_sits_beside_poison_once_is_not_put_beside_it_again() -> None:
-    world = World().bring_up()
+    world = World()
+    world.readies = {0: ready(slots=4), 1: ready(slots=4)}
+    world.bring_up()
     poison, _elsewhere, bystander = (submit(world, (n,), 4, seed=n) for n in range(3))
     world.settle()
     first = poison.read().grants[-1].owner
