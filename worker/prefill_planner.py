@@ -2,11 +2,15 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Final
 
 from mlx_dp.worker.engine import PrefillChunk
 from mlx_dp.worker.memory_room import MemoryRoom
 from mlx_dp.worker.request_prefixes import RequestPrefixes
 from mlx_dp.worker.running_request import RunningRequest
+
+LONG_PROMPT: Final = 64
+"""The end of a longer prompt is a pass of its own and the copy of all its KV into the batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +33,13 @@ class PrefillPlanner:
         self._prefixes = prefixes
         self._room = room
 
-    def plan(self, requests: Collection[RunningRequest], budget: int) -> tuple[PrefillChunk, ...]:
-        """Plan one chunk for each of these requests, ``budget`` tokens in all."""
+    def plan(
+        self, requests: Collection[RunningRequest], budget: int, *, decoding: bool
+    ) -> tuple[PrefillChunk, ...]:
+        """Plan one chunk for each of these requests, ``budget`` tokens in all.
+
+        While others decode, nothing more shares a step with the end of a long prompt.
+        """
         drafts: list[_Draft] = []
         for request in requests:
             if not budget:
@@ -41,6 +50,8 @@ class PrefillPlanner:
                 self._prefixes.begin(request)
             drafts.append(self._draft(request, budget))
             budget -= drafts[-1].num_tokens
+            if decoding and not request.unfilled and len(request.prompt) > LONG_PROMPT:
+                break
         # Numbers of segments hold from here to the step.
         return tuple(self._chunk(draft) for draft in drafts)
 

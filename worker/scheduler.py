@@ -156,12 +156,14 @@ class Scheduler:
         """Plan the next step's chunks, up to ``budget`` tokens."""
         assert budget >= 1, budget
         unfilled: list[RunningRequest] = []
+        decoding = False
         for request in self.requests:
             if request.unfilled:
                 unfilled.append(request)
             elif request.decodes:
                 request.planned_tokens += 1
-        return StepPlan(prefill=self._planner.plan(unfilled, budget))
+                decoding = True
+        return StepPlan(prefill=self._planner.plan(unfilled, budget, decoding=decoding))
 
     def launched(self) -> None:
         """The planned step has been launched."""

@@ -213,6 +213,25 @@ def test_prompts_are_prefilled_first_come_first_served_within_the_budget() -> No
     assert owner.plan(100).prefill == ()
 
 
+def test_nothing_shares_a_step_with_the_end_of_a_long_prompt_while_others_decode() -> None:
+    owner = scheduler(slots=4)
+    for number, prompt in enumerate((3, 100, 5)):
+        admit(owner, submit(number, prompt=prompt, max_tokens=9))
+    assert owner.plan(90).prefill == (
+        PrefillChunk(slot=0, num_tokens=3),
+        PrefillChunk(slot=1, num_tokens=87),
+    )
+    assert owner.plan(90).prefill == (PrefillChunk(slot=1, num_tokens=13),)
+    assert owner.plan(90).prefill == (PrefillChunk(slot=2, num_tokens=5),)
+
+
+def test_where_nothing_decodes_the_end_of_a_long_prompt_has_company() -> None:
+    owner = scheduler(slots=4)
+    for number, prompt in enumerate((100, 5)):
+        admit(owner, submit(number, prompt=prompt, max_tokens=9))
+    assert [chunk.slot for chunk in owner.plan(200).prefill] == [0, 1]
+
+
 def test_a_replayed_answer_is_prefilled_behind_its_prompt_and_counts() -> None:
     owner = scheduler()
     slot = admit(owner, submit(1, prompt=3, output_ids=(7, 8), max_tokens=4))
