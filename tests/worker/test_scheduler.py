@@ -214,7 +214,7 @@ def test_prompts_are_prefilled_first_come_first_served_within_the_budget() -> No
 
 
 def test_nothing_shares_a_step_with_the_end_of_a_long_prompt_while_others_decode() -> None:
-    owner = scheduler(slots=4)
+    owner = scheduler(slots=4, context_length=200)
     for number, prompt in enumerate((3, 100, 5)):
         admit(owner, submit(number, prompt=prompt, max_tokens=9))
     assert owner.plan(90).prefill == (
@@ -226,7 +226,7 @@ def test_nothing_shares_a_step_with_the_end_of_a_long_prompt_while_others_decode
 
 
 def test_where_nothing_decodes_the_end_of_a_long_prompt_has_company() -> None:
-    owner = scheduler(slots=4)
+    owner = scheduler(slots=4, context_length=200)
     for number, prompt in enumerate((100, 5)):
         admit(owner, submit(number, prompt=prompt, max_tokens=9))
     assert [chunk.slot for chunk in owner.plan(200).prefill] == [0, 1]
