@@ -10,6 +10,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 
+from mlx_dp.kvcache.cached_prefix import Save
 from mlx_dp.kvcache.kv_row import LayerKV
 from mlx_dp.kvcache.layout import CacheLayout, LeafKind
 from mlx_dp.kvcache.state_rows import StateArrays
@@ -54,6 +55,11 @@ class RowContent:
     length: int
     kv: tuple[LayerKV, ...]
     recent: Snapshot
+
+    def copy_kv(self, save: Save) -> list[LayerKV]:
+        """Copy some tokens of the leaves that keep every token; still to be evaluated."""
+        assert save.end <= self.length, (save, self.length)
+        return [kv.tokens(save.start, save.end).copied() for kv in self.kv]
 
 
 def read_caches(layout: CacheLayout, caches: Sequence[Any], length: int) -> RowContent | None:

@@ -1,10 +1,10 @@
 """The KV of cached prefixes, in segments, and the snapshots of state beside them."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import mlx.core as mx
 
-from mlx_dp.kvcache.cached_prefix import CachedPrefix
+from mlx_dp.kvcache.cached_prefix import CachedPrefix, Save
 from mlx_dp.kvcache.kv_row import LayerKV
 from mlx_dp.kvcache.row_content import Snapshot
 
@@ -32,6 +32,27 @@ class Segments:
         assert number not in self._segments, f"segment {number} is here already"
         self._segments[number] = list(kv)
         self._nbytes += _size(kv)
+
+    def keep(
+        self,
+        saves: Sequence[Save],
+        copy_kv: Callable[[Save], Sequence[LayerKV]],
+        number: int | None,
+        take_snapshot: Callable[[], Snapshot | None],
+    ) -> list[mx.array]:
+        """Take in what is to outlive a request; ``number`` is its snapshot's, if it has one.
+
+        Returns the copies, which are still to be evaluated.
+        """
+        copies: list[mx.array] = []
+        for save in saves:
+            kv = copy_kv(save)
+            self.put(save.segment, kv)
+            copies += [array for layer in kv for array in layer]
+        if number is not None and (snapshot := take_snapshot()) is not None:
+            self.store(number, snapshot)
+            copies += snapshot.arrays()
+        return copies
 
     def store(self, number: int, snapshot: Snapshot) -> None:
         """Keep a snapshot, in the place of an older one of that number."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import mlx.core as mx
 
@@ -28,9 +29,13 @@ class DecodeRow:
     request: EngineRequest
     drawn: int
     left: bool = False
-    kept: bool = False
     saves: tuple[Save, ...] = ()
     snapshot: int | None = None
+
+    @property
+    def kept(self) -> bool:
+        """It is known what outlives it."""
+        return bool(self.saves) or self.snapshot is not None
 
     @property
     def position(self) -> int:
@@ -83,7 +88,6 @@ class DecodeBatch:
         row = self._rows.get(key)
         if row is None:
             return False
-        row.kept = True
         row.saves, row.snapshot = saves, snapshot
         return True
 
@@ -110,7 +114,7 @@ class DecodeBatch:
     def _drop(self, done: Sequence[DecodeRow]) -> None:
         if not done:
             return
-        self._keep([row for row in done if row.saves or row.snapshot is not None])
+        self._keep([row for row in done if row.kept])
         place = {key: at for at, key in enumerate(self._order)}
         # From the end of the batch, so that no row moves that goes as well.
         for row in sorted(done, key=lambda row: place.get(row.key, -1), reverse=True):
@@ -163,17 +167,11 @@ class DecodeBatch:
     def _keep(self, rows: Sequence[DecodeRow]) -> None:
         """Copy out what is to outlive its row, and wait: the next step writes in place only when
         nobody is still to read."""
+        caches = self._caches
         copies: list[mx.array] = []
         for row in rows:
-            for save in row.saves:
-                kv = self._caches.copy_kv(row.key, save)
-                self._segments.put(save.segment, kv)
-                copies += [array for layer in kv for array in layer]
-            if row.snapshot is None:
-                continue
-            if (snapshot := self._caches.snapshot(row.key)) is not None:
-                self._segments.store(row.snapshot, snapshot)
-                copies += snapshot.arrays()
+            copy_kv, snapshot = partial(caches.copy_kv, row.key), partial(caches.snapshot, row.key)
+            copies += self._segments.keep(row.saves, copy_kv, row.snapshot, snapshot)
         if copies:
             mx.eval(copies)
 

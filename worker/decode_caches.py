@@ -8,7 +8,7 @@ from mlx_dp.kvcache.batch_caches import BatchCaches
 from mlx_dp.kvcache.batch_form import BatchForm
 from mlx_dp.kvcache.cached_prefix import Save
 from mlx_dp.kvcache.kv_row import LayerKV
-from mlx_dp.kvcache.row_content import Snapshot
+from mlx_dp.kvcache.row_content import RowContent, Snapshot
 from mlx_dp.worker.guest import Guest
 from mlx_dp.worker.loaded_model import LoadedModel
 from mlx_dp.worker.prefill import Prefill
@@ -75,17 +75,13 @@ class DecodeCaches:
         """Add a request whose prompt is in. ``room``: the tokens that it is expected to reach."""
         self._room[key] = room
         layout = self._loaded.batch
-        if self._batch is None or layout is None:
-            self._solo.join(key, prefill.caches, prefill.done)
-            return
-        content = prefill.content()
-        if content is None and not layout.state_shapes:
-            content = layout.empty
-        if content is None or not layout.takes(content):
-            self._solo.join(key, prefill.caches, prefill.done)
-            return
-        self._batch.join(key, content, room=room)
-        self._in_batch.add(key)
+        if self._batch is not None and layout is not None:
+            content = prefill.content()
+            if content is None and not layout.state_shapes:
+                content = layout.empty
+            if self._enters_batch(key, content):
+                return
+        self._solo.join(key, prefill.caches, prefill.done)
 
     def leave(self, key: int) -> None:
         del self._room[key]
@@ -103,7 +99,7 @@ class DecodeCaches:
             return self._batch.copy_kv(key, save.start, save.end)
         content = self._solo.content(key)
         assert content is not None, f"row {key} holds nothing"
-        return [kv.tokens(save.start, save.end).copied() for kv in content.kv]
+        return content.copy_kv(save)
 
     def snapshot(self, key: int) -> Snapshot | None:
         """Copy a row's windows and states as they are now; None: it has none yet."""
@@ -162,12 +158,18 @@ class DecodeCaches:
 
     def _move_to_batch(self) -> None:
         """Let rows join the batch that could not before."""
-        layout = self._loaded.batch
-        if self._batch is None or layout is None:
+        if self._batch is None:
             return
         for key in self._solo.keys:
-            content = self._solo.content(key)
-            if content is not None and layout.takes(content):
-                self._batch.join(key, content, room=self._room[key])
-                self._in_batch.add(key)
+            if self._enters_batch(key, self._solo.content(key)):
                 self._solo.leave(key)
+
+    def _enters_batch(self, key: int, content: RowContent | None) -> bool:
+        """Let a row join the batch if it can lie there."""
+        layout = self._loaded.batch
+        assert self._batch is not None and layout is not None, "there is no batch"
+        if content is None or not layout.takes(content):
+            return False
+        self._batch.join(key, content, room=self._room[key])
+        self._in_batch.add(key)
+        return True

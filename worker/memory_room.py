@@ -72,9 +72,10 @@ class MemoryRoom:
         excess = self._excess_nbytes(nbytes)
         if excess > (0 if self._cache is None else self._cache.nbytes):
             return False
-        while self._excess_nbytes(nbytes) > 0:
+        while excess > 0:
             if not self._evict():
                 return False
+            excess = self._excess_nbytes(nbytes)
         return True
 
     def promise(self, nbytes: int) -> None:

@@ -51,7 +51,7 @@ class _Occupant:
 
 
 class MlxEngine:
-    """Prefills one request at a time and decodes all together. See the Engine protocol."""
+    """Prefills prompts in the model's own caches and decodes all together. See ``Engine``."""
 
     def __init__(
         self, loaded: LoadedModel, facts: EngineFacts, form: BatchForm, grammars: GrammarCompiler
@@ -77,7 +77,7 @@ class MlxEngine:
     def load(cls, start: Start) -> "MlxEngine":
         """Load the model that ``Start`` names, within the memory that it grants.
 
-        Raises UnsupportedModelError when a batch does not give what single requests give.
+        Raises ConfigError and UnsupportedModelError, as ``loaded_model.load``.
         """
         device.limit_memory(start.memory_nbytes)
         loaded = load(Path(start.model_path))

@@ -10,6 +10,7 @@ from mlx_dp.kvcache.cached_prefix import CachedPrefix, Save
 from mlx_dp.kvcache.kv_row import LayerKV
 from mlx_dp.kvcache.row_content import (
     RowContent,
+    Snapshot,
     cache_arrays,
     fill_caches,
     make_room,
@@ -71,11 +72,16 @@ class Prefill:
         """What the caches hold, not copied; None while a state has not been written."""
         return read_caches(self._layout, self.caches, self.done) if self.done else None
 
-    def kv(self, save: Save) -> list[LayerKV]:
+    def copy_kv(self, save: Save) -> list[LayerKV]:
         """Copy the KV of some tokens; still to be evaluated."""
         content = self.content()
-        assert content is not None and save.end <= self.done, (save, self.done)
-        return [kv.tokens(save.start, save.end).copied() for kv in content.kv]
+        assert content is not None, "the caches hold nothing"
+        return content.copy_kv(save)
+
+    def snapshot(self) -> Snapshot | None:
+        """Copy windows and states as they are now; None: there are none yet."""
+        content = self.content()
+        return None if content is None else content.recent.copied()
 
     def ends_with(self, num_tokens: int) -> bool:
         """The next ``num_tokens`` tokens leave nothing, or only the last one, of the prompt."""

@@ -76,17 +76,7 @@ class PrefillStep:
         prefill: Prefill, saves: tuple[Save, ...], snapshot: int | None, segments: Segments
     ) -> None:
         """Copy what a prompt's caches hold now into segments, and their state."""
-        copies: list[mx.array] = []
-        for save in saves:
-            kv = prefill.kv(save)
-            segments.put(save.segment, kv)
-            copies += [array for layer in kv for array in layer]
-        content = prefill.content() if snapshot is not None else None
-        if snapshot is not None and content is not None:
-            taken = content.recent.copied()
-            segments.store(snapshot, taken)
-            copies += taken.arrays()
-        mx.async_eval(copies)
+        mx.async_eval(segments.keep(saves, prefill.copy_kv, snapshot, prefill.snapshot))
 
     @property
     def _riding(self) -> int:

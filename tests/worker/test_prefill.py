@@ -177,7 +177,7 @@ def test_what_is_kept_is_a_copy_of_the_tokens_asked_for():
     prompt = prompt_of(12)
     prefill = Prefill(loaded_tiny("llama"), prompt)
     prefill.run(8)
-    (first, *_) = prefill.kv(Save(1, 3, 7))
+    (first, *_) = prefill.copy_kv(Save(1, 3, 7))
     then = np.array(first.keys)
     content = prefill.content()
     assert content is not None
@@ -185,7 +185,7 @@ def test_what_is_kept_is_a_copy_of_the_tokens_asked_for():
     prefill.run(4)
     np.testing.assert_array_equal(np.array(first.keys), then)
     with pytest.raises(AssertionError):
-        prefill.kv(Save(2, 0, 12))
+        prefill.copy_kv(Save(2, 0, 12))
 
 
 def test_a_prompts_caches_have_their_room_at_once():
