@@ -2,301 +2,39 @@
 
 Down, controller to worker, go verbs: Start, Submit, Abort, Flush, Drain, Shutdown. Up go facts:
 Hello, Ready, Accepted, Rejected, Prefilled, Tokens, Preempted, Finished, Flushed, Heartbeat,
-Failed. Every field is bounded here, and the codec enforces the bounds on arrival.
+Failed. Every field is bounded where it is declared, in ``verbs`` and ``facts``, and the codec
+enforces the bounds on arrival.
 
 ``epoch`` counts the grants of one request: a fact with another epoch than the request's present
 one is stale and dropped. The sender's incarnation is its socket identity, so it is on every frame.
 """
 
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import Annotated, ClassVar
-
-from msgspec import Meta
-
+from mlx_dp.proto.facts import Accepted as Accepted
+from mlx_dp.proto.facts import Failed as Failed
+from mlx_dp.proto.facts import FailureKind as FailureKind
+from mlx_dp.proto.facts import Finished as Finished
+from mlx_dp.proto.facts import FinishReason as FinishReason
+from mlx_dp.proto.facts import Flushed as Flushed
+from mlx_dp.proto.facts import Heartbeat as Heartbeat
+from mlx_dp.proto.facts import Hello as Hello
+from mlx_dp.proto.facts import Preempted as Preempted
+from mlx_dp.proto.facts import Prefilled as Prefilled
+from mlx_dp.proto.facts import Ready as Ready
+from mlx_dp.proto.facts import Rejected as Rejected
+from mlx_dp.proto.facts import RejectReason as RejectReason
+from mlx_dp.proto.facts import Tokens as Tokens
+from mlx_dp.proto.facts import WorkerPhase as WorkerPhase
 from mlx_dp.proto.fake_engine_options import FakeEngineOptions as FakeEngineOptions
-from mlx_dp.proto.fields import (
-    MAX_CACHE_SALT_CHARS,
-    MAX_REQUEST_TOKENS,
-    MAX_STOP_TOKEN_IDS,
-    Epoch,
-    RequestId,
-    Seconds,
-    Text,
-    TokenIds,
-)
 from mlx_dp.proto.grammar import Grammar as Grammar
-from mlx_dp.proto.model_shape import Count, ModelShape
-from mlx_dp.proto.ownership import OwnerCapacity, OwnerSlice
-from mlx_dp.proto.sampling_params import SamplingParams, TokenId
 from mlx_dp.proto.token_chunk import TokenChunk as TokenChunk
 from mlx_dp.proto.token_chunk import TokenLogprob as TokenLogprob
-
-
-class EngineKind(StrEnum):
-    MLX = "mlx"
-    FAKE = "fake"
-
-
-class FinishReason(StrEnum):
-    STOP = "stop"
-    LENGTH = "length"
-    ABORT = "abort"
-    ERROR = "error"
-
-
-class WorkerPhase(StrEnum):
-    """What a worker is doing, as it says itself."""
-
-    LOADING = "loading"
-    WARMING = "warming"
-    SERVING = "serving"
-    DRAINING = "draining"
-
-
-class FailureKind(StrEnum):
-    """Why a worker gives up. All but INTERNAL would fail again, so they are not retried."""
-
-    CONFIG = "config"
-    UNSUPPORTED_MODEL = "unsupported_model"
-    OUT_OF_MEMORY = "out_of_memory"
-    INTERNAL = "internal"
-
-
-class RejectReason(StrEnum):
-    NO_SLOT = "no_slot"
-    NO_TOKENS = "no_tokens"
-    TOO_LONG = "too_long"
-    INVALID = "invalid"
-    DRAINING = "draining"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    """Controller to worker: load and become ready, as this slice of the whole."""
-
-    tag: ClassVar[str] = "start"
-
-    engine: EngineKind
-    model_path: Text
-    share: OwnerSlice
-    memory_nbytes: Count | None
-    """This worker's share of the device; None leaves MLX's own limits."""
-    context_length: Annotated[int, Meta(ge=1, lt=2**31)] | None
-    chunked_prefill_size: Annotated[int, Meta(ge=1, lt=2**31)]
-    prefix_cache: bool
-    heartbeat_interval_s: Annotated[float, Meta(gt=0.0, le=3600.0)]
-    fake: FakeEngineOptions = FakeEngineOptions()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Submit:
-    """Controller to worker: run this request. It is delivered only once ``Accepted``.
-
-    ``output_ids`` are tokens that an earlier owner already emitted: they are prefilled behind the
-    prompt, count as answer for penalties and positions, and are never sent again.
-    """
-
-    tag: ClassVar[str] = "submit"
-
-    request_id: RequestId
-    epoch: Epoch
-    prompt_ids: Annotated[TokenIds, Meta(min_length=1)]
-    output_ids: TokenIds = ()
-    max_tokens: Annotated[int, Meta(ge=1, le=MAX_REQUEST_TOKENS)]
-    """Of the whole answer, ``output_ids`` included."""
-    stop_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_STOP_TOKEN_IDS)] = ()
-    params: SamplingParams = SamplingParams()
-    cache_salt: Annotated[str, Meta(max_length=MAX_CACHE_SALT_CHARS)] = ""
-    """Requests share cached prefixes only with those of the same salt."""
-    grammar: Grammar | None = None
-    """What the answer must match; ``output_ids`` are its beginning."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Abort:
-    """Controller to worker: forget this request; unknown or finished ones are no error."""
-
-    tag: ClassVar[str] = "abort"
-
-    request_id: RequestId
-    epoch: Epoch
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Flush:
-    """Controller to worker: drop all cached prefixes that no running request needs."""
-
-    tag: ClassVar[str] = "flush"
-
-    flush_id: RequestId
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drain:
-    """Controller to worker: accept nothing more, finish what runs."""
-
-    tag: ClassVar[str] = "drain"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shutdown:
-    """Controller to worker: stop at once and exit 0."""
-
-    tag: ClassVar[str] = "shutdown"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hello:
-    """Worker to controller: this process is up and waits for ``Start``."""
-
-    tag: ClassVar[str] = "hello"
-
-    pid: Annotated[int, Meta(ge=1, lt=2**31)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ready:
-    """Worker to controller: loaded, warmed up on its real path, and able to serve."""
-
-    tag: ClassVar[str] = "ready"
-
-    capacity: OwnerCapacity
-    shape: ModelShape
-    context_length: Annotated[int, Meta(ge=1, lt=2**31)]
-    """The limit that holds for requests: the model's, or a smaller one that was asked for."""
-    device: Text
-    load_s: Seconds
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Accepted:
-    """Worker to controller: the request holds this slot from now on."""
-
-    tag: ClassVar[str] = "accepted"
-
-    request_id: RequestId
-    epoch: Epoch
-    slot: Annotated[int, Meta(ge=0, lt=2**20)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rejected:
-    """Worker to controller: the request was not taken, and holds nothing here."""
-
-    tag: ClassVar[str] = "rejected"
-
-    request_id: RequestId
-    epoch: Epoch
-    reason: RejectReason
-    message: Text
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prefilled:
-    """Worker to controller: the whole prompt is in, ``cached_tokens`` of it without being computed.
-
-    Sent once a grant, before its first ``Tokens``.
-    """
-
-    tag: ClassVar[str] = "prefilled"
-
-    request_id: RequestId
-    epoch: Epoch
-    cached_tokens: Annotated[int, Meta(ge=0, le=MAX_REQUEST_TOKENS)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tokens:
-    """Worker to controller: what one step yielded, for all its requests."""
-
-    tag: ClassVar[str] = "tokens"
-
-    chunks: Annotated[tuple[TokenChunk, ...], Meta(max_length=MAX_REQUEST_TOKENS)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Preempted:
-    """Worker to controller: memory ran short, so the request was given up, and its slot is free.
-
-    Nothing is wrong with it: it goes on elsewhere, or here later. ``num_tokens`` counts the whole
-    answer so far, as in ``Finished``.
-    """
-
-    tag: ClassVar[str] = "preempted"
-
-    request_id: RequestId
-    epoch: Epoch
-    num_tokens: Annotated[int, Meta(ge=0, le=MAX_REQUEST_TOKENS)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Flushed:
-    """Worker to controller: what a ``Flush`` has freed."""
-
-    tag: ClassVar[str] = "flushed"
-
-    flush_id: RequestId
-    num_tokens: Count
-    nbytes: Count
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
-    """Worker to controller: the request ended, and its slot is free.
-
-    ``num_tokens`` counts the whole answer, so that a lost frame shows.
-    """
-
-    tag: ClassVar[str] = "finished"
-
-    request_id: RequestId
-    epoch: Epoch
-    reason: FinishReason
-    num_tokens: Annotated[int, Meta(ge=0, le=MAX_REQUEST_TOKENS)]
-    message: Text = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Heartbeat:
-    """Worker to controller: the loop turns. ``step`` must move while ``running`` is above 0."""
-
-    tag: ClassVar[str] = "heartbeat"
-
-    phase: WorkerPhase
-    step: Count
-    running: Count
-    """Requests that hold a slot."""
-    prefilling: Count
-    """Those of them that have no token yet."""
-    used_tokens: Count
-    """KV tokens that hold content."""
-    reserved_tokens: Count
-    """KV tokens set aside for the requests that run."""
-    auxiliary_used: Count
-    """Auxiliary slots of running requests and of cached prefixes."""
-    rss_nbytes: Count
-    device_nbytes: Count
-    cached_tokens: Count = 0
-    """Tokens of cached prefixes, all of which can be dropped but for those in use."""
-    cached_nbytes: Count = 0
-    held_nbytes: Count = 0
-    """What rows, cached prefixes and states take of ``OwnerCapacity.cache_nbytes``."""
-    step_tokens: Count = 0
-    """Prompt tokens in the steps under way: no beat leaves until those are through."""
-    malformed_frames: Count = 0
-    """Frames of ours that it could not read, and has dropped."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failed:
-    """Worker to controller: it cannot go on, and exits right after this."""
-
-    tag: ClassVar[str] = "failed"
-
-    kind: FailureKind
-    message: Text
-
+from mlx_dp.proto.verbs import Abort as Abort
+from mlx_dp.proto.verbs import Drain as Drain
+from mlx_dp.proto.verbs import EngineKind as EngineKind
+from mlx_dp.proto.verbs import Flush as Flush
+from mlx_dp.proto.verbs import Shutdown as Shutdown
+from mlx_dp.proto.verbs import Start as Start
+from mlx_dp.proto.verbs import Submit as Submit
 
 Down = Start | Submit | Abort | Flush | Drain | Shutdown
 Up = (

@@ -1,0 +1,197 @@
+"""What a worker says to its controller. See ``messages``."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, ClassVar
+
+from msgspec import Meta
+
+from mlx_dp.proto.fields import MAX_REQUEST_TOKENS, Epoch, RequestId, Seconds, Text
+from mlx_dp.proto.model_shape import Count, ModelShape
+from mlx_dp.proto.ownership import OwnerCapacity
+from mlx_dp.proto.token_chunk import TokenChunk
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class WorkerPhase(StrEnum):
+    """What a worker is doing, as it says itself."""
+
+    LOADING = "loading"
+    WARMING = "warming"
+    SERVING = "serving"
+    DRAINING = "draining"
+
+
+class FailureKind(StrEnum):
+    """Why a worker gives up. All but INTERNAL would fail again, so they are not retried."""
+
+    CONFIG = "config"
+    UNSUPPORTED_MODEL = "unsupported_model"
+    OUT_OF_MEMORY = "out_of_memory"
+    INTERNAL = "internal"
+
+
+class RejectReason(StrEnum):
+    NO_SLOT = "no_slot"
+    NO_TOKENS = "no_tokens"
+    TOO_LONG = "too_long"
+    INVALID = "invalid"
+    DRAINING = "draining"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """Worker to controller: this process is up and waits for ``Start``."""
+
+    tag: ClassVar[str] = "hello"
+
+    pid: Annotated[int, Meta(ge=1, lt=2**31)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """Worker to controller: loaded, warmed up on its real path, and able to serve."""
+
+    tag: ClassVar[str] = "ready"
+
+    capacity: OwnerCapacity
+    shape: ModelShape
+    context_length: Annotated[int, Meta(ge=1, lt=2**31)]
+    """The limit that holds for requests: the model's, or a smaller one that was asked for."""
+    device: Text
+    load_s: Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accepted:
+    """Worker to controller: the request holds this slot from now on."""
+
+    tag: ClassVar[str] = "accepted"
+
+    request_id: RequestId
+    epoch: Epoch
+    slot: Annotated[int, Meta(ge=0, lt=2**20)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejected:
+    """Worker to controller: the request was not taken, and holds nothing here."""
+
+    tag: ClassVar[str] = "rejected"
+
+    request_id: RequestId
+    epoch: Epoch
+    reason: RejectReason
+    message: Text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prefilled:
+    """Worker to controller: the whole prompt is in, ``cached_tokens`` of it without being computed.
+
+    Sent once a grant, before its first ``Tokens``.
+    """
+
+    tag: ClassVar[str] = "prefilled"
+
+    request_id: RequestId
+    epoch: Epoch
+    cached_tokens: Annotated[int, Meta(ge=0, le=MAX_REQUEST_TOKENS)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokens:
+    """Worker to controller: what one step yielded, for all its requests."""
+
+    tag: ClassVar[str] = "tokens"
+
+    chunks: Annotated[tuple[TokenChunk, ...], Meta(max_length=MAX_REQUEST_TOKENS)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preempted:
+    """Worker to controller: memory ran short, so the request was given up, and its slot is free.
+
+    Nothing is wrong with it: it goes on elsewhere, or here later. ``num_tokens`` counts the whole
+    answer so far, as in ``Finished``.
+    """
+
+    tag: ClassVar[str] = "preempted"
+
+    request_id: RequestId
+    epoch: Epoch
+    num_tokens: Annotated[int, Meta(ge=0, le=MAX_REQUEST_TOKENS)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flushed:
+    """Worker to controller: what a ``Flush`` has freed."""
+
+    tag: ClassVar[str] = "flushed"
+
+    flush_id: RequestId
+    num_tokens: Count
+    nbytes: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """Worker to controller: the request ended, and its slot is free.
+
+    ``num_tokens`` counts the whole answer, so that a lost frame shows.
+    """
+
+    tag: ClassVar[str] = "finished"
+
+    request_id: RequestId
+    epoch: Epoch
+    reason: FinishReason
+    num_tokens: Annotated[int, Meta(ge=0, le=MAX_REQUEST_TOKENS)]
+    message: Text = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heartbeat:
+    """Worker to controller: the loop turns. ``step`` must move while ``running`` is above 0."""
+
+    tag: ClassVar[str] = "heartbeat"
+
+    phase: WorkerPhase
+    step: Count
+    running: Count
+    """Requests that hold a slot."""
+    prefilling: Count
+    """Those of them that have no token yet."""
+    used_tokens: Count
+    """KV tokens that hold content."""
+    reserved_tokens: Count
+    """KV tokens set aside for the requests that run."""
+    auxiliary_used: Count
+    """Auxiliary slots of running requests and of cached prefixes."""
+    rss_nbytes: Count
+    device_nbytes: Count
+    cached_tokens: Count = 0
+    """Tokens of cached prefixes, all of which can be dropped but for those in use."""
+    cached_nbytes: Count = 0
+    held_nbytes: Count = 0
+    """What rows, cached prefixes and states take of ``OwnerCapacity.cache_nbytes``."""
+    step_tokens: Count = 0
+    """Prompt tokens in the steps under way: no beat leaves until those are through."""
+    malformed_frames: Count = 0
+    """Frames of ours that it could not read, and has dropped."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """Worker to controller: it cannot go on, and exits right after this."""
+
+    tag: ClassVar[str] = "failed"
+
+    kind: FailureKind
+    message: Text
