@@ -11,6 +11,7 @@ import mlx.core as mx
 from mlx_dp.kvcache.batch_form import BatchForm
 from mlx_dp.kvcache.cached_prefix import Save
 from mlx_dp.kvcache.segments import Segments
+from mlx_dp.proto.admission import next_tokens
 from mlx_dp.proto.messages import Start
 from mlx_dp.proto.ownership import OwnerCapacity
 from mlx_dp.proto.sampling_params import SamplingParams
@@ -34,8 +35,6 @@ from mlx_dp.worker.loaded_model import LoadedModel, load
 from mlx_dp.worker.prefill import Prefill
 from mlx_dp.worker.prefill_step import PrefillStep
 
-EXPECTED_ANSWER: Final = 256
-"""Tokens of answer that a row is made for at first; a longer one moves to a wider slab."""
 _ROOMY: Final = 0.75
 """Of the budget: up to it, slabs may make room that no row needs yet."""
 
@@ -141,7 +140,7 @@ class MlxEngine:
         ids = request.prompt_ids + request.output_ids
         left = request.max_tokens - len(request.output_ids)
         assert left >= 1, f"slot {slot}: nothing is left to draw"
-        room = len(ids) + min(left, EXPECTED_ANSWER)
+        room = next_tokens(len(ids), left)
         key = next(self._keys)
         self._slots[slot] = _Occupant(key, request, Prefill(self._loaded, ids), room)
         self._slot_of[key] = slot

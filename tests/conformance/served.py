@@ -10,6 +10,7 @@ from worker_starts import mlx_start
 from conformance.client import Client
 from conformance.scenario import Ask
 from mlx_dp.kvcache.batch_form import BatchForm
+from mlx_dp.proto import admission
 from mlx_dp.proto.exit_codes import ExitCode
 from mlx_dp.proto.messages import FailureKind
 from mlx_dp.worker import mlx_engine
@@ -23,7 +24,7 @@ PLENTY = 16
 """Request slots, which bring snapshots for more prefixes than there are."""
 SCARCE_TOKENS = 900
 """Two or three rows, of which the longest request's takes the room of two."""
-EXPECTED_ANSWER = 2
+NEXT_ANSWER_TOKENS = 2
 """So few that rows outgrow their room, as those of long answers do."""
 
 
@@ -66,7 +67,7 @@ def serve(directory: Path, asks: Sequence[Ask], service: Service) -> Served:
         return forms[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mlx_engine, "EXPECTED_ANSWER", EXPECTED_ANSWER)
+        patch.setattr(admission, "NEXT_ANSWER_TOKENS", NEXT_ANSWER_TOKENS)
         patch.setattr(mlx_engine, "choose_form", choose)
         code = run_worker(client, clock=client.clock)
     if client.failed is not None:
