@@ -154,21 +154,3 @@ def test_loading_takes_as_long_as_asked() -> None:
     passing = VirtualTime()
     FakeEngine.load(FakeEngineOptions(load_s=12.5), clock=passing.clock, sleep=passing.sleep)
     assert passing.now == 12.5
-
-
-def test_a_batch_yields_a_hundred_thousand_tokens_a_second() -> None:
-    engine = fake()
-    engine.open(OwnerCapacity(request_slots=16, auxiliary_slots=0, pool_tokens=None))
-    for slot in range(16):
-        engine.add(slot, request(slot, max_tokens=2_000))
-        engine.step(prefill(slot, 1))
-    began_at = time.process_time()
-    num_tokens = sum(len(step) for step in finish_all(engine))
-    assert num_tokens / (time.process_time() - began_at) > 100_000
-
-
-def finish_all(engine: FakeEngine) -> list[tuple[object, ...]]:
-    steps: list[tuple[object, ...]] = []
-    while engine.busy:
-        steps.append(engine.step(EMPTY))
-    return steps
