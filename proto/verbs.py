@@ -17,6 +17,7 @@ from mlx_dp.proto.fields import (
     TokenIds,
 )
 from mlx_dp.proto.grammar import Grammar
+from mlx_dp.proto.group import GroupPlace
 from mlx_dp.proto.model_shape import Count
 from mlx_dp.proto.ownership import OwnerSlice
 from mlx_dp.proto.sampling_params import SamplingParams, TokenId
@@ -43,6 +44,8 @@ class Start:
     prefix_cache: bool
     heartbeat_interval_s: Annotated[float, Meta(gt=0.0, le=3600.0)]
     fake: FakeEngineOptions = FakeEngineOptions()
+    group: GroupPlace | None = None
+    """None: this worker computes alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 from hypothesis import strategies as st
 from msgspec import Meta
 
+from mlx_dp.proto.group import GroupPlace
 from mlx_dp.proto.messages import TokenChunk
 from mlx_dp.proto.parallel import ParallelState
 
@@ -34,6 +35,10 @@ def _fit(kind: type, drawn: dict[str, Any]) -> dict[str, Any]:
     elif kind is TokenChunk and drawn["logprobs"]:
         pairs = min(len(drawn["ids"]), len(drawn["logprobs"]))
         drawn |= {name: drawn[name][:pairs] for name in ("ids", "logprobs")}
+    elif kind is GroupPlace:
+        size = min(len(drawn["addresses"]), len(drawn["peers"]))
+        drawn |= {name: drawn[name][:size] for name in ("addresses", "peers")}
+        drawn |= {"size": size, "rank": drawn["rank"] % size}
     return drawn
 
 
@@ -62,8 +67,9 @@ def of_type(hint: Any) -> st.SearchStrategy[Any]:
             allow_infinity=False,
         )
     if hint is str:
+        least = meta.min_length or 0
         longest = min(LONGEST, meta.max_length or LONGEST)
-        return st.text(min_size=meta.min_length or 0, max_size=longest)
+        return st.text(min_size=least, max_size=max(least, longest))
     if isinstance(hint, type) and issubclass(hint, Enum):
         return st.sampled_from(hint)
     if dataclasses.is_dataclass(hint):

@@ -1,0 +1,50 @@
+"""One process's place in a group that computes in lockstep."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated
+
+from msgspec import Meta
+
+from mlx_dp.proto.curve_keys import CurveKeys
+from mlx_dp.proto.fields import Epoch, Text
+from mlx_dp.proto.parallel import MAX_OWNERS, Rank, Size
+
+EachRank = Annotated[tuple[Text, ...], Meta(min_length=1, max_length=MAX_OWNERS)]
+
+
+class DistributedBackend(StrEnum):
+    """What carries the collectives of a group, in MLX's names."""
+
+    RING = "ring"
+    JACCL = "jaccl"
+    NCCL = "nccl"
+    MPI = "mpi"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupPlace:
+    """Who the others are, and where they are met. No two generations share an address.
+
+    ``addresses`` are of the collectives (host:port), bound by the backend itself; ``peers`` are
+    ZeroMQ endpoints of the ranks' exchange, each bound by its rank. Both are in the order of ranks.
+    """
+
+    backend: DistributedBackend
+    rank: Rank
+    size: Size
+    addresses: EachRank
+    peers: EachRank
+    generation: Epoch
+    """Counts the starts of the group: what an earlier one says is not for this one."""
+    curve: CurveKeys | None = None
+    """The group's own pair, for peers that are met over TCP."""
+    shard_vocabulary: bool = False
+    """Embedding and head are divided too."""
+
+    def __post_init__(self) -> None:
+        if self.rank >= self.size:
+            raise ValueError(f"rank {self.rank} is not below the group's size {self.size}")
+        for name, each in (("addresses", self.addresses), ("peers", self.peers)):
+            if len(each) != self.size:
+                raise ValueError(f"{len(each)} {name} for a group of {self.size}")
