@@ -9,6 +9,7 @@ from msgspec import Meta
 from mlx_dp.proto.fields import MAX_REQUEST_TOKENS, Epoch, RequestId, Seconds, Text
 from mlx_dp.proto.model_shape import Count, ModelShape
 from mlx_dp.proto.ownership import OwnerCapacity
+from mlx_dp.proto.parallel import Rank
 from mlx_dp.proto.token_chunk import TokenChunk
 
 
@@ -22,6 +23,8 @@ class FinishReason(StrEnum):
 class WorkerPhase(StrEnum):
     """What a worker is doing, as it says itself."""
 
+    FORMING = "forming"
+    """It meets the other ranks of its group, and cannot go on without them."""
     LOADING = "loading"
     WARMING = "warming"
     SERVING = "serving"
@@ -185,6 +188,8 @@ class Heartbeat:
     """Prompt tokens in the steps under way: no beat leaves until those are through."""
     malformed_frames: Count = 0
     """Frames of ours that it could not read, and has dropped."""
+    awaits_rank: Rank | None = None
+    """A rank of its group that it cannot go on without, or None: ``step`` stands for that one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
