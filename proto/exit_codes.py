@@ -9,7 +9,7 @@ from enum import IntEnum
 class ExitCode(IntEnum):
     """How a worker ended by itself. A negative status is the signal that killed it.
 
-    The members from CONFIG to INTERNAL are named as those of ``FailureKind``.
+    Each ``FailureKind`` has a member of its name.
     """
 
     OK = 0
@@ -23,6 +23,7 @@ class ExitCode(IntEnum):
     PARENT_GONE = 5
     UNSUPPORTED_MODEL = 6
     OUT_OF_MEMORY = 7
+    PEER_LOST = 8
 
     @property
     def would_fail_again(self) -> bool:

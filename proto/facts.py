@@ -32,12 +32,19 @@ class WorkerPhase(StrEnum):
 
 
 class FailureKind(StrEnum):
-    """Why a worker gives up. All but INTERNAL would fail again, so they are not retried."""
+    """Why a worker gives up. Those that are not ``transient`` would fail again: no retry."""
 
     CONFIG = "config"
     UNSUPPORTED_MODEL = "unsupported_model"
     OUT_OF_MEMORY = "out_of_memory"
+    PEER_LOST = "peer_lost"
+    """Another rank of its group is gone or silent; itself it did nothing wrong."""
     INTERNAL = "internal"
+
+    @property
+    def transient(self) -> bool:
+        """A restart with the same configuration may help."""
+        return self in (FailureKind.PEER_LOST, FailureKind.INTERNAL)
 
 
 class RejectReason(StrEnum):
@@ -200,3 +207,5 @@ class Failed:
 
     kind: FailureKind
     message: Text
+    lost_rank: Rank | None = None
+    """With PEER_LOST, whom it waited for in vain, if it knows."""

@@ -41,7 +41,7 @@ class Loss:
     @property
     def final(self) -> bool:
         """A restart with the same configuration would fail again."""
-        return self.failure is not None and self.failure is not FailureKind.INTERNAL
+        return self.failure is not None and not self.failure.transient
 
 
 @dataclass(frozen=True, slots=True)

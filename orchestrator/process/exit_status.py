@@ -33,5 +33,7 @@ def failure_of(status: int) -> FailureKind:
             return FailureKind.UNSUPPORTED_MODEL
         case ExitCode.OUT_OF_MEMORY:
             return FailureKind.OUT_OF_MEMORY
+        case ExitCode.PEER_LOST:
+            return FailureKind.PEER_LOST
         case _:
             return FailureKind.INTERNAL

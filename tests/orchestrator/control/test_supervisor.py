@@ -352,5 +352,5 @@ def test_exits_are_told_in_words(status: int, words: str) -> None:
 
 
 def test_every_exit_code_has_a_failure() -> None:
-    final = {code for code in ExitCode if failure_of(code) is not FailureKind.INTERNAL}
+    final = {code for code in ExitCode if not failure_of(code).transient}
     assert final == {code for code in ExitCode if code.would_fail_again}
