@@ -1,0 +1,102 @@
+"""Encrypted sockets: what makes one end of a TCP connection prove itself to the other.
+
+A socket gets its keys before it binds or connects, since each endpoint keeps the options that the
+socket had then: one socket may have an open ipc endpoint and a closed TCP one.
+"""
+
+import threading
+from typing import Final
+
+import zmq
+from zmq.utils import z85
+
+from mlx_dp.proto.curve_keys import CurveKeys
+
+_DOMAIN: Final = b"mlx-dp"
+_ZAP_ENDPOINT: Final = "inproc://zeromq.zap.01"
+_ZAP_VERSION: Final = b"1.0"
+_KEY_NBYTES: Final = 32
+_REQUEST_FRAMES: Final = 7
+"""Version, request id, domain, address, identity, mechanism and the client's key."""
+HANDSHAKE_INTERVAL_MS: Final = 5_000
+HEARTBEAT_INTERVAL_MS: Final = 1_000
+HEARTBEAT_TIMEOUT_MS: Final = 5_000
+_KEEPALIVE_IDLE_S: Final = 5
+_KEEPALIVE_PROBES: Final = 3
+
+
+def make_keys() -> CurveKeys:
+    """A new pair."""
+    public, secret = zmq.curve_keypair()
+    return CurveKeys(public=public.decode(), secret=secret.decode())
+
+
+def serve_curve(socket: zmq.Socket[bytes], keys: CurveKeys) -> None:
+    """Let what the socket binds from now on take only whom the context's ``KeyGuard`` lets in."""
+    _watch_connection(socket)
+    socket.setsockopt(zmq.CURVE_SERVER, 1)
+    socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode())
+    socket.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN)
+    # Without this, a guard that is not there lets everybody in.
+    socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+
+
+def join_curve(socket: zmq.Socket[bytes], keys: CurveKeys, server_public: str) -> None:
+    """Let what the socket connects to from now on be the holder of that server's secret."""
+    _watch_connection(socket)
+    socket.setsockopt(zmq.CURVE_SERVERKEY, server_public.encode())
+    socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public.encode())
+    socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode())
+
+
+def _watch_connection(socket: zmq.Socket[bytes]) -> None:
+    """Have a connection end that a cut cable or a stopped machine leaves open."""
+    socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_INTERVAL_MS)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_INTERVAL_MS)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, _KEEPALIVE_IDLE_S)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, _KEEPALIVE_IDLE_S)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, _KEEPALIVE_PROBES)
+
+
+class KeyGuard:
+    """Says who may connect to the sockets of a context: holders of the keys given, nobody else.
+
+    Answers ZeroMQ's authentication protocol (ZAP) in a thread of its own, which ends with the
+    context. Make it before the first socket binds; ``close`` it after ``context.term()``.
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], allowed: frozenset[str]) -> None:
+        self._allowed: Final = frozenset(key.encode() for key in allowed)
+        self._socket: Final[zmq.Socket[bytes]] = context.socket(zmq.REP)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.bind(_ZAP_ENDPOINT)
+        self._thread: Final = threading.Thread(target=self._answer, name="key-guard", daemon=True)
+        self._thread.start()
+
+    def _answer(self) -> None:
+        try:
+            while True:
+                request = self._socket.recv_multipart()
+                self._socket.send_multipart(self._verdict(request))
+        except zmq.ContextTerminated:
+            # Terminating the context waits for this.
+            self._socket.close(linger=0)
+
+    def _verdict(self, request: list[bytes]) -> list[bytes]:
+        assert len(request) >= 2, f"a request of {len(request)} frames from our own socket"
+        status = b"200" if self._lets_in(request) else b"400"
+        return [_ZAP_VERSION, request[1], status, b"", b"", b""]
+
+    def _lets_in(self, request: list[bytes]) -> bool:
+        if len(request) != _REQUEST_FRAMES:
+            return False
+        version, _, domain, _, _, mechanism, key = request
+        known = (version, domain, mechanism) == (_ZAP_VERSION, _DOMAIN, b"CURVE")
+        # The key is public: comparing it gives nothing away by the time that it takes.
+        return known and len(key) == _KEY_NBYTES and z85.encode(key) in self._allowed
+
+    def close(self) -> None:
+        """Wait for the thread. Idempotent."""
+        self._thread.join()
