@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import mlx.core as mx
-import mlx.nn as nn
+from mlx.nn.layers.base import Module
 
 from mlx_dp.worker.row_arguments import RowArguments
 
@@ -38,8 +38,7 @@ class BlockRecord:
     kept_nbytes: int
 
 
-# MLX has no types for its modules.
-class ShardedBlock(nn.Module):  # type: ignore[misc, name-defined]
+class ShardedBlock(Module):
     """Stands in a model where ``inner`` stood, whose weights are one rank's share.
 
     What a model reads of the block's attributes, it finds.
@@ -48,7 +47,7 @@ class ShardedBlock(nn.Module):  # type: ignore[misc, name-defined]
     def __init__(
         self, index: int, inner: Any, runner: BlockRunner, arguments: RowArguments
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.inner = inner
         self.index = index
         self.runner = runner
