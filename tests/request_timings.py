@@ -12,7 +12,6 @@ def timings() -> RequestTimings:
         output_tokens=1,
         cached_tokens=0,
         owner=0,
-        attempts=1,
         granted_s=0.0,
         first_token_s=0.1,
         last_token_s=0.1,

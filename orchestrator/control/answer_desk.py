@@ -91,7 +91,6 @@ def _timings(entry: RequestEntry, ended: Ended, now: float) -> RequestTimings:
         output_tokens=len(entry.emitted),
         cached_tokens=entry.cached_tokens or 0,
         owner=entry.last_owner,
-        attempts=entry.attempts,
         granted_s=since(entry.granted_at),
         first_token_s=since(entry.first_token_at),
         last_token_s=since(entry.last_token_at),

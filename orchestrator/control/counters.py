@@ -23,7 +23,6 @@ class RequestTimings:
     output_tokens: int
     cached_tokens: int
     owner: int | None
-    attempts: int
     granted_s: float | None
     """When it was first granted: its time in the queue."""
     first_token_s: float | None

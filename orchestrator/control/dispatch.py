@@ -86,7 +86,7 @@ class Dispatcher:
     def preempted(self, owner: Owner, lease: Lease, entry: RequestEntry) -> None:
         """The owner gave it up for want of memory: it goes on next, elsewhere or there."""
         owner.ran_short(lease)
-        self._ledger.preempt(entry)
+        self._ledger.requeue(entry)
         self._queue.put_back(entry)
 
     def could_go_elsewhere(self, entry: RequestEntry, owner: Owner) -> bool:

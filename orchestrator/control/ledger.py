@@ -50,11 +50,10 @@ class RequestEntry:
     max_tokens: int | None = None
     """None until the first grant, when the client left it to us."""
     emitted: list[int] = field(default_factory=list)
-    emitted_at_grant: int = 0
-    attempts: int = 0
-    """Grants that were accepted, but for those that ended in a preemption."""
+    barren_losses: int = 0
+    """Owners lost one after another while they ran it, since its last token."""
     silent_losses: int = 0
-    """Grants that were lost before they were accepted."""
+    """Owners lost one after another before they had accepted it, since its last token."""
     deaths: int = 0
     """Workers that died by their own fault while they ran it."""
     last_owner: int | None = None
@@ -112,14 +111,12 @@ class Ledger:
         entry.epoch += 1
         entry.owner = owner
         entry.last_owner = owner
-        entry.emitted_at_grant = len(entry.emitted)
         if entry.granted_at is None:
             entry.granted_at = now
 
     def accept(self, entry: RequestEntry) -> None:
         """GRANTED to RUNNING."""
         _step(entry, RequestStatus.RUNNING)
-        entry.attempts += 1
 
     def prefilled(self, entry: RequestEntry, cached_tokens: int) -> bool:
         """Its prompt is in; True for the first time, which alone counts.
@@ -151,6 +148,7 @@ class Ledger:
                 f"request {entry.request_id}: {known + len(ids)} tokens of {entry.max_tokens}"
             )
         entry.emitted.extend(ids)
+        entry.barren_losses = entry.silent_losses = 0
         if entry.first_token_at is None:
             entry.first_token_at = now
         entry.last_token_at = now
@@ -160,12 +158,6 @@ class Ledger:
         """GRANTED or RUNNING to QUEUED: its owner was lost, or gave it back."""
         _step(entry, RequestStatus.QUEUED)
         entry.owner = None
-
-    def preempt(self, entry: RequestEntry) -> None:
-        """RUNNING to QUEUED by no fault of anyone's, so that it is no attempt either."""
-        assert entry.status is RequestStatus.RUNNING, (entry.request_id, entry.status)
-        self.requeue(entry)
-        entry.attempts -= 1
 
     def finish(self, entry: RequestEntry) -> None:
         """Any state but FINISHED to FINISHED. The request leaves the table."""
@@ -181,8 +173,8 @@ class Ledger:
             held = entry.status in (RequestStatus.GRANTED, RequestStatus.RUNNING)
             assert held == (entry.owner is not None), (request_id, entry.status, entry.owner)
             assert entry.max_tokens is None or len(entry.emitted) <= entry.max_tokens, request_id
-            assert entry.emitted_at_grant <= len(entry.emitted), request_id
-            assert entry.attempts <= entry.epoch, request_id
+            losses = (entry.barren_losses, entry.silent_losses, entry.deaths)
+            assert max(losses) <= entry.epoch, (request_id, losses, entry.epoch)
 
 
 def _step(entry: RequestEntry, wanted: RequestStatus) -> None:

@@ -56,9 +56,16 @@ class Lease:
     """A worker died with it."""
     accepted: bool = False
     prefilled: bool = False
+    fruitful: bool = False
+    """Tokens came out of it."""
     abort_sent: bool = False
     withdrawn: bool = False
     """The request has moved on without waiting for the owner, which may still not know."""
+
+    @property
+    def on_trial(self) -> bool:
+        """Whether the next death here would be laid to it alone."""
+        return self.suspect and not self.fruitful
 
     @property
     def reserved(self) -> int:
@@ -160,11 +167,8 @@ class Owner:
 
     @property
     def tries_suspect(self) -> bool:
-        """A request that a worker died with has not come through its prompt here yet.
-
-        Two of them would share the blame for the next death.
-        """
-        return any(lease.suspect and not lease.prefilled for lease in self.leases.values())
+        """A request that a worker died with has yielded nothing here yet."""
+        return any(lease.on_trial for lease in self.leases.values())
 
     def grant(self, entry: RequestEntry, granted: Terms, now: float) -> Lease:
         """Set a slot and tokens aside for the entry's present epoch."""
@@ -219,6 +223,7 @@ class Owner:
 
     def yielded(self, lease: Lease, num_tokens: int) -> None:
         """Tokens came out of this grant."""
+        lease.fruitful = True
         self.reserved_tokens -= lease.reserved
         lease.held += num_tokens
         lease.left -= num_tokens
@@ -243,6 +248,7 @@ class Owner:
         assert self.held_tokens == sum(lease.held for lease in leases), self.index
         assert self.unfilled_tokens == sum(lease.unfilled for lease in leases), self.index
         assert self.prefilling == sum(not lease.prefilled for lease in leases), self.index
+        assert sum(lease.on_trial for lease in leases) <= 1, self.index
         assert self.free_slots >= 0, (self.index, self.free_slots)
         assert all(lease.left >= 0 for lease in leases), self.index
         assert all(not lease.accepted for lease in self.unaccepted.values()), self.index

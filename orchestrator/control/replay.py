@@ -1,5 +1,7 @@
 """What becomes of a request whose owner is lost: it is continued elsewhere, or it ends."""
 
+from collections.abc import Iterable
+
 from mlx_dp.orchestrator.control.ledger import RequestEntry
 from mlx_dp.orchestrator.control.owner import Lease
 from mlx_dp.orchestrator.control.supervisor_steps import BLAMELESS, Loss
@@ -7,6 +9,11 @@ from mlx_dp.orchestrator.service import Ended
 from mlx_dp.proto.messages import FinishReason
 
 POISON_DEATHS = 2
+
+
+def on_trial(leases: Iterable[Lease]) -> Lease | None:
+    """The one request whose doing the death of the owner of these leases was, if that is known."""
+    return next((lease for lease in leases if lease.accepted and lease.on_trial), None)
 
 
 def after_loss(
@@ -17,11 +24,8 @@ def after_loss(
     ``culprit``: the owner died by its own fault, so that its requests are under suspicion.
     """
     ended = complete(entry)
-    if ended is not None:
+    if ended is not None or loss.kind in BLAMELESS:
         return ended
-    if loss.kind in BLAMELESS:
-        entry.attempts -= lease.accepted
-        return None
     if not lease.accepted:
         entry.silent_losses += 1
         # A grant that never arrived is no attempt, but a request that kills its owner before
@@ -31,17 +35,21 @@ def after_loss(
             if entry.silent_losses >= max_attempts
             else None
         )
-    if culprit:
-        entry.deaths += 1
-    barren = len(entry.emitted) == entry.emitted_at_grant
-    if culprit and barren and entry.deaths >= POISON_DEATHS:
+    entry.deaths += culprit
+    entry.barren_losses += not lease.fruitful
+    # Whoever yields some tokens before each death makes progress, and costs a worker every time:
+    # the sum of both bounds is less than what the budget of restarts lets a worker die.
+    deaths = max_attempts + POISON_DEATHS if lease.fruitful else POISON_DEATHS
+    if culprit and entry.deaths >= deaths:
         return Ended(
             reason=FinishReason.ERROR,
             message=f"{entry.deaths} workers were lost while they ran this request",
             code="request_crashed_worker",
             status=500,
         )
-    return _worker_lost(entry.attempts, loss.detail) if entry.attempts >= max_attempts else None
+    if entry.barren_losses >= max_attempts:
+        return _worker_lost(entry.barren_losses, loss.detail)
+    return None
 
 
 def complete(entry: RequestEntry) -> Ended | None:

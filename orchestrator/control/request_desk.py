@@ -10,7 +10,7 @@ from mlx_dp.orchestrator.control.ledger import Ledger, RequestStatus
 from mlx_dp.orchestrator.control.owner import Lease, Owner
 from mlx_dp.orchestrator.control.owner_book import OwnerBook
 from mlx_dp.orchestrator.control.owner_facts import OwnerFacts
-from mlx_dp.orchestrator.control.replay import after_loss
+from mlx_dp.orchestrator.control.replay import after_loss, complete, on_trial
 from mlx_dp.orchestrator.control.request_ends import RequestEnds, error
 from mlx_dp.orchestrator.control.request_queue import RequestQueue
 from mlx_dp.orchestrator.control.router import Router
@@ -110,11 +110,19 @@ class RequestDesk:
         self, leases: tuple[Lease, ...], loss: Loss, *, culprit: bool, now: float
     ) -> None:
         """An owner is gone with all it held. Its requests go to the front of the queue."""
+        tried = on_trial(leases) if culprit else None
         for lease in leases:
             entry = self.facts.current(lease)
             if entry is None:
                 continue
-            ended = after_loss(entry, lease, loss, culprit=culprit, max_attempts=self._max_attempts)
+            bystander = tried is not None and lease is not tried
+            ended = (
+                complete(entry)
+                if bystander
+                else after_loss(
+                    entry, lease, loss, culprit=culprit, max_attempts=self._max_attempts
+                )
+            )
             if ended is not None:
                 self._ends.end(entry, ended, now)
                 continue

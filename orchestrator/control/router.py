@@ -94,7 +94,8 @@ class Router:
             if entry.request_id in owner.leases:
                 # It was withdrawn there, and the owner has not let go of it yet.
                 continue
-            if entry.deaths and owner.tries_suspect:
+            if owner.tries_suspect:
+                # Whoever joined it now could be what kills the owner, and it would have the blame.
                 continue
             needed = terms(owner.limits, entry)
             if needed is not None and owner.has_room(needed):

@@ -91,7 +91,10 @@ def _arrivals(rng: random.Random, setting: Setting) -> tuple[Arrival, ...]:
             stop_token_ids=(),
             params=SamplingParams(),
         )
-        arrivals.append(Arrival(at=rng.uniform(BEGIN_S, BEGIN_S + SPAN_S), generation=poisoned))
+        arrivals += [
+            Arrival(at=rng.uniform(BEGIN_S, BEGIN_S + SPAN_S), generation=poisoned)
+            for _ in range(rng.choice((1, 3)))
+        ]
     return tuple(arrivals)
 
 
@@ -140,6 +143,21 @@ def _faults(rng: random.Random, setting: Setting) -> tuple[Fault, ...]:
         worker = rng.randrange(setting.size)
         faults += [
             Fault(at=1.0 + turn * 1.6, kind=FaultKind.DIE, worker=worker) for turn in range(5)
+        ]
+    if rng.random() < 0.05:
+        # Whoever has it dies of it, over and over: the bounds of losses have to end that.
+        tag, nth, after = rng.choice((("accepted", 1, False), ("tokens", 2, True)))
+        faults += [
+            Fault(
+                at=BEGIN_S + turn * 0.4,
+                kind=FaultKind.DIE_SAYING,
+                worker=worker,
+                tag=tag,
+                nth=nth,
+                after=after,
+            )
+            for turn in range(12)
+            for worker in range(setting.size)
         ]
     return tuple(sorted(faults, key=lambda fault: fault.at))
 

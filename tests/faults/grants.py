@@ -34,6 +34,12 @@ class Grant:
     sent_at: float
     accepted: bool = False
     prefilled: bool = False
+    suspect: bool = False
+    fruitful: bool = False
+
+    @property
+    def on_trial(self) -> bool:
+        return self.suspect and self.accepted and not self.fruitful
 
 
 @dataclass(slots=True)
@@ -44,10 +50,11 @@ class Life:
     grant: Grant | None = None
     epochs: int = 0
     emitted: list[int] = field(default_factory=list)
-    emitted_at_grant: int = 0
     losses: int = 0
-    """Owners that were lost after they had accepted it, unless nothing was wrong with them."""
+    """Owners lost after they had accepted it, since its last token, unless it was no fault of it
+    or theirs."""
     silent_losses: int = 0
+    """The same of those that had not accepted it."""
     deaths: int = 0
     poisoned: bool = False
 
@@ -111,8 +118,13 @@ class GrantWatch:
         losses = max(life.losses, life.silent_losses)
         assert losses < self._max_attempts, f"I6: {life}: {told}"
         life.epochs = submit.epoch
-        life.grant = Grant(identity, submit.epoch, self._agenda.now)
-        life.emitted_at_grant = len(life.emitted)
+        trials = [
+            self.lives[request_id]
+            for (at, request_id), grant in self.grants.items()
+            if at == identity and grant.suspect and not grant.fruitful
+        ]
+        assert not trials, f"I6: it tries {trials}: {told}"
+        life.grant = Grant(identity, submit.epoch, self._agenda.now, suspect=life.deaths > 0)
         self.grants[identity, submit.request_id] = life.grant
 
     def _may_be_withdrawn(self, grant: Grant) -> bool:
@@ -157,6 +169,8 @@ class GrantWatch:
                 return
             if chunk.index == len(life.emitted):
                 life.emitted += chunk.ids
+                life.grant.fruitful = True
+                life.losses = life.silent_losses = 0
 
     def _given_back(self, identity: str, fact: Finished | Preempted) -> None:
         grant = self._grant(identity, fact.request_id, fact.epoch)
@@ -190,12 +204,13 @@ class GrantWatch:
         assert gone.identity not in self.lost, f"I20: {gone} is lost twice"
         self.lost.add(gone.identity)
         self.deaths += gone.loss.kind is not LossKind.RESTART
-        for (holder, request_id), grant in tuple(self.grants.items()):
-            if holder == gone.identity:
-                life = self.lives[request_id]
-                if life.grant is grant:
-                    self._count_loss(life, grant, gone)
-                self._release(grant, request_id)
+        lost = {key: grant for key, grant in self.grants.items() if key[0] == gone.identity}
+        tried = gone.culprit and any(grant.on_trial for grant in lost.values())
+        for (_, request_id), grant in lost.items():
+            life = self.lives[request_id]
+            if life.grant is grant and (grant.on_trial or not tried):
+                self._count_loss(life, grant, gone)
+            self._release(grant, request_id)
 
     def _count_loss(self, life: Life, grant: Grant, gone: RemoveOwner) -> None:
         if gone.loss.kind in BLAMELESS:
@@ -203,10 +218,10 @@ class GrantWatch:
         if not grant.accepted:
             life.silent_losses += 1
             return
-        life.losses += 1
+        life.losses += not grant.fruitful
         life.deaths += gone.culprit
-        barren = len(life.emitted) == life.emitted_at_grant
-        life.poisoned = gone.culprit and barren and life.deaths >= POISON_DEATHS
+        most = POISON_DEATHS + (self._max_attempts if grant.fruitful else 0)
+        life.poisoned = gone.culprit and life.deaths >= most
 
     @property
     def poisons(self) -> list[Life]:

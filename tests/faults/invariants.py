@@ -54,11 +54,17 @@ class Invariants:
         """I1, I2: the controller's leases are the grants that the wire has shown."""
         core = self._host.core
         leases = {
-            (owner.identity, lease.request_id): (lease.epoch, lease.accepted)
+            (owner.identity, lease.request_id): (
+                *(lease.epoch, lease.accepted),
+                *(lease.suspect, lease.fruitful),
+            )
             for owner in core.book.owners()
             for lease in owner.leases.values()
         }
-        grants = {key: (grant.epoch, grant.accepted) for key, grant in self._watch.grants.items()}
+        grants = {
+            key: (grant.epoch, grant.accepted, grant.suspect, grant.fruitful)
+            for key, grant in self._watch.grants.items()
+        }
         assert leases == grants, f"I2: {leases}, but {grants}"
 
     def _the_lost_are_not_heard(self) -> None:

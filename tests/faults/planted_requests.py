@@ -102,8 +102,12 @@ def what_was_left_keeps_its_lease(patch: Patch) -> None:
     patch.setattr(OwnerFacts, "finished", keeping)
 
 
-def a_preemption_counts_as_an_attempt(patch: Patch) -> None:
-    patch.setattr(Ledger, "preempt", Ledger.requeue)
+def bystanders_are_blamed(patch: Patch) -> None:
+    patch.setattr(request_desk, "on_trial", lambda leases: None)
+
+
+def suspects_are_tried_together(patch: Patch) -> None:
+    patch.setattr(Owner, "tries_suspect", property(lambda owner: False))
 
 
 def what_was_lost_is_not_replayed(patch: Patch) -> None:
@@ -126,13 +130,12 @@ def poison_goes_on_for_ever(patch: Patch) -> None:
 
 
 def attempts_are_not_counted(patch: Patch) -> None:
-    def accept(ledger: Ledger, entry: RequestEntry) -> None:
-        before = entry.attempts
-        original(ledger, entry)
-        entry.attempts = before
+    def replay(
+        entry: RequestEntry, lease: Lease, loss: Loss, *, culprit: bool, max_attempts: int
+    ) -> Ended | None:
+        return after_loss(entry, lease, loss, culprit=culprit, max_attempts=10**9)
 
-    original = Ledger.accept
-    patch.setattr(Ledger, "accept", accept)
+    patch.setattr(request_desk, "after_loss", replay)
 
 
 def aborts_are_not_sent(patch: Patch) -> None:

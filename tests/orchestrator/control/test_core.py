@@ -316,17 +316,39 @@ def test_whoever_sits_beside_poison_once_is_not_put_beside_it_again() -> None:
     assert bystander.ids == expected(generation((2,), seed=2), 4)
 
 
-def test_a_request_that_makes_progress_has_its_attempts() -> None:
+def test_a_request_that_makes_progress_outlives_more_workers_than_it_has_attempts() -> None:
     world = World(serve_options(1)).bring_up()
     reader = submit(world, max_tokens=50)
-    for attempt in range(3):
+    for attempt in range(5):
         world.turn(2)
         assert reader.read().ended is None, attempt
         world.worker(0).kill()
         world.recover()
     end = ended(reader)
-    assert (end.code, end.status) == ("worker_lost", 502)
-    assert reader.ids == expected(generation(), 6)
+    assert (end.code, end.status) == ("request_crashed_worker", 500)
+    assert reader.ids == expected(generation(), 10)
+
+
+def test_one_poison_after_the_other_fails_nobody_beside_it() -> None:
+    world = World()
+    world.readies = {0: ready(slots=4), 1: ready(slots=4)}
+    world.bring_up()
+    bystanders = [submit(world, (n,), 40, seed=n) for n in (2, 3)]
+    for _ in range(4):
+        world.turn(2)
+        poison = submit(world, (9,), 4, seed=9)
+        for death in range(2):
+            world.settle()
+            while len(poison.read().grants) <= death:
+                # Those that sat beside it are tried before it.
+                world.turn(1)
+            world.settle()
+            world.worker(poison.read().grants[-1].owner).kill()
+            world.pass_time(0.1)
+        world.recover()
+        assert ended(poison).code == "request_crashed_worker"
+    world.turn(40)
+    assert [ended(each).reason for each in bystanders] == [FinishReason.LENGTH] * 2
 
 
 def test_a_grant_lost_before_it_was_accepted_is_no_attempt() -> None:

@@ -102,12 +102,12 @@ def test_cached_tokens_are_those_of_the_first_owner_that_prefilled_it() -> None:
     assert firsts == [True, False]
 
 
-def test_a_preemption_is_no_attempt() -> None:
+def test_a_token_ends_the_row_of_losses() -> None:
     ledger = Ledger()
     entry = running(ledger)
-    assert entry.attempts == 1
-    ledger.preempt(entry)
-    assert (entry.status, entry.attempts, entry.owner) == ("queued", 0, None)
+    entry.barren_losses = entry.silent_losses = 1
+    ledger.append(entry, len(entry.emitted), (1,), 0.0)
+    assert (entry.barren_losses, entry.silent_losses) == (0, 0)
     ledger.check()
 
 

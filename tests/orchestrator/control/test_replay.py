@@ -6,7 +6,7 @@ from control_world import generation, ready
 from mlx_dp.orchestrator.control.ledger import Ledger, RequestEntry
 from mlx_dp.orchestrator.control.owner import Lease, Owner, terms
 from mlx_dp.orchestrator.control.owner_book import OwnerBook
-from mlx_dp.orchestrator.control.replay import after_loss
+from mlx_dp.orchestrator.control.replay import after_loss, on_trial
 from mlx_dp.orchestrator.control.supervisor_steps import Loss, LossKind
 from mlx_dp.orchestrator.service import Ended
 from mlx_dp.proto.messages import FinishReason
@@ -33,6 +33,7 @@ class Life:
             self.ledger.accept(self.entry)
         if emitted:
             self.ledger.append(self.entry, len(self.entry.emitted), emitted, 0.0)
+            self.owner.yielded(lease, len(emitted))
         return lease
 
     def lose(
@@ -51,8 +52,51 @@ def codes(life: Life, *rounds: tuple[int, ...], **grant: bool) -> list[str | Non
     return [None if end is None else end.code for end in ends]
 
 
-def test_progress_between_deaths_uses_up_the_attempts() -> None:
-    assert codes(Life(), (1,), (2,), (3,)) == [None, None, "worker_lost"]
+def test_progress_before_each_loss_uses_up_no_attempt() -> None:
+    life = Life(max_tokens=99)
+    ends = [life.lose(life.grant(1), kind=LossKind.HUNG, culprit=False) for _ in range(20)]
+    assert ends == [None] * 20
+
+
+def test_a_loss_without_progress_begins_to_count_anew_after_a_token() -> None:
+    life = Life(max_tokens=99)
+
+    def lose(*emitted: int) -> Ended | None:
+        return life.lose(life.grant(*emitted), kind=LossKind.HUNG, culprit=False)
+
+    ends = [lose(), lose(), lose(1), lose(), lose(), lose()]
+    assert [None if end is None else end.code for end in ends] == [None] * 5 + ["worker_lost"]
+
+
+def test_grants_that_never_arrived_are_forgotten_after_a_token() -> None:
+    life = Life(max_tokens=99)
+    assert codes(life, (), (), accepted=False) == [None, None]
+    assert codes(life, (1,)) == [None]
+    assert codes(life, (), (), accepted=False) == [None, None]
+
+
+def test_whoever_is_there_at_every_death_is_not_replayed_for_ever() -> None:
+    ends = codes(Life(max_tokens=99), (1,), (2,), (3,), (4,), (5,))
+    assert ends == [None] * 4 + ["request_crashed_worker"]
+
+
+@pytest.mark.parametrize(
+    ("suspect", "accepted", "emitted", "tried"),
+    [
+        (True, True, (), True),
+        (True, True, (1,), False),
+        (True, False, (), False),
+        (False, True, (), False),
+    ],
+)
+def test_a_suspect_is_on_trial_until_it_has_yielded_something(
+    suspect: bool, accepted: bool, emitted: tuple[int, ...], tried: bool
+) -> None:
+    life = Life()
+    life.entry.deaths = int(suspect)
+    bystander = Lease(request_id=9, epoch=1, held=1, left=1, unfilled=1, since=0.0, beats=0)
+    lease = life.grant(*emitted, accepted=accepted)
+    assert on_trial((bystander, lease)) is (lease if tried else None)
 
 
 def test_no_progress_at_the_second_death_is_poison() -> None:
@@ -64,10 +108,10 @@ def test_progress_at_the_second_death_is_no_poison() -> None:
     assert codes(Life(), (), (1,)) == [None, None]
 
 
-def test_grants_that_never_arrived_are_bounded_but_no_attempts() -> None:
+def test_grants_that_never_arrived_are_bounded_too() -> None:
     life = Life()
     assert codes(life, (), (), accepted=False) == [None, None]
-    assert life.entry.attempts == 0
+    assert life.entry.barren_losses == 0
     assert codes(life, (), accepted=False) == ["worker_lost"]
 
 
@@ -80,7 +124,7 @@ def test_a_loss_without_blame_counts_for_nothing_however_often(
     for _ in range(9):
         lease = life.grant(accepted=accepted)
         assert life.lose(lease, kind=kind, culprit=False) is None
-    assert (life.entry.deaths, life.entry.attempts, life.entry.silent_losses) == (0, 0, 0)
+    assert (life.entry.deaths, life.entry.barren_losses, life.entry.silent_losses) == (0, 0, 0)
 
 
 def test_a_hang_of_a_group_is_an_attempt_of_all_and_poison_to_none() -> None:

@@ -170,7 +170,6 @@ def test_histograms_tell_what_the_observer_heard() -> None:
         output_tokens=5,
         cached_tokens=0,
         owner=0,
-        attempts=1,
         granted_s=0.5,
         first_token_s=1.0,
         last_token_s=3.0,
