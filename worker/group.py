@@ -1,0 +1,69 @@
+"""Joins the MLX group of which this process is one rank."""
+
+import json
+import os
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final, TypeAlias, assert_never
+
+import mlx.core as mx
+
+from mlx_dp.proto.errors import ConfigError
+from mlx_dp.proto.group import DistributedBackend, GroupPlace
+from mlx_dp.worker.peers import PeerLostError
+
+# MLX ships no types for its modules.
+Group: TypeAlias = Any
+
+_INSTALL_HINT: Final = "is not in this build of MLX"
+
+
+def join(place: GroupPlace) -> Group:
+    """Meet the other ranks; blocks until all are there.
+
+    Raises ConfigError for a backend that is not there, and PeerLostError when the others cannot be
+    met.
+    """
+    backend = place.backend.value
+    if not mx.distributed.is_available(backend):
+        there = [one.value for one in DistributedBackend if mx.distributed.is_available(one.value)]
+        advice = f"use one of {', '.join(there)}" if there else "this machine has none"
+        raise ConfigError(f"--distributed-backend {backend} {_INSTALL_HINT}: {advice}")
+    # What is written here is read while the group forms, and never again.
+    with TemporaryDirectory(prefix="mlx-dp-group-") as scratch:
+        os.environ.update(_environment(place, Path(scratch)))
+        try:
+            group = mx.distributed.init(strict=True, backend=backend)
+        except (RuntimeError, ValueError) as error:
+            raise PeerLostError(f"rank {place.rank} cannot meet its group: {error}") from error
+    if (group.rank(), group.size()) != (place.rank, place.size):
+        raise ConfigError(
+            f"MLX made this process rank {group.rank()} of {group.size()}, but it was started as "
+            f"rank {place.rank} of {place.size}"
+        )
+    return group
+
+
+def _environment(place: GroupPlace, scratch: Path) -> dict[str, str]:
+    """What MLX's backends read, in their names. Any files lie in ``scratch``."""
+    host, _, port = place.addresses[0].rpartition(":")
+    match place.backend:
+        case DistributedBackend.RING:
+            hosts = scratch / "hosts.json"
+            hosts.write_text(json.dumps([[address] for address in place.addresses]))
+            return {"MLX_RANK": str(place.rank), "MLX_HOSTFILE": str(hosts)}
+        case DistributedBackend.JACCL:
+            # Its devices are in MLX_IBV_DEVICES, which whoever knows the cables has set.
+            return {"MLX_RANK": str(place.rank), "MLX_JACCL_COORDINATOR": place.addresses[0]}
+        case DistributedBackend.NCCL:
+            return {
+                "MLX_RANK": str(place.rank),
+                "MLX_WORLD_SIZE": str(place.size),
+                "NCCL_HOST_IP": host,
+                "NCCL_PORT": port,
+            }
+        case DistributedBackend.MPI:
+            # mpirun has set what its library reads.
+            return {}
+        case _:
+            assert_never(place.backend)

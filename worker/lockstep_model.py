@@ -1,0 +1,29 @@
+"""A model whose every forward pass is one of all ranks of its group."""
+
+from typing import Any
+
+import mlx.core as mx
+
+from mlx_dp.worker.lockstep import Lockstep
+
+
+class LockstepModel:
+    """Stands where the engine has the model. All that is not a call is the model's own."""
+
+    def __init__(self, model: Any, lockstep: Lockstep) -> None:
+        self._model = model
+        self._lockstep = lockstep
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def __call__(self, tokens: mx.array, cache: Any) -> mx.array:
+        """Run the model as a pass; returns when all collectives of it are launched."""
+        self._lockstep.begin(tokens.size)
+        try:
+            logits: mx.array = self._model(tokens, cache=cache)
+        except Exception:
+            self._lockstep.abandon()
+            raise
+        self._lockstep.end()
+        return logits
