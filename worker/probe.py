@@ -10,17 +10,22 @@ from typing import Any
 from mlx_lm.utils import load_model
 
 from mlx_dp.proto.errors import ConfigError
+from mlx_dp.proto.fields import clip_text
+from mlx_dp.proto.rank_weights import RankWeights
 from mlx_dp.worker import device
+from mlx_dp.worker.engine import UnsupportedModelError
 from mlx_dp.worker.model_measure import measure_shape
+from mlx_dp.worker.sharded_load import shard_nbytes
 from mlx_dp.worker.weight_files import check_weight_files
 
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="mlx_dp.worker probe")
     parser.add_argument("model", type=Path)
+    parser.add_argument("--ranks", type=int, help="divide the weights among so many")
     arguments = parser.parse_args(argv)
     try:
-        answer = probe(arguments.model)
+        answer = probe(arguments.model, ranks=arguments.ranks)
     except ConfigError as error:
         print(json.dumps({"error": str(error)}))
         return 1
@@ -33,8 +38,8 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def probe(path: Path) -> dict[str, Any]:
-    """Sizes, quantization and device as one JSON object."""
+def probe(path: Path, *, ranks: int | None = None) -> dict[str, Any]:
+    """Sizes, quantization and device as one JSON object, and what each of some ranks would hold."""
     check_weight_files(path)
     model, config = load_model(path, lazy=True)
     quantization = config.get("quantization") or {}
@@ -43,7 +48,15 @@ def probe(path: Path) -> dict[str, Any]:
         "shape": asdict(measure_shape(model, config)),
         "quantization_bits": quantization.get("bits"),
         "device": device.facts(),
+        "rank_weights": None if ranks is None else asdict(_rank_weights(model, ranks)),
     }
+
+
+def _rank_weights(model: Any, ranks: int) -> RankWeights:
+    try:
+        return RankWeights(nbytes=shard_nbytes(model, ranks))
+    except UnsupportedModelError as error:
+        return RankWeights(refusal=clip_text(str(error)))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import msgspec
 from mlx_dp.orchestrator.model.child_output import run_child
 from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.model_shape import ModelShape
+from mlx_dp.proto.rank_weights import RankWeights
 
 _TIMEOUT_S = 120.0
 
@@ -25,16 +26,23 @@ class DeviceFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelProbe:
-    """A model's sizes beside the device's."""
+    """A model's sizes beside the device's. ``rank_weights``: of the ranks that were asked for."""
 
     shape: ModelShape
     device: DeviceFacts
+    rank_weights: RankWeights | None = None
 
 
-def probe_model(path: Path, *, timeout_s: float = _TIMEOUT_S) -> ModelProbe:
-    """Build the model's graph in a child, without its weights, and read the sizes off it."""
+def probe_model(
+    path: Path, *, ranks: int | None = None, timeout_s: float = _TIMEOUT_S
+) -> ModelProbe:
+    """Build the model's graph in a child, without its weights, and read the sizes off it.
+
+    ``ranks``: those of a group that would divide the weights.
+    """
     answers: list[dict[str, Any]] = []
-    run_child(["probe", str(path)], answers.append, timeout_s=timeout_s)
+    divided = [] if ranks is None else ["--ranks", str(ranks)]
+    run_child(["probe", str(path), *divided], answers.append, timeout_s=timeout_s)
     if len(answers) != 1:
         raise ConfigError(f"the probe of {path} gave {len(answers)} answers instead of one")
     return msgspec.convert(answers[0], ModelProbe)

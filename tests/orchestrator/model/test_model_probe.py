@@ -6,6 +6,7 @@ import pytest
 from mlx_dp.orchestrator.model.model_probe import DeviceFacts, probe_model
 from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.model_shape import ModelShape
+from mlx_dp.proto.rank_weights import RankWeights
 
 SHAPE = {
     "num_layers": 4,
@@ -63,3 +64,19 @@ def test_the_demo_models_sizes(demo_model_dir):
     assert shape.kv_bytes_per_token == 30 * 2 * 3 * 64 * 4
     assert (shape.vocab_size, shape.context_length) == (49_152, 8_192)
     assert shape.weights_nbytes == 538_060_032
+
+
+def test_what_ranks_would_hold_is_read_when_it_was_asked_for(tmp_path, fake_probe):
+    fake_probe(json.dumps({**ANSWER, "rank_weights": {"nbytes": [60_000, 59_000]}}))
+    assert probe_model(tmp_path, ranks=2).rank_weights == RankWeights(nbytes=(60_000, 59_000))
+
+
+@pytest.mark.mlx
+@pytest.mark.system
+@pytest.mark.model
+def test_three_ranks_share_the_mlps_of_the_demo_model(demo_model_dir):
+    probe = probe_model(demo_model_dir, ranks=3)
+    mlps = 30 * 3 * 576 * 1536 * 4
+    assert probe.rank_weights == RankWeights(
+        nbytes=(probe.shape.weights_nbytes - mlps * 2 // 3,) * 3
+    )

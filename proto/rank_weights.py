@@ -1,0 +1,18 @@
+"""What the ranks of a group would hold of a model's weights."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta
+
+from mlx_dp.proto.fields import Text
+from mlx_dp.proto.model_shape import Count
+from mlx_dp.proto.parallel import MAX_OWNERS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankWeights:
+    """Bytes by rank, read from shapes alone. With a ``refusal`` the weights cannot be divided."""
+
+    nbytes: Annotated[tuple[Count, ...], Meta(max_length=MAX_OWNERS)] = ()
+    refusal: Text | None = None
