@@ -106,9 +106,7 @@ class WorkerLoop:
             case Submit():
                 self._admit(message)
             case Abort():
-                slot = self._scheduler.abort(message)
-                if slot is not None:
-                    self._end((slot,))
+                self._abort(message)
             case Flush():
                 self._channel.send(self._scheduler.flush(message))
             case Drain():
@@ -119,7 +117,15 @@ class WorkerLoop:
             case _:
                 assert_never(message)
 
+    def _abort(self, abort: Abort) -> None:
+        slot = self._scheduler.abort(abort)
+        if slot is not None:
+            self._end((slot,))
+
     def _admit(self, submit: Submit) -> None:
+        # A request that is granted anew has been given up in its earlier grants, whose abort may
+        # not have come through.
+        self._abort(Abort(request_id=submit.request_id, epoch=submit.epoch - 1))
         admitted = self._scheduler.submit(submit)
         if isinstance(admitted, Rejected):
             self._channel.send(admitted)

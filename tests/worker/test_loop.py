@@ -69,6 +69,27 @@ def test_an_abort_frees_its_slot_before_the_next_step() -> None:
     assert [chunk.request_id for chunk in tokens.chunks] == [2]
 
 
+def test_a_newer_grant_of_a_request_takes_the_place_of_the_one_that_runs() -> None:
+    bench = Bench()
+    bench.turn(submit(1, max_tokens=50))
+    bench.turn()
+    ended, accepted = bench.turn(replace(submit(1), epoch=3))[:2]
+    assert ended == Finished(request_id=1, epoch=1, reason=FinishReason.ABORT, num_tokens=1)
+    assert accepted == Accepted(request_id=1, epoch=3, slot=0)
+
+
+@pytest.mark.parametrize("epoch", [1, 2])
+def test_the_grant_that_runs_is_not_ended_by_itself_or_an_earlier_one(epoch: int) -> None:
+    bench = Bench()
+    bench.turn(replace(submit(1, max_tokens=50), epoch=2))
+    bench.turn()
+    refused, *_, tokens = bench.turn(replace(submit(1), epoch=epoch))
+    assert isinstance(refused, Rejected)
+    assert (refused.epoch, refused.reason) == (epoch, RejectReason.INVALID)
+    assert isinstance(tokens, Tokens)
+    assert tokens.chunks[0].epoch == 2
+
+
 def test_the_engine_has_let_go_before_the_end_is_reported() -> None:
     sent_before_removal: list[list[str]] = []
 
