@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import time
+from contextlib import ExitStack
 from typing import Any, Final, NoReturn, Protocol
 
 from rich.console import Console
@@ -44,6 +45,9 @@ class ControlPlane(Protocol):
 
     def kill_all(self) -> None:
         """SIGKILL to every worker, without waiting."""
+
+    def close(self) -> None:
+        """Leave no socket behind, for an end that waits for nobody."""
 
     def restart_all(self) -> tuple[int, ...]:
         """Have every ready worker replaced, one after another. Raises RestartRefusedError."""
@@ -146,12 +150,12 @@ class ServiceRun:
             self._say(f"mlx-dp: SIGHUP: restarting workers {workers}, one after another")
 
     def _end_at_once(self, number: signal.Signals) -> None:
-        try:
+        with ExitStack() as ends:
+            # Nothing can be waited for any more, and little is to be done: all state is in memory.
+            ends.callback(os._exit, EXIT_SIGNAL_BASE + number)
+            ends.callback(self._control.close)
+            ends.callback(self._console.show_cursor, True)
             self._control.kill_all()
-            self._console.show_cursor(True)
-        finally:
-            # No cleanup can be waited for any more, and none is needed: all state is in memory.
-            os._exit(EXIT_SIGNAL_BASE + number)
 
     def _say(self, line: str) -> None:
         write_plain(self._console, line)

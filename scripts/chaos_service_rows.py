@@ -169,7 +169,7 @@ async def ended_by_signal(stage: Stage) -> None:
         if not twice and not hung:
             for seen in begun:
                 stage.result.take(seen, stage.oracle.expected(seen.ask))
-        await stage.nothing_left(service, files=status == 0)
+        await stage.nothing_left(service)
     finally:
         await service.stop()
 

@@ -175,20 +175,15 @@ class Stage:
             self.result.violate(f"exit status {status} after SIGTERM")
         await self.nothing_left(service)
 
-    async def nothing_left(
-        self, service: ChaosService, *, within_s: float = 2.0, files: bool = True
-    ) -> None:
-        """Count the workers of a service that is gone, and its sockets.
-
-        Not the ``files`` of one that was ended at once: the next start removes them.
-        """
+    async def nothing_left(self, service: ChaosService, *, within_s: float = 2.0) -> None:
+        """Count the workers of a service that is gone, and its sockets."""
 
         async def gone() -> bool:
             return not service.alive()
 
         await eventually(gone, within_s)
         self.result.leave("processes", len(service.alive()), service.alive())
-        left = [path for path in service.sockets if files and path.exists()]
+        left = [path for path in service.sockets if path.exists()]
         self.result.leave("files", len(left), left)
 
 

@@ -164,11 +164,8 @@ class Controller:
             _logger.warning("some workers do not stop by themselves: they are killed")
             self.kill_all()
             await core.conditions.wait(self._gone, self._limits.stop_grace_s)
-        self._stopped = True
-        if self._timer is not None:
-            self._timer.cancel()
+        self.close()
         core.conditions.check()
-        self._transport.close()
 
     def _gone(self) -> bool:
         return self._core.supervisor.gone
@@ -176,6 +173,13 @@ class Controller:
     def kill_all(self) -> None:
         """SIGKILL to every worker, without waiting; for a second signal."""
         self._core.fleet.kill_all()
+
+    def close(self) -> None:
+        """Hear nobody any more, and leave no socket behind. Idempotent."""
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._transport.close()
 
     def check(self) -> None:
         """Assert every invariant; for idle loops and tests."""

@@ -60,6 +60,9 @@ class Control:
         if self.kill_fails:
             raise PermissionError("not ours")
 
+    def close(self) -> None:
+        self.events.append("close sockets")
+
     async def start(self) -> None:
         self.events.append("start")
 
@@ -136,6 +139,7 @@ def test_a_second_signal_kills_and_leaves(fails: bool, monkeypatch: pytest.Monke
         await run.until("drain 3")
         os.kill(os.getpid(), signal.SIGTERM)
         await run.until("kill")
+        assert run.control.events[-1] == "close sockets"
         assert left == [128 + signal.SIGTERM]
         run.control.drained.set()
         await run.ended()
