@@ -139,8 +139,7 @@ class Fleet:
         except OSError as error:
             return self._supervisor.spawn_failed(index, f"no process could be made: {error}", now)
         self._processes[index] = process
-        self._supervisor.spawned(index, process.pid)
-        return []
+        return self._supervisor.spawned(index, process.pid, now)
 
     def _send_start(self, index: int, identity: str, now: float) -> list[Instruction]:
         try:

@@ -88,8 +88,7 @@ class Inbox:
             case Ready():
                 self._fleet.ready(index, fact, now)
             case Failed():
-                steps = self._supervisor.failed(index, fact.kind, fact.message, now)
-                self._fleet.carry_out(steps, now)
+                self._fleet.carry_out(self._supervisor.failed(index, fact, now), now)
             case _:
                 assert_never(fact)
 
@@ -111,6 +110,7 @@ class Inbox:
 
     def _beat(self, index: int, heartbeat: Heartbeat, now: float) -> None:
         self._fleet.beat(index, heartbeat)
+        self._supervisor.heard(index, heartbeat.phase, now)
         owner = self._book.get(index)
         if owner is None:
             return

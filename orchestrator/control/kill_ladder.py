@@ -14,6 +14,7 @@ from mlx_dp.orchestrator.control.supervisor_steps import (
 )
 from mlx_dp.orchestrator.control.worker_record import ALIVE, WorkerRecord
 from mlx_dp.orchestrator.service import WorkerStatus
+from mlx_dp.proto.messages import FailureKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +40,7 @@ def lose(
     if not worker.process:
         return steps
     match loss.kind:
-        case LossKind.EXIT:
+        case LossKind.EXIT if loss.failure is not FailureKind.PEER_LOST:
             worker.kill_at = now + limits.exit_grace_s
         case LossKind.RESTART:
             steps.append(Dismiss(worker.index, worker.identity))
@@ -49,8 +50,24 @@ def lose(
             steps.append(Abort(worker.index, worker.identity))
             worker.kill_at = now + limits.abort_grace_s
         case _:
+            # One that lost a peer may wait for it in a collective for ever, even while it exits.
             steps.append(Kill(worker.index, worker.identity))
     return steps
+
+
+def hasten(
+    members: tuple[WorkerRecord, ...], limits: KillLimits, *, stopping: bool, now: float
+) -> None:
+    """One of them is gone: those of its group that were asked to exit may be stuck without it.
+
+    ``stopping``: all of them were asked.
+    """
+    due = now + limits.abort_grace_s
+    for member in members if len(members) > 1 else ():
+        if member.kill_at is not None:
+            member.kill_at = min(due, member.kill_at)
+        elif stopping and member.process:
+            member.kill_at = due
 
 
 def due_kills(workers: Iterable[WorkerRecord], now: float) -> list[Instruction]:

@@ -2,6 +2,7 @@
 
 import logging
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mlx_dp.orchestrator.control.restart_budget import RestartLimits
@@ -49,6 +50,17 @@ def recover(
     for member in domain.members:
         _logger.info("worker %s: restarts in %.2f s, %s", member.index, delay, member.tag)
     return RestartAt(now + delay)
+
+
+def hopeless(
+    domains: Iterable[FailureDomain], domain: FailureDomain, loss: Loss
+) -> list[FailureDomain]:
+    """Those that stay down when this one does."""
+    everyone = [*domains]
+    if loss.final and not any(member.ready_once for each in everyone for member in each.members):
+        # All workers are configured alike: the others would only fail the same way, later.
+        return everyone
+    return [domain]
 
 
 def give_up(domain: FailureDomain, loss: Loss, now: float) -> list[GiveUp]:

@@ -1,71 +1,137 @@
-"""Whose turn it is to start: one worker loads at a time, first starts and restarts alike."""
+"""Whose turn it is to start: one failure domain loads at a time, a restart like a first start."""
 
+import math
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from mlx_dp.orchestrator.control.supervisor_steps import Loss, LossKind, Spawn
-from mlx_dp.orchestrator.control.worker_record import WorkerRecord
+from mlx_dp.orchestrator.control.failure_domains import FailureDomains
+from mlx_dp.orchestrator.control.supervisor_steps import Loss, LossKind, SendStart, Spawn
+from mlx_dp.orchestrator.control.worker_record import FailureDomain, WorkerRecord
 from mlx_dp.orchestrator.service import WorkerStatus
+from mlx_dp.proto.messages import WorkerPhase
+
+_PROGRESS: Final = (None, *WorkerPhase)
+"""The phases of a start, in the order in which a worker goes through them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartLimits:
-    """``hello_timeout_s``: from the spawn to the first word, before anything is loaded."""
+    """``hello_timeout_s``: from the spawn to the first word, before anything is loaded.
+
+    ``form_timeout_s``: until the ranks of a group have met, once all of them are up.
+    """
 
     hello_timeout_s: float = 60.0
+    form_timeout_s: float = 60.0
     start_timeout_s: float = 600.0
 
 
 class Staging:
-    """Gives each start its turn, its identity and its deadlines."""
+    """Gives each start its turn, its identity and its deadlines.
 
-    def __init__(
-        self, workers: Sequence[WorkerRecord], limits: StartLimits, rng: random.Random
-    ) -> None:
-        self._workers: Final = workers
+    The ranks of a group need each other to load: they are spawned together, and told to load once
+    all of them are up, so that none waits for one that is still on its way.
+    """
+
+    def __init__(self, domains: FailureDomains, limits: StartLimits, rng: random.Random) -> None:
+        self._domains: Final = domains
         self._limits: Final = limits
         self._rng: Final = rng
 
     def next(self, now: float) -> list[Spawn]:
         """Begin the next start, unless one is still under way."""
         # A start that has failed is over only once its process is gone, and with it its memory.
-        if any(each.process and not each.served for each in self._workers):
-            return []
-        for worker in self._workers:
-            if worker.status is WorkerStatus.STARTING and not worker.process:
-                worker.spawns += 1
-                worker.identity = f"w{worker.index}-{self._rng.getrandbits(64):016x}"
-                worker.pid = None
-                worker.process = True
-                worker.greeted = False
-                worker.served = False
-                worker.start_deadline = now + self._limits.hello_timeout_s
-                return [Spawn(worker.index, worker.identity)]
+        loading = [domain for domain in self._domains if domain.loads]
+        for domain in loading or self._domains:
+            if any(member.process and member.pid is None for member in domain.members):
+                # Whether its process can be made decides whether the next one is needed.
+                return []
+            for worker in domain.members:
+                if worker.status is WorkerStatus.STARTING and not worker.process:
+                    return [self._spawn(worker, now)]
         return []
 
-    def greeted(self, worker: WorkerRecord, now: float) -> None:
-        """It is up, and begins to load."""
-        worker.greeted = True
-        worker.start_deadline = now + self._limits.start_timeout_s
+    def _spawn(self, worker: WorkerRecord, now: float) -> Spawn:
+        worker.spawns += 1
+        worker.identity = f"w{worker.index}-{self._rng.getrandbits(64):016x}"
+        worker.pid = None
+        worker.process = True
+        worker.greeted = worker.told = worker.served = False
+        worker.phase = None
+        worker.start_deadline = now + self._limits.hello_timeout_s
+        return Spawn(worker.index, worker.identity)
 
-    def late(self, now: float) -> WorkerRecord | None:
-        """The worker whose start takes too long, if any."""
-        for worker in self._workers:
-            starts = worker.status is WorkerStatus.STARTING and worker.process
-            if starts and worker.start_deadline <= now:
-                return worker
+    def greeted(self, worker: WorkerRecord, now: float) -> list[SendStart]:
+        """It is up, and may load once its whole group is."""
+        worker.greeted = True
+        worker.start_deadline = math.inf
+        members = self._domains.of(worker.index).members
+        if not all(member.greeted for member in members):
+            return []
+        alone = len(members) == 1
+        timeout_s = self._limits.start_timeout_s if alone else self._limits.form_timeout_s
+        for member in members:
+            member.told = True
+            member.start_deadline = now + timeout_s
+        return [SendStart(member.index, member.identity) for member in members]
+
+    def heard(self, worker: WorkerRecord, phase: WorkerPhase, now: float) -> None:
+        """It says how far its start is."""
+        if not worker.told or _PROGRESS.index(phase) <= _PROGRESS.index(worker.phase):
+            return
+        worker.phase = phase
+        if phase is WorkerPhase.FORMING:
+            # Whoever is there waits for the last one, whose time has only begun.
+            for member in self._domains.of(worker.index).members:
+                if member.phase is WorkerPhase.FORMING:
+                    member.start_deadline = now + self._limits.form_timeout_s
+        elif phase is WorkerPhase.LOADING:
+            worker.start_deadline = now + self._limits.start_timeout_s
+
+    def late(self, now: float) -> tuple[WorkerRecord, Loss] | None:
+        """The worker whose start takes too long, if any, and what to say of it.
+
+        In a group that is the one which is behind: the others may only be late because of it.
+        """
+        for domain in self._domains:
+            late = [each for each in domain.starting if each.start_deadline <= now]
+            if late:
+                behind = _behind(domain)
+                worker = next((each for each in late if each in behind), behind[0])
+                return worker, self._too_late(worker, behind, domain)
         return None
 
-    def too_late(self, worker: WorkerRecord) -> Loss:
-        """What to say of it."""
-        detail = f"no hello after {self._limits.hello_timeout_s:g} s"
-        if worker.greeted:
-            detail = f"not ready after {self._limits.start_timeout_s:g} s"
+    def _too_late(
+        self, worker: WorkerRecord, behind: list[WorkerRecord], domain: FailureDomain
+    ) -> Loss:
+        limits = self._limits
+        phase = "nothing" if worker.phase is None else worker.phase.value
+        if not worker.greeted:
+            detail = f"no hello after {limits.hello_timeout_s:g} s"
+        elif len(domain.members) == 1:
+            detail = f"not ready after {limits.start_timeout_s:g} s"
+        elif worker.phase in (None, WorkerPhase.FORMING):
+            numbers = ", ".join(str(each.index) for each in behind)
+            detail = f"the group has not formed after {limits.form_timeout_s:g} s"
+            detail = f"{detail}: behind is {numbers} of {len(domain.members)} (last word: {phase})"
+        else:
+            detail = f"the group is not ready after {limits.start_timeout_s:g} s"
+            detail = f"{detail}: it is behind (last word: {phase})"
         return Loss(kind=LossKind.START_TIMEOUT, detail=detail)
 
     def forgive(self, missed_s: float) -> None:
         """No start is late by what the controller slept."""
-        for worker in self._workers:
-            worker.start_deadline += missed_s
+        for domain in self._domains:
+            for worker in domain.members:
+                worker.start_deadline += missed_s
+
+
+def _behind(domain: FailureDomain) -> list[WorkerRecord]:
+    """Those of a starting domain that have come least far."""
+
+    def progress(worker: WorkerRecord) -> tuple[bool, int]:
+        return worker.greeted, _PROGRESS.index(worker.phase)
+
+    least = min(progress(worker) for worker in domain.starting)
+    return [worker for worker in domain.starting if progress(worker) == least]

@@ -5,26 +5,25 @@ import random
 from dataclasses import dataclass, field
 from typing import Final
 
-from mlx_dp.orchestrator.control.failure_domains import FailureDomains, culprit_of
-from mlx_dp.orchestrator.control.kill_ladder import KillLimits, due_kills, lose
-from mlx_dp.orchestrator.control.recovery import RestartAt, StayDown, give_up, recover
+from mlx_dp.orchestrator.control.blame import blame
+from mlx_dp.orchestrator.control.failure_domains import FailureDomains
+from mlx_dp.orchestrator.control.kill_ladder import KillLimits, due_kills, hasten, lose
+from mlx_dp.orchestrator.control.recovery import RestartAt, StayDown, give_up, hopeless, recover
 from mlx_dp.orchestrator.control.restart_budget import RestartLimits
 from mlx_dp.orchestrator.control.staging import Staging, StartLimits
 from mlx_dp.orchestrator.control.supervisor_steps import (
-    STUCK,
     AddOwner,
     DrainOwner,
     Instruction,
     Loss,
     LossKind,
     RemoveOwner,
-    SendStart,
 )
 from mlx_dp.orchestrator.control.worker_record import ALIVE, FailureDomain, WorkerRecord
 from mlx_dp.orchestrator.process.exit_status import describe_exit, failure_of
 from mlx_dp.orchestrator.service import WorkerStatus
 from mlx_dp.proto.errors import ProtocolError
-from mlx_dp.proto.messages import FailureKind
+from mlx_dp.proto.messages import Failed, WorkerPhase
 from mlx_dp.proto.parallel import ReplicaMode
 
 _logger = logging.getLogger(__name__)
@@ -40,7 +39,7 @@ class SupervisorLimits:
 
 
 class Supervisor:
-    """The workers' life cycles. One worker loads at a time, first starts and restarts alike.
+    """The workers' life cycles. One replica loads at a time, first starts and restarts alike.
 
     Replicas are restarted one by one, a dp-attention group as one under a new epoch, and never
     before every process of the old incarnation is gone.
@@ -53,7 +52,7 @@ class Supervisor:
         self._rng: Final = rng
         self.workers: Final = tuple(WorkerRecord(index) for index in range(size))
         self.domains: Final = FailureDomains(self.workers, mode, limits.restart)
-        self._staging: Final = Staging(self.workers, limits.start, rng)
+        self._staging: Final = Staging(self.domains, limits.start, rng)
         self._stopping = False
         self._cause: Loss | None = None
 
@@ -78,24 +77,28 @@ class Supervisor:
             worker.since = now
         return self._spawn_next(now)
 
-    def spawned(self, index: int, pid: int) -> None:
+    def spawned(self, index: int, pid: int, now: float) -> list[Instruction]:
         """The process exists."""
         worker = self.workers[index]
         worker.pid = pid
         _logger.info("worker %s: started, %s", index, worker.tag)
+        return self._spawn_next(now)
 
     def greeted(self, index: int, now: float) -> list[Instruction]:
         """It said hello. Raises ProtocolError when it had done so before."""
         worker = self.workers[index]
         if worker.status is not WorkerStatus.STARTING or worker.greeted:
             raise ProtocolError(f"worker {index}: hello while {worker.status.value}")
-        self._staging.greeted(worker, now)
-        return [SendStart(index, worker.identity)]
+        return [*self._staging.greeted(worker, now)]
+
+    def heard(self, index: int, phase: WorkerPhase, now: float) -> None:
+        """It says how far its start is."""
+        self._staging.heard(self.workers[index], phase, now)
 
     def ready(self, index: int, now: float) -> list[Instruction]:
         """It is able to serve. Raises ProtocolError when nobody had told it to load."""
         worker = self.workers[index]
-        if worker.status is not WorkerStatus.STARTING or not worker.greeted:
+        if worker.status is not WorkerStatus.STARTING or not worker.told:
             raise ProtocolError(f"worker {index}: ready while {worker.status.value}")
         worker.move(WorkerStatus.READY, now)
         worker.served = worker.ready_once = True
@@ -106,11 +109,9 @@ class Supervisor:
             domain.budget.succeeded()
         return [AddOwner(index, worker.identity), *self._spawn_next(now)]
 
-    def failed(
-        self, index: int, failure: FailureKind, message: str, now: float
-    ) -> list[Instruction]:
+    def failed(self, index: int, fact: Failed, now: float) -> list[Instruction]:
         """It said that it gives up, and exits by itself."""
-        return self.lost(index, Loss(kind=LossKind.EXIT, detail=message, failure=failure), now)
+        return self.lost(index, Loss.told(fact), now)
 
     def exited(self, index: int, status: int, now: float) -> list[Instruction]:
         """Its process is gone, asked for or not. Status 0 unasked is a death too."""
@@ -119,12 +120,13 @@ class Supervisor:
         worker.kill_at = None
         ending = describe_exit(status, expected=worker.status not in ALIVE)
         _logger.info("worker %s: pid %s %s, epoch %s", index, worker.pid, ending, worker.epoch)
+        domain = self.domains.of(index)
+        hasten(domain.members, self._limits.kill, stopping=self._stopping, now=now)
         if self._stopping:
             return self._stopped(worker, ending, now)
         loss = Loss(kind=LossKind.EXIT, detail=ending, failure=failure_of(status))
         if worker.status in ALIVE:
             return self.lost(index, loss, now)
-        domain = self.domains.of(index)
         if domain.loss is not None and domain.loss.kind is LossKind.DISCONNECTED:
             # The exit is what had cut the connection, and says more.
             domain.loss = loss
@@ -141,20 +143,17 @@ class Supervisor:
         if self.workers[index].status not in ALIVE:
             return []
         domain = self.domains.of(index)
-        worker, loss = culprit_of(domain, self.workers[index], loss)
+        found = blame(domain, self.workers[index], loss)
+        worker, loss = found.worker, found.loss
         _logger.warning(
             "worker %s: lost, %s: %s: %s", worker.index, worker.tag, loss.kind.value, loss.detail
         )
         domain.loss = loss
         domain.first_loss = domain.first_loss or loss
-        detail = f"worker {worker.index}: {loss.detail}"
-        all_stuck = loss.kind in STUCK and len(domain.members) > 1
         steps: list[Instruction] = []
         for member in domain.members:
-            own = loss
-            if member is not worker:
-                own = Loss(kind=loss.kind if all_stuck else LossKind.SIBLING, detail=detail)
-            culprit = member is worker and not all_stuck
+            own = loss if member is worker else found.others
+            culprit = member is worker and found.certain
             steps += lose(member, own, self._limits.kill, culprit=culprit, now=now)
         return steps + self._settle(domain, now)
 
@@ -188,22 +187,17 @@ class Supervisor:
                     domain.restart_at = time
                 case StayDown(loss=loss):
                     self._cause = self._cause or loss
-                    for each in self._hopeless(domain, loss):
+                    for each in hopeless(self.domains, domain, loss):
                         steps += give_up(each, loss, now)
         return steps + self._spawn_next(now)
-
-    def _hopeless(self, domain: FailureDomain, loss: Loss) -> list[FailureDomain]:
-        if loss.final and not any(worker.ready_once for worker in self.workers):
-            # All workers are configured alike: the others would only fail the same way, later.
-            return [*self.domains]
-        return [domain]
 
     def tick(self, now: float) -> list[Instruction]:
         """Do what has become due."""
         steps = due_kills(self.workers, now)
         late = None if self._stopping else self._staging.late(now)
         if late is not None:
-            steps += self.lost(late.index, self._staging.too_late(late), now)
+            worker, loss = late
+            steps += self.lost(worker.index, loss, now)
         for domain in self.domains:
             if domain.restart_at is not None and domain.restart_at <= now and not self._stopping:
                 self._restart(domain, now)
@@ -217,6 +211,7 @@ class Supervisor:
             member.move(WorkerStatus.STARTING, now)
             member.epoch += 1
             member.identity = ""
+            member.greeted = member.told = False
 
     def _spawn_next(self, now: float) -> list[Instruction]:
         return [] if self._stopping else [*self._staging.next(now)]

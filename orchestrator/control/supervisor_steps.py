@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, Self
 
-from mlx_dp.proto.messages import FailureKind
+from mlx_dp.proto.messages import Failed, FailureKind
 
 
 class LossKind(StrEnum):
@@ -32,11 +32,24 @@ STUCK: Final = frozenset({LossKind.HUNG, LossKind.SILENT})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """One worker's end. ``failure`` is what it said itself, or its exit status means."""
+    """One worker's end. ``failure`` is what it said itself, or its exit status means.
+
+    ``lost_rank``: the rank of its group that it says it has lost. ``sole``: of a group in which
+    all look stuck, it is this one that the others wait for.
+    """
 
     kind: LossKind
     detail: str
     failure: FailureKind | None = None
+    lost_rank: int | None = None
+    sole: bool = False
+
+    @classmethod
+    def told(cls, fact: Failed) -> Self:
+        """What a worker says of its own end."""
+        return cls(
+            kind=LossKind.EXIT, detail=fact.message, failure=fact.kind, lost_rank=fact.lost_rank
+        )
 
     @property
     def final(self) -> bool:

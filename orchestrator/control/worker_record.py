@@ -9,6 +9,7 @@ from mlx_dp.orchestrator.control.life_cycle import step
 from mlx_dp.orchestrator.control.restart_budget import BackOff, RestartBudget, RestartLimits
 from mlx_dp.orchestrator.control.supervisor_steps import Loss
 from mlx_dp.orchestrator.service import WorkerStatus
+from mlx_dp.proto.messages import WorkerPhase
 
 NEXT: Final[Mapping[WorkerStatus, frozenset[WorkerStatus]]] = MappingProxyType(
     {
@@ -43,7 +44,11 @@ class WorkerRecord:
     pid: int | None = None
     process: bool = False
     greeted: bool = False
-    """It said hello and was told what to load."""
+    """It said hello."""
+    told: bool = False
+    """It was told what to load."""
+    phase: WorkerPhase | None = None
+    """How far its start is, as it says itself."""
     served: bool = False
     """This incarnation became ready."""
     start_deadline: float = 0.0
@@ -98,6 +103,20 @@ class FailureDomain:
     def gone(self) -> bool:
         """No process of it is left, so that a new incarnation cannot meet the old one."""
         return not any(member.process for member in self.members)
+
+    @property
+    def starting(self) -> list[WorkerRecord]:
+        """Those whose process is there and not ready yet."""
+        return [
+            member
+            for member in self.members
+            if member.process and member.status is WorkerStatus.STARTING
+        ]
+
+    @property
+    def loads(self) -> bool:
+        """A start is under way, or the processes of a failed one are still there."""
+        return any(member.process and not member.served for member in self.members)
 
     @property
     def ready(self) -> bool:

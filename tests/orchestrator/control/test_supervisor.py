@@ -24,7 +24,7 @@ from mlx_dp.orchestrator.process.exit_status import describe_exit, failure_of
 from mlx_dp.orchestrator.service import WorkerStatus
 from mlx_dp.proto.errors import ProtocolError
 from mlx_dp.proto.exit_codes import ExitCode
-from mlx_dp.proto.messages import FailureKind
+from mlx_dp.proto.messages import Failed, FailureKind
 from mlx_dp.proto.parallel import ReplicaMode
 
 HUNG = Loss(kind=LossKind.HUNG, detail="no step")
@@ -39,11 +39,30 @@ def supervisor(size: int = 2, *, group: bool = False) -> Supervisor:
 def up(size: int = 2, *, group: bool = False) -> Supervisor:
     made = supervisor(size, group=group)
     made.start(0.0)
+    if group:
+        return rise(made, 0.0)
     for index in range(size):
-        made.spawned(index, 100 + index)
+        made.spawned(index, 100 + index, 0.0)
         made.greeted(index, 0.0)
         made.ready(index, 0.0)
     return made
+
+
+def rise(made: Supervisor, now: float) -> Supervisor:
+    """A group whose first member is being spawned becomes ready."""
+    for worker in made.workers:
+        made.spawned(worker.index, 100 + worker.index, now)
+    for worker in made.workers:
+        made.greeted(worker.index, now)
+    for worker in made.workers:
+        made.ready(worker.index, now)
+    return made
+
+
+def failed(
+    message: str, kind: FailureKind = FailureKind.INTERNAL, lost: int | None = None
+) -> Failed:
+    return Failed(kind=kind, message=message, lost_rank=lost)
 
 
 def kinds(steps) -> list[type]:
@@ -73,6 +92,7 @@ def test_an_illegal_step_names_both_sides() -> None:
 def test_starts_are_staged_and_each_has_its_own_identity() -> None:
     made = supervisor()
     (first,) = made.start(0.0)
+    made.spawned(0, 100, 0.0)
     assert isinstance(first, Spawn)
     assert first.identity.startswith("w0-")
     assert made.tick(1.0) == []
@@ -127,7 +147,7 @@ def test_a_hung_worker_writes_its_stacks_before_it_is_killed() -> None:
 
 def test_one_that_says_it_failed_has_time_to_exit_by_itself() -> None:
     made = up()
-    assert kinds(made.failed(0, FailureKind.INTERNAL, "broke", 10.0)) == [RemoveOwner]
+    assert kinds(made.failed(0, failed("broke"), 10.0)) == [RemoveOwner]
     assert made.tick(11.9) == []
     assert kinds(made.tick(12.0)) == [Kill]
 
@@ -149,7 +169,7 @@ def test_a_start_that_would_fail_again_is_not_repeated_and_ends_the_service(
     made = supervisor(3)
     made.start(0.0)
     made.greeted(0, 0.0)
-    made.failed(0, kind, "no", 1.0)
+    made.failed(0, failed("no", kind), 1.0)
     assert kinds(made.exited(0, 3, 1.0)) == [GiveUp] * 3
     assert made.dead
     assert made.cause is not None
@@ -215,10 +235,8 @@ def test_a_group_is_lost_and_restarted_as_one_under_a_new_epoch() -> None:
     assert made.tick(11.0) == []
     made.exited(2, -9, 11.0)
     now, _ = due(made, 11.0)
-    for index in range(3):
-        assert made.workers[index].status is WorkerStatus.STARTING
-        made.greeted(index, now)
-        made.ready(index, now)
+    assert {worker.status for worker in made.workers} == {WorkerStatus.STARTING}
+    rise(made, now)
     assert {worker.epoch for worker in made.workers} == {1}
     assert [worker.restarts for worker in made.workers] == [1, 1, 1]
 
@@ -227,7 +245,7 @@ def test_in_a_group_the_one_that_has_exited_is_to_blame_and_not_who_missed_it_fi
     made = up(3, group=True)
     # Its exit was seen, and is settled once its last messages have been read.
     made.domains.of(1).exits[1] = -11
-    steps = made.failed(0, FailureKind.INTERNAL, "a peer is gone", 10.0)
+    steps = made.failed(0, failed("a peer is gone"), 10.0)
     blamed = [step.index for step in steps if isinstance(step, RemoveOwner) and step.culprit]
     assert blamed == [1]
     assert made.workers[0].last_cause == "worker 1: killed by SIGSEGV"
@@ -246,7 +264,7 @@ def test_of_several_that_have_exited_the_first_is_to_blame() -> None:
 def test_what_a_worker_said_before_its_exit_says_more_than_that() -> None:
     made = up(2, group=True)
     made.domains.of(0).exits[0] = 4
-    made.failed(0, FailureKind.INTERNAL, "the device is gone", 10.0)
+    made.failed(0, failed("the device is gone"), 10.0)
     assert made.workers[0].last_cause == "the device is gone"
 
 
@@ -256,11 +274,9 @@ def test_how_a_predecessor_ended_says_nothing_of_its_successor() -> None:
     made.exited(0, -9, 10.0)
     made.exited(1, -9, 10.0)
     now, _ = due(made, 10.0)
-    for index in range(2):
-        made.greeted(index, now)
-        made.ready(index, now)
+    rise(made, now)
     made.domains.of(1).exits[1] = -11
-    made.failed(0, FailureKind.INTERNAL, "a peer is gone", now)
+    made.failed(0, failed("a peer is gone"), now)
     assert made.workers[0].last_cause == "worker 1: killed by SIGSEGV"
 
 
@@ -305,7 +321,7 @@ def test_giving_everyone_up_cancels_the_restarts_that_were_due() -> None:
     made.start(0.0)
     made.exited(0, 1, 0.0)
     made.greeted(1, 0.0)
-    made.failed(1, FailureKind.CONFIG, "no good", 0.0)
+    made.failed(1, failed("no good", FailureKind.CONFIG), 0.0)
     steps = made.exited(1, 3, 0.0)
     assert [step.index for step in steps if isinstance(step, GiveUp)] == [0, 1]
     assert made.tick(99.0) == []
