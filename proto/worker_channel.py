@@ -8,7 +8,9 @@ from typing import Final
 import zmq
 
 from mlx_dp.proto.codec import MAX_FRAME_BYTES, decode_down, encode
+from mlx_dp.proto.curve import join_curve, watch_connection
 from mlx_dp.proto.errors import ProtocolError
+from mlx_dp.proto.key_files import WorkerKeys
 from mlx_dp.proto.messages import Down, Up
 
 HIGH_WATER_MARK: Final = 256
@@ -26,7 +28,8 @@ class WorkerChannel:
     ``congested`` says that one waits; the loop then stops stepping, which bounds the backlog.
     """
 
-    def __init__(self, endpoint: str, identity: str) -> None:
+    def __init__(self, endpoint: str, identity: str, keys: WorkerKeys | None = None) -> None:
+        """``keys`` are for a controller on another machine."""
         self._context: Final = zmq.Context()
         self._socket: Final[zmq.Socket[bytes]] = self._context.socket(zmq.DEALER)
         self._backlog: Final[deque[bytes]] = deque()
@@ -36,6 +39,13 @@ class WorkerChannel:
         self._socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
         self._socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        if keys is not None:
+            join_curve(self._socket, keys.own, keys.controller)
+        elif endpoint.startswith("tcp:"):
+            watch_connection(self._socket)
+        if endpoint.startswith("tcp:"):
+            # What was under way when a connection was cut is lost, so that none may follow it.
+            self._socket.setsockopt(zmq.RECONNECT_IVL, -1)
         self._socket.connect(endpoint)
 
     @property
@@ -83,10 +93,18 @@ class WorkerChannel:
                 _logger.warning("dropped a malformed message: %s", error)
         return messages
 
-    def wait(self, timeout_s: float) -> bool:
-        """Block until something can be read (True), a backlog can move, or the time is up."""
+    def wait(self, timeout_s: float, beside: int | None = None) -> bool:
+        """Block until something can be read (True), a backlog can move, or the time is up.
+
+        It ends as well when the file descriptor ``beside`` can be read.
+        """
         waiting_for = zmq.POLLIN | zmq.POLLOUT if self._backlog else zmq.POLLIN
-        events = self._socket.poll(max(0, round(timeout_s * 1000)), waiting_for)
+        poller = zmq.Poller()
+        poller.register(self._socket, waiting_for)
+        if beside is not None:
+            poller.register(beside, zmq.POLLIN)
+        ready = dict(poller.poll(max(0, round(timeout_s * 1000))))
+        events = ready.get(self._socket, 0)
         if events & zmq.POLLOUT:
             self._flush()
         return bool(events & zmq.POLLIN)
