@@ -9,6 +9,7 @@ from mlx_dp.proto.messages import TokenLogprob
 from mlx_dp.proto.model_shape import ModelShape
 from mlx_dp.proto.ownership import OwnerCapacity
 from mlx_dp.proto.sampling_params import SamplingParams
+from mlx_dp.worker.peers import Peers
 
 
 class UnsupportedModelError(Exception):
@@ -113,6 +114,10 @@ class Engine(PrefixStore, Protocol):
 
     @property
     def facts(self) -> EngineFacts: ...
+
+    @property
+    def peers(self) -> Peers | None:
+        """The other ranks of its group, which need it in their passes; None: it is alone."""
 
     def open(self, capacity: OwnerCapacity) -> None:
         """Take the resolved capacity. Called once, before anything is added."""

@@ -5,14 +5,17 @@ from typing import Final
 
 from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.fields import clip_text
-from mlx_dp.proto.messages import FailureKind
+from mlx_dp.proto.messages import Failed, FailureKind
 from mlx_dp.worker.engine import UnsupportedModelError
+from mlx_dp.worker.peers import PeerLostError
 
 # MLX raises RuntimeError for a failed allocation, with another text on each device.
 _ALLOCATION: Final = re.compile(
     r"malloc|alloc.*\b(bytes|buffer)\b|out of memory|insufficient memory|resource limit",
     re.IGNORECASE,
 )
+# What MLX's backends say when a peer is gone; each names itself.
+_CONNECTION: Final = re.compile(r"^\[(ring|jaccl|nccl|mpi)\]", re.IGNORECASE)
 
 
 def kind_of(error: Exception) -> FailureKind:
@@ -22,6 +25,10 @@ def kind_of(error: Exception) -> FailureKind:
             return FailureKind.CONFIG
         case UnsupportedModelError():
             return FailureKind.UNSUPPORTED_MODEL
+        case PeerLostError():
+            return FailureKind.PEER_LOST
+        case RuntimeError() if _CONNECTION.search(str(error)):
+            return FailureKind.PEER_LOST
         case MemoryError():
             return FailureKind.OUT_OF_MEMORY
         case RuntimeError() if _ALLOCATION.search(str(error)):
@@ -30,9 +37,25 @@ def kind_of(error: Exception) -> FailureKind:
             return FailureKind.INTERNAL
 
 
+def starting_failure(error: Exception) -> Failed:
+    """What a worker says when it cannot start."""
+    return _failed(kind_of(error), error)
+
+
+def serving_failure(error: Exception) -> Failed:
+    """What a worker says when it cannot go on. It could once, so that a restart may help."""
+    kind = kind_of(error)
+    return _failed(kind if kind.transient else FailureKind.INTERNAL, error)
+
+
+def _failed(kind: FailureKind, error: Exception) -> Failed:
+    lost_rank = error.rank if isinstance(error, PeerLostError) else None
+    return Failed(kind=kind, message=sentence(error), lost_rank=lost_rank)
+
+
 def sentence(error: Exception) -> str:
     """The error as a message takes it. Only our own errors speak for themselves."""
     text = str(error)
-    if not isinstance(error, ConfigError | UnsupportedModelError):
+    if not isinstance(error, ConfigError | UnsupportedModelError | PeerLostError):
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__
     return clip_text(text)

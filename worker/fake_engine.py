@@ -85,6 +85,10 @@ class FakeEngine:
             stateful=self._options.hybrid,
         )
 
+    @property
+    def peers(self) -> None:
+        """What it computes, it computes alone, in a group as well."""
+
     def open(self, capacity: OwnerCapacity) -> None:
         assert self._capacity is None, "opened twice"
         self._capacity = capacity

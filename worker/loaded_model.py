@@ -55,7 +55,14 @@ class LoadedModel:
 
 
 def load(path: Path) -> LoadedModel:
-    """Load an mlx-lm model directory and evaluate its weights.
+    """Load an mlx-lm model directory and evaluate its weights. Raises what ``read`` does."""
+    loaded = read(path)
+    mx.eval(loaded.model.parameters())
+    return loaded
+
+
+def read(path: Path) -> LoadedModel:
+    """Learn what a directory's model is. Its weights are lazy still.
 
     Raises ConfigError for a directory that holds no whole model, UnsupportedModelError for an
     architecture that mlx-lm does not have.
@@ -73,9 +80,7 @@ def load(path: Path) -> LoadedModel:
         raise UnsupportedModelError(
             f"--model {path}: its architecture cannot be imported"
         ) from error
-    loaded = inspect(model, config)
-    mx.eval(model.parameters())
-    return loaded
+    return inspect(model, config)
 
 
 def inspect(model: Any, config: dict[str, Any]) -> LoadedModel:

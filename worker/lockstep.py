@@ -132,7 +132,7 @@ class Lockstep:
         together = self._rows
         assert together is not None
         if together.own < together.widest:
-            rows = mx.pad(rows, ((0, together.widest - together.own), (0, 0)))
+            rows = mx.pad(rows, [(0, together.widest - together.own), (0, 0)])
         gathered = mx.distributed.all_gather(rows, group=self._group)
         pieces = [gathered[start:stop] for start, stop in together.pieces]
         if not pieces:
@@ -144,7 +144,7 @@ class Lockstep:
         together = self._rows
         assert together is not None
         after = together.total - together.offset - together.own
-        laid = mx.pad(rows, ((together.offset, after), (0, 0)))
+        laid = mx.pad(rows, [(together.offset, after), (0, 0)])
         return mx.distributed.all_sum(laid, group=self._group)
 
     @property

@@ -2,48 +2,29 @@
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import Protocol, assert_never
+from typing import assert_never
 
 from mlx_dp.proto.exit_codes import ExitCode
 from mlx_dp.proto.messages import (
     Abort,
-    Down,
     Drain,
-    Failed,
-    FailureKind,
     Flush,
     Rejected,
     Shutdown,
     Start,
     Submit,
-    Up,
 )
+from mlx_dp.worker.beats import Beats
+from mlx_dp.worker.channel import Channel
 from mlx_dp.worker.chunk_budget import ChunkBudget
 from mlx_dp.worker.engine import Engine
-from mlx_dp.worker.failure import sentence
-from mlx_dp.worker.pulse import Moment, Pulse
+from mlx_dp.worker.failure import serving_failure
+from mlx_dp.worker.held_verbs import HeldVerbs, ShutdownAskedError
+from mlx_dp.worker.pulse import Pulse
 from mlx_dp.worker.scheduler import Scheduler
 from mlx_dp.worker.step_timer import StepTimer
 
 _logger = logging.getLogger(__name__)
-
-
-class Channel(Protocol):
-    """What start-up and loop need of the wire."""
-
-    @property
-    def congested(self) -> bool:
-        """The controller does not read, and frames wait for it."""
-
-    @property
-    def malformed_frames(self) -> int:
-        """Frames from the controller that were dropped, since they broke the protocol."""
-
-    def send(self, message: Up) -> None: ...
-
-    def drain(self) -> list[Down]: ...
-
-    def wait(self, timeout_s: float) -> bool: ...
 
 
 class WorkerLoop:
@@ -51,7 +32,7 @@ class WorkerLoop:
 
     Verbs take effect between steps, so an aborted request is gone within one. While the
     controller reads nothing, nothing is generated either: tokens are never dropped, and memory
-    stays bounded.
+    stays bounded. Whenever nothing runs here, peers of a group that want a pass get it.
     """
 
     def __init__(
@@ -63,24 +44,29 @@ class WorkerLoop:
         pulse: Pulse,
         clock: Callable[[], float],
     ) -> None:
-        self._channel = channel
+        self._channel = HeldVerbs(channel)
         self._engine = engine
         self._scheduler = scheduler
         self._chunk_budget = chunk_budget
         self._pulse = pulse
         self._clock = clock
         self._timer = StepTimer()
-        self._step = 0
+        self._beats = Beats(self._channel, engine, scheduler, pulse, clock)
+        if engine.peers is not None:
+            engine.peers.watch(self._beats)
 
     def run(self) -> ExitCode:
         """Turn until the controller says stop, or the engine fails."""
         while True:
             try:
                 ended = self.turn()
+            except ShutdownAskedError:
+                return ExitCode.OK
             except Exception as error:
-                _logger.exception("step %d failed", self._step)
-                self._channel.send(Failed(kind=FailureKind.INTERNAL, message=sentence(error)))
-                return ExitCode.INTERNAL
+                _logger.exception("step %d failed", self._beats.step)
+                failed = serving_failure(error)
+                self._channel.send(failed)
+                return ExitCode[failed.kind.name]
             if ended is not None:
                 return ended
 
@@ -92,11 +78,12 @@ class WorkerLoop:
             self._obey(message)
         if self._channel.congested:
             self._timer.idle()
-            self._channel.wait(self._pulse.due_in(self._clock()) or 0.1)
+            self._beats.rest()
+            self._sleep(self._beats.due_in or 0.1)
             return None
         if self._engine.busy or self._scheduler.requests.waiting:
             self._run_step()
-            self._beat_if_due()
+            self._beats.if_due()
             return None
         self._rest()
         return None
@@ -141,20 +128,17 @@ class WorkerLoop:
         )
         plan = self._scheduler.plan(budget)
         prompt_tokens = sum(chunk.num_tokens for chunk in plan.prefill)
-        # The controller has to hear of it before: no beat leaves while the device computes.
-        under_way = self._timer.prefilling + prompt_tokens
-        if not self._pulse.tells(under_way):
-            self._beat(self._clock(), step_tokens=under_way)
+        self._beats.begin(self._timer.prefilling + prompt_tokens)
         called_at = self._clock()
         drawn = self._engine.step(plan)
         self._scheduler.launched()
-        self._step += 1
         took = self._timer.returned(
             called_at,
             self._clock(),
             prefilled=prompt_tokens,
             decoded=decoding,
         )
+        self._beats.launched(self._timer.prefilling)
         if took is not None:
             self._chunk_budget.observe(
                 took.duration_s, prefilled=took.prefilled, decoded=took.decoded
@@ -189,23 +173,18 @@ class WorkerLoop:
     def _rest(self) -> None:
         """Nothing runs: sleep until there is something to hear or say."""
         self._timer.idle()
+        self._beats.rest()
         self._scheduler.rest()
-        if self._beat_if_due():
+        if self._beats.if_due():
             self._scheduler.check()
-        self._channel.wait(self._pulse.due_in(self._clock()))
+        self._sleep(self._beats.due_in)
 
-    def _beat_if_due(self) -> bool:
-        now = self._clock()
-        if self._pulse.due_in(now) > 0.0:
-            return False
-        self._beat(now, step_tokens=self._timer.prefilling)
-        return True
-
-    def _beat(self, now: float, *, step_tokens: int) -> None:
-        moment = Moment(
-            step=self._step,
-            step_tokens=step_tokens,
-            malformed_frames=self._channel.malformed_frames,
-        )
-        beat = self._pulse.beat(now, moment, scheduler=self._scheduler, engine=self._engine)
-        self._channel.send(beat)
+    def _sleep(self, timeout_s: float) -> None:
+        """Wait for something to hear or say, or compute with peers that want to."""
+        peers = self._engine.peers
+        if peers is None:
+            self._channel.wait(timeout_s)
+        elif peers.wanted():
+            peers.take_part()
+        else:
+            self._channel.wait(timeout_s, peers.fd)

@@ -14,7 +14,6 @@ from mlx_dp.kvcache.segments import Segments
 from mlx_dp.proto.admission import next_tokens
 from mlx_dp.proto.messages import Start
 from mlx_dp.proto.ownership import OwnerCapacity
-from mlx_dp.proto.sampling_params import SamplingParams
 from mlx_dp.proto.token_pool import pool_tokens
 from mlx_dp.worker import device
 from mlx_dp.worker.batch_check import choose_form
@@ -31,9 +30,12 @@ from mlx_dp.worker.engine import (
 from mlx_dp.worker.grammar import GrammarCompiler
 from mlx_dp.worker.grammar_masks import GrammarMasks
 from mlx_dp.worker.launched_step import LaunchedStep
-from mlx_dp.worker.loaded_model import LoadedModel, load
+from mlx_dp.worker.loaded_model import LoadedModel
+from mlx_dp.worker.peers import Peers
 from mlx_dp.worker.prefill import Prefill
 from mlx_dp.worker.prefill_step import PrefillStep
+from mlx_dp.worker.rank_model import StartWatch, load_model
+from mlx_dp.worker.warm_up import warm_up
 
 _ROOMY: Final = 0.75
 """Of the budget: up to it, slabs may make room that no row needs yet."""
@@ -53,8 +55,14 @@ class MlxEngine:
     """Prefills prompts in the model's own caches and decodes all together. See ``Engine``."""
 
     def __init__(
-        self, loaded: LoadedModel, facts: EngineFacts, form: BatchForm, grammars: GrammarCompiler
+        self,
+        loaded: LoadedModel,
+        facts: EngineFacts,
+        form: BatchForm,
+        grammars: GrammarCompiler,
+        peers: Peers | None = None,
     ) -> None:
+        self._peers = peers
         self._loaded = loaded
         self._facts = facts
         self._keys: Iterator[int] = count()
@@ -73,13 +81,13 @@ class MlxEngine:
         self._launched: LaunchedStep | None = None
 
     @classmethod
-    def load(cls, start: Start) -> "MlxEngine":
+    def load(cls, start: Start, watch: StartWatch | None = None) -> "MlxEngine":
         """Load the model that ``Start`` names, within the memory that it grants.
 
-        Raises ConfigError and UnsupportedModelError, as ``loaded_model.load``.
+        Raises what ``rank_model.load_model`` does.
         """
         device.limit_memory(start.memory_nbytes)
-        loaded = load(Path(start.model_path))
+        loaded, peers = load_model(start, watch)
         shape = loaded.shape
         device.wire_weights(shape.weights_nbytes)
         tokens = pool_tokens(
@@ -95,38 +103,23 @@ class MlxEngine:
             trims_to=loaded.layout.trims_to,
         )
         grammars = GrammarCompiler(Path(start.model_path), shape.vocab_size)
-        return cls(loaded, facts, form, grammars)
+        return cls(loaded, facts, form, grammars, peers)
 
     @property
     def facts(self) -> EngineFacts:
         return self._facts
+
+    @property
+    def peers(self) -> Peers | None:
+        return self._peers
 
     def open(self, capacity: OwnerCapacity) -> None:
         assert self._capacity is None, "opened twice"
         self._capacity = capacity
 
     def warm_up(self) -> None:
-        """Run two requests of unequal length, one of them sampled, through the real path."""
         assert self._capacity is not None, "open() comes first"
-        sampled = SamplingParams(temperature=0.8, top_p=0.9, top_k=20, seed=1)
-        greedy = SamplingParams(temperature=0.0)
-        width = min(2, self._capacity.request_slots)
-        for slot, params in zip(range(width), (greedy, sampled), strict=False):
-            prompt = tuple(i % self._facts.shape.vocab_size for i in range(3 + 5 * slot))
-            self.add(
-                slot, EngineRequest(prompt_ids=prompt, output_ids=(), max_tokens=4, params=params)
-            )
-        self.step(
-            StepPlan(
-                prefill=tuple(
-                    PrefillChunk(slot=slot, num_tokens=3 + 5 * slot) for slot in range(width)
-                )
-            )
-        )
-        while self.busy:
-            self.step(StepPlan())
-        for slot in range(width):
-            self.remove(slot)
+        warm_up(self, slots=self._capacity.request_slots)
 
     def fault(self, request: EngineRequest) -> str | None:
         if request.grammar is None:

@@ -15,8 +15,8 @@ def resident_nbytes() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-def starting(phase: WorkerPhase) -> Heartbeat:
-    """The heartbeat of a worker that cannot serve yet, as it enters a phase."""
+def starting(phase: WorkerPhase, awaits_rank: int | None = None) -> Heartbeat:
+    """The heartbeat of a worker that cannot serve yet, as it enters a phase or waits in it."""
     return Heartbeat(
         phase=phase,
         step=0,
@@ -27,6 +27,7 @@ def starting(phase: WorkerPhase) -> Heartbeat:
         auxiliary_used=0,
         rss_nbytes=resident_nbytes(),
         device_nbytes=0,
+        awaits_rank=awaits_rank,
     )
 
 
@@ -37,6 +38,7 @@ class Moment:
     step: int
     step_tokens: int
     malformed_frames: int
+    awaits_rank: int | None = None
 
 
 class Pulse:
@@ -82,4 +84,5 @@ class Pulse:
             held_nbytes=engine.held_nbytes,
             step_tokens=moment.step_tokens,
             malformed_frames=moment.malformed_frames,
+            awaits_rank=moment.awaits_rank,
         )

@@ -12,7 +12,6 @@ from mlx_dp.proto.messages import (
     Abort,
     Drain,
     EngineKind,
-    Failed,
     FailureKind,
     Flush,
     Hello,
@@ -26,12 +25,15 @@ from mlx_dp.proto.model_shape import resolve_context_length
 from mlx_dp.proto.ownership import OwnerCapacity, resolve_capacity
 from mlx_dp.proto.token_pool import cache_nbytes
 from mlx_dp.worker import pulse
+from mlx_dp.worker.channel import Channel
 from mlx_dp.worker.chunk_budget import ChunkBudget
 from mlx_dp.worker.engine import Engine, EngineFacts
-from mlx_dp.worker.failure import kind_of, sentence
+from mlx_dp.worker.failure import starting_failure
 from mlx_dp.worker.fake_engine import FakeEngine
-from mlx_dp.worker.loop import Channel, WorkerLoop
+from mlx_dp.worker.held_verbs import HeldVerbs, ShutdownAskedError
+from mlx_dp.worker.loop import WorkerLoop
 from mlx_dp.worker.scheduler import Scheduler
+from mlx_dp.worker.start_beats import StartBeats
 
 _START_POLL_S: Final = 60.0
 
@@ -54,14 +56,18 @@ def run_worker(channel: Channel, *, clock: Callable[[], float] = time.monotonic)
     if start is None:
         return ExitCode.OK
     began_at = clock()
+    # Peers may be waited for from here on, and the controller is listened to meanwhile.
+    channel = HeldVerbs(channel)
     try:
-        started = _bring_up(start, channel, clock)
+        started = _bring_up(start, StartBeats(channel, start.heartbeat_interval_s, clock), clock)
+    except ShutdownAskedError:
+        return ExitCode.OK
     except Exception as error:
-        kind = kind_of(error)
-        if kind is FailureKind.INTERNAL:
+        failed = starting_failure(error)
+        if failed.kind is FailureKind.INTERNAL:
             _logger.exception("the start failed")
-        channel.send(Failed(kind=kind, message=sentence(error)))
-        return ExitCode[kind.name]
+        channel.send(failed)
+        return ExitCode[failed.kind.name]
     facts = started.engine.facts
     channel.send(
         Ready(
@@ -95,20 +101,20 @@ def _await_start(channel: Channel) -> Start | None:
         channel.wait(_START_POLL_S)
 
 
-def _bring_up(start: Start, channel: Channel, clock: Callable[[], float]) -> Started:
-    channel.send(pulse.starting(WorkerPhase.LOADING))
-    engine = _load(start, clock)
+def _bring_up(start: Start, beats: StartBeats, clock: Callable[[], float]) -> Started:
+    engine = _load(start, beats, clock)
     facts = engine.facts
     capacity, context_length = _resolve(start, facts)
     engine.open(capacity)
-    channel.send(pulse.starting(WorkerPhase.WARMING))
+    beats.enter(WorkerPhase.WARMING)
     engine.warm_up()
     return Started(engine=engine, capacity=capacity, context_length=context_length)
 
 
-def _load(start: Start, clock: Callable[[], float]) -> Engine:
+def _load(start: Start, beats: StartBeats, clock: Callable[[], float]) -> Engine:
     match start.engine:
         case EngineKind.FAKE:
+            beats.enter(WorkerPhase.LOADING)
             return FakeEngine.load(
                 start.fake, clock=clock, sleep=time.sleep, prefix_cache=start.prefix_cache
             )
@@ -116,7 +122,7 @@ def _load(start: Start, clock: Callable[[], float]) -> Engine:
             # A worker with the fake engine never loads MLX.
             from mlx_dp.worker.mlx_engine import MlxEngine
 
-            return MlxEngine.load(start)
+            return MlxEngine.load(start, beats)
         case _:
             assert_never(start.engine)
 
@@ -146,6 +152,12 @@ def _resolve(start: Start, facts: EngineFacts) -> tuple[OwnerCapacity, int]:
     return replace(capacity, cache_nbytes=nbytes, warnings=warnings), context_length
 
 
+def _chunk_tokens(start: Start) -> int:
+    """Prompt tokens of one step: ranks in lockstep share them, as their passes are one."""
+    ranks = 1 if start.group is None else start.group.size
+    return max(1, start.chunked_prefill_size // ranks)
+
+
 def _loop(
     start: Start, started: Started, channel: Channel, clock: Callable[[], float]
 ) -> WorkerLoop:
@@ -153,7 +165,7 @@ def _loop(
         channel,
         started.engine,
         Scheduler(started.capacity, started.engine, started.context_length),
-        ChunkBudget(start.chunked_prefill_size),
+        ChunkBudget(_chunk_tokens(start)),
         pulse.Pulse(start.heartbeat_interval_s),
         clock,
     )

@@ -1,0 +1,56 @@
+"""Verbs that arrive in the middle of a step, while it waits for a peer."""
+
+from typing import Final
+
+from mlx_dp.proto.messages import Down, Shutdown, Up
+from mlx_dp.worker.channel import Channel
+from mlx_dp.worker.peers import PassEndedError
+
+_MAX_HELD: Final = 1_024
+"""Then nothing more is read: a controller that says so much must wait itself."""
+
+
+class ShutdownAskedError(PassEndedError):
+    """The controller said Shutdown while a step waited for a peer."""
+
+
+class HeldVerbs:
+    """A channel that can be listened to in the middle of a step.
+
+    Shutdown takes effect at once; all else is held for the next ``drain``, in its order.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._held: list[Down] = []
+
+    @property
+    def congested(self) -> bool:
+        return self._channel.congested
+
+    @property
+    def malformed_frames(self) -> int:
+        return self._channel.malformed_frames
+
+    def send(self, message: Up) -> None:
+        self._channel.send(message)
+
+    def drain(self) -> list[Down]:
+        held, self._held = self._held, []
+        return held + self._channel.drain()
+
+    def wait(self, timeout_s: float, beside: int | None = None) -> bool:
+        if self._held:
+            return True
+        if beside is None:
+            return self._channel.wait(timeout_s)
+        return self._channel.wait(timeout_s, beside)
+
+    def listen(self) -> None:
+        """Read what is there and hold it. Raises ShutdownAskedError."""
+        if len(self._held) >= _MAX_HELD:
+            return
+        verbs = self._channel.drain()
+        self._held += verbs
+        if any(isinstance(verb, Shutdown) for verb in verbs):
+            raise ShutdownAskedError("the controller said Shutdown")
