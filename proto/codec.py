@@ -11,6 +11,7 @@ from typing import Final, TypeVar, get_args
 import msgspec
 
 from mlx_dp.proto.errors import ProtocolError
+from mlx_dp.proto.host_messages import HostDown, HostUp
 from mlx_dp.proto.messages import Down, Message, Up
 
 PROTOCOL_VERSION: Final = 1
@@ -26,9 +27,15 @@ _DOWN: Final[Mapping[str, msgspec.msgpack.Decoder[Down]]] = {
 _UP: Final[Mapping[str, msgspec.msgpack.Decoder[Up]]] = {
     kind.tag: msgspec.msgpack.Decoder(kind) for kind in get_args(Up)
 }
+_HOST_DOWN: Final[Mapping[str, msgspec.msgpack.Decoder[HostDown]]] = {
+    kind.tag: msgspec.msgpack.Decoder(kind) for kind in get_args(HostDown)
+}
+_HOST_UP: Final[Mapping[str, msgspec.msgpack.Decoder[HostUp]]] = {
+    kind.tag: msgspec.msgpack.Decoder(kind) for kind in get_args(HostUp)
+}
 
 
-def encode(message: Message) -> bytes:
+def encode(message: Message | HostDown | HostUp) -> bytes:
     """Return the frame of a message.
 
     Raises ProtocolError when the frame would be longer than a receiver takes, or holds text that
@@ -53,6 +60,16 @@ def decode_down(frame: bytes) -> Down:
 def decode_up(frame: bytes) -> Up:
     """Return the worker's message in this frame, or raise ProtocolError."""
     return _decode(frame, _UP)
+
+
+def decode_host_down(frame: bytes) -> HostDown:
+    """Return the controller's message to a host in this frame, or raise ProtocolError."""
+    return _decode(frame, _HOST_DOWN)
+
+
+def decode_host_up(frame: bytes) -> HostUp:
+    """Return the host's message in this frame, or raise ProtocolError."""
+    return _decode(frame, _HOST_UP)
 
 
 def _decode(frame: bytes, decoders: Mapping[str, msgspec.msgpack.Decoder[_T]]) -> _T:

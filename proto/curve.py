@@ -33,7 +33,7 @@ def make_keys() -> CurveKeys:
 
 def serve_curve(socket: zmq.Socket[bytes], keys: CurveKeys) -> None:
     """Let what the socket binds from now on take only whom the context's ``KeyGuard`` lets in."""
-    _watch_connection(socket)
+    watch_connection(socket)
     socket.setsockopt(zmq.CURVE_SERVER, 1)
     socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode())
     socket.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN)
@@ -43,13 +43,13 @@ def serve_curve(socket: zmq.Socket[bytes], keys: CurveKeys) -> None:
 
 def join_curve(socket: zmq.Socket[bytes], keys: CurveKeys, server_public: str) -> None:
     """Let what the socket connects to from now on be the holder of that server's secret."""
-    _watch_connection(socket)
+    watch_connection(socket)
     socket.setsockopt(zmq.CURVE_SERVERKEY, server_public.encode())
     socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public.encode())
     socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode())
 
 
-def _watch_connection(socket: zmq.Socket[bytes]) -> None:
+def watch_connection(socket: zmq.Socket[bytes]) -> None:
     """Have a connection end that a cut cable or a stopped machine leaves open."""
     socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_INTERVAL_MS)
     socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_INTERVAL_MS)

@@ -4,6 +4,7 @@ import asyncio
 import os
 import stat
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -16,11 +17,22 @@ from mlx_dp.proto.controller_channel import (
     PeerCongestedError,
     PeerLostError,
 )
+from mlx_dp.proto.curve import make_keys
 from mlx_dp.proto.errors import ConfigError, ProtocolError
+from mlx_dp.proto.host_channel import HostChannel
+from mlx_dp.proto.host_messages import Alive, Ping, host_identity
+from mlx_dp.proto.key_files import (
+    ControllerKeys,
+    read_controller_keys,
+    read_worker_keys,
+    write_keys,
+)
 from mlx_dp.proto.messages import Drain, Hello, Shutdown, Submit
+from mlx_dp.proto.router_socket import is_loopback
 from mlx_dp.proto.worker_channel import WorkerChannel
 
 HELLO = Hello(pid=7)
+DEADLINE_MS = 10_000
 
 
 @pytest.fixture
@@ -83,8 +95,7 @@ def arrived(channel: ControllerChannel, num_messages: int) -> list:
         try:
             return await _arrived(channel, num_messages)
         finally:
-            asyncio.get_running_loop().remove_reader(channel._socket.fileno())
-            channel._loop = None
+            channel._socket.detach()
 
     return asyncio.run(run())
 
@@ -284,10 +295,75 @@ def test_messages_that_came_in_during_a_send_are_seen(
         channel.attach(loop, take)
         worker.send(encode(HELLO))
         # The frame is there before the loop turns; the send below swallows its edge.
-        assert channel._socket.poll(5000)
+        assert channel._socket._socket.poll(5000)
         channel.send("w0-1", Drain())
         async with asyncio.timeout(5):
             await done
         return seen
 
     assert asyncio.run(run()) == [("w0-1", HELLO)]
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory) -> Path:
+    directory = tmp_path_factory.mktemp("keys")
+    write_keys(directory, ["worker"])
+    return directory
+
+
+def test_workers_of_this_machine_and_of_others_are_heard_alike(keys: Path) -> None:
+    with closing(
+        ControllerChannel(remote="127.0.0.1:0", keys=read_controller_keys(keys))
+    ) as channel:
+        assert channel.remote_endpoint is not None
+        channel.expect("w0-1")
+        channel.expect("w1-1")
+        near = WorkerChannel(channel.endpoint, "w0-1")
+        far = WorkerChannel(channel.remote_endpoint, "w1-1", read_worker_keys(keys))
+        with closing(near), closing(far):
+            near.send(HELLO)
+            far.send(HELLO)
+            assert sorted(arrived(channel, 2), key=str) == [("w0-1", HELLO), ("w1-1", HELLO)]
+            channel.send("w1-1", Drain())
+            assert far.wait(10.0)
+            assert far.drain() == [Drain()]
+
+
+def test_a_host_is_heard_apart_from_workers(keys: Path) -> None:
+    heard: list = []
+    with closing(
+        ControllerChannel(remote="127.0.0.1:0", keys=read_controller_keys(keys))
+    ) as channel:
+        channel.hear_hosts(lambda identity, said: heard.append((identity, said)))
+        assert channel.remote_endpoint is not None
+        host = host_identity(3, 1)
+        with closing(HostChannel(channel.remote_endpoint, host, read_worker_keys(keys))) as link:
+            link.send(Alive())
+            while not heard:
+                assert channel._socket._socket.poll(DEADLINE_MS)
+                assert channel.drain() == []
+            assert heard == [(host, Alive())]
+            channel.send_host(host, Ping())
+            assert link.wait(10.0)
+            assert link.drain() == [Ping()]
+
+
+def test_an_endpoint_that_strangers_reach_needs_keys() -> None:
+    with pytest.raises(ConfigError, match=r"0\.0\.0\.0:0 .*mlx-dp keys.*--keys"):
+        ControllerChannel(remote="0.0.0.0:0")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:0", "localhost:0", "[::1]:9", "127.9.9.9:1"])
+def test_loopback_is_not_reached_by_strangers(address: str) -> None:
+    assert is_loopback(address)
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:0", "10.0.0.1:1", "example.com:1", "*:1", ":1"])
+def test_everything_else_may_be(address: str) -> None:
+    assert not is_loopback(address)
+
+
+def test_an_address_that_is_not_ours_is_refused_in_one_sentence() -> None:
+    keys = ControllerKeys(own=make_keys(), allowed=frozenset())
+    with pytest.raises(ConfigError, match=r"192\.0\.2\.1:1 cannot be bound"):
+        ControllerChannel(remote="192.0.2.1:1", keys=keys)

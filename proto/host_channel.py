@@ -1,0 +1,68 @@
+"""A worker host's end of the wire: a DEALER socket beside those of the workers."""
+
+import logging
+from typing import Final
+
+import zmq
+
+from mlx_dp.proto.codec import MAX_FRAME_BYTES, decode_host_down, encode
+from mlx_dp.proto.curve import join_curve, watch_connection
+from mlx_dp.proto.errors import ProtocolError
+from mlx_dp.proto.host_messages import HostDown, HostUp
+from mlx_dp.proto.key_files import WorkerKeys
+
+_HIGH_WATER_MARK: Final = 256
+
+_logger = logging.getLogger(__name__)
+
+
+class HostChannel:
+    """One connection to the controller. Once it is cut, make another under a new identity."""
+
+    def __init__(self, endpoint: str, identity: str, keys: WorkerKeys | None) -> None:
+        self._context: Final = zmq.Context()
+        self._socket: Final[zmq.Socket[bytes]] = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.IDENTITY, identity.encode())
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.SNDHWM, _HIGH_WATER_MARK)
+        self._socket.setsockopt(zmq.RCVHWM, _HIGH_WATER_MARK)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        if keys is None:
+            watch_connection(self._socket)
+        else:
+            join_curve(self._socket, keys.own, keys.controller)
+        self._socket.connect(endpoint)
+
+    @property
+    def descriptor(self) -> int:
+        """Readable when something may have arrived; edge triggered, so look now and then too."""
+        return int(self._socket.fileno())
+
+    def send(self, message: HostUp) -> None:
+        """Send, or drop it where nothing has left for long: silence then tells enough."""
+        try:
+            self._socket.send(encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            _logger.debug("dropped a %s: the controller does not read", message.tag)
+
+    def drain(self) -> list[HostDown]:
+        """Return what has arrived, in order."""
+        messages: list[HostDown] = []
+        while True:
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return messages
+            try:
+                messages.append(decode_host_down(b"".join(frames)))
+            except ProtocolError as error:
+                _logger.warning("dropped a malformed message: %s", error)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Block until something can be read, or the time is up."""
+        return bool(self._socket.poll(max(0, round(timeout_s * 1000)), zmq.POLLIN))
+
+    def close(self, *, linger_s: float = 0.0) -> None:
+        """Close at once, or give the last messages this long to leave."""
+        self._socket.close(linger=round(linger_s * 1000))
+        self._context.term()

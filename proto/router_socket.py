@@ -1,0 +1,163 @@
+"""A ROUTER socket that binds, so that no queue outlives a peer, driven by an event loop."""
+
+import asyncio
+import ipaddress
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import zmq
+
+from mlx_dp.proto.codec import MAX_FRAME_BYTES
+from mlx_dp.proto.curve import HANDSHAKE_INTERVAL_MS, KeyGuard, serve_curve, watch_connection
+from mlx_dp.proto.errors import ConfigError
+from mlx_dp.proto.key_files import ControllerKeys
+
+
+class PeerLostError(Exception):
+    """Nobody with this identity is connected. What was sent to it earlier may be lost too."""
+
+
+class PeerCongestedError(Exception):
+    """The peer takes no more for now; the message was not sent. It may be alive."""
+
+
+class RouterSocket:
+    """Frames to and from peers by identity. Owned by the event loop; ``close`` it."""
+
+    def __init__(self, *, high_water_mark: int, keys: ControllerKeys | None = None) -> None:
+        """``keys`` are for what is bound by ``bind_tcp``."""
+        self._keys: Final = keys
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._on_arrival: Callable[[], None] | None = None
+        self._rearmed = False
+        self._context: Final = zmq.Context()
+        self._guard: Final = None if keys is None else KeyGuard(self._context, keys.allowed)
+        self._socket: Final[zmq.Socket[bytes]] = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 0)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.SNDHWM, high_water_mark)
+        self._socket.setsockopt(zmq.RCVHWM, high_water_mark)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        self._socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_INTERVAL_MS)
+
+    def bind_loopback(self) -> str:
+        """Bind a free port that nobody else can reach, where there are no ipc sockets."""
+        self._socket.bind("tcp://127.0.0.1:0")
+        return self._bound()
+
+    def bind_ipc(self, path: Path) -> str:
+        """Raises ConfigError when the path is longer than this system allows."""
+        length = len(str(path).encode())
+        if length > zmq.IPC_PATH_MAX_LEN:
+            raise ConfigError(
+                f"the socket path {path} takes {length} bytes, but this system allows "
+                f"{zmq.IPC_PATH_MAX_LEN}: use a shorter directory"
+            )
+        self._socket.bind(f"ipc://{path}")
+        return self._bound()
+
+    def bind_tcp(self, address: str) -> str:
+        """Bind ``host:port``, after every endpoint that needs no keys.
+
+        Raises ConfigError where it cannot be bound, or would be open to strangers.
+        """
+        if self._keys is not None:
+            serve_curve(self._socket, self._keys.own)
+        elif is_loopback(address):
+            watch_connection(self._socket)
+        else:
+            raise ConfigError(
+                f"{address} can be reached from other machines, and without keys anybody there "
+                "could be a worker: make some with mlx-dp keys and give their directory as --keys"
+            )
+        try:
+            self._socket.bind(f"tcp://{address}")
+        except zmq.ZMQError as error:
+            raise ConfigError(f"{address} cannot be bound: {error.strerror}") from None
+        return self._bound()
+
+    def _bound(self) -> str:
+        """Never a guess: it is read back from the bound socket."""
+        return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def send(self, identity: bytes, frame: bytes) -> None:
+        """At once or not at all. Raises PeerLostError or PeerCongestedError."""
+        try:
+            self._socket.send_multipart((identity, frame), zmq.DONTWAIT)
+        except zmq.Again:
+            name = identity.decode()
+            raise PeerCongestedError(f"{name}: its queue of messages is full") from None
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            raise PeerLostError(f"{identity.decode()}: not connected") from None
+        finally:
+            self.rearm()
+
+    def receive(self) -> tuple[bytes, list[bytes]] | None:
+        """The next message and who sent it, or None. ``rearm`` where one stops before None."""
+        try:
+            identity, *frames = self._socket.recv_multipart(zmq.DONTWAIT)
+        except zmq.Again:
+            return None
+        return identity, frames
+
+    def attach(self, loop: asyncio.AbstractEventLoop, on_arrival: Callable[[], None]) -> None:
+        """Call ``on_arrival`` from the loop whenever there may be something to receive."""
+        self._loop = loop
+        self._on_arrival = on_arrival
+        loop.add_reader(self._socket.fileno(), self._readable)
+        self.rearm()
+
+    def detach(self) -> None:
+        """Leave the loop. Idempotent."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(self._socket.fileno())
+        self._loop = None
+
+    def _readable(self) -> None:
+        if self._on_arrival is not None and self._arrived():
+            self._on_arrival()
+
+    def _arrived(self) -> bool:
+        events = self._socket.getsockopt(zmq.EVENTS)
+        assert isinstance(events, int)
+        return bool(events & zmq.POLLIN)
+
+    def rearm(self) -> None:
+        """Look again soon where the descriptor will stay silent.
+
+        It is edge triggered: neither a send, which takes the edge, nor a drain that stops early
+        is followed by another edge for what already lies in the queue.
+        """
+        if self._loop is None or self._rearmed:
+            return
+        if self._arrived():
+            self._rearmed = True
+            self._loop.call_soon(self._look_again)
+
+    def _look_again(self) -> None:
+        self._rearmed = False
+        if not self._socket.closed:
+            self._readable()
+
+    def close(self) -> None:
+        """Drop what was not sent. Idempotent."""
+        if self._socket.closed:
+            return
+        self.detach()
+        self._socket.close(linger=0)
+        self._context.term()
+        if self._guard is not None:
+            self._guard.close()
+
+
+def is_loopback(address: str) -> bool:
+    """Whether ``host:port`` cannot be reached from another machine; names are not looked up."""
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
