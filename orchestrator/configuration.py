@@ -19,6 +19,10 @@ _MAX_SECONDS: Final = 1e9
 # What we have open ourselves: pipes and sockets of the workers, and the model's files.
 _OWN_FILES: Final = 192
 
+# Beside reading: what compiles, warms up and is checked. The rate is that of a shared folder.
+_START_S: Final = 600.0
+_SLOWEST_DISK_NBYTES_PER_S: Final = 20e6
+
 _HOST_NAME: Final = re.compile(r"\*|[A-Za-z0-9._-]{1,253}")
 
 
@@ -49,7 +53,8 @@ def check_flags(flags: Flags) -> None:
     ):
         _seconds(flag, value_s, most=3600.0)
     _seconds("--restart-window", flags.owners.restart_window)
-    _seconds("--start-timeout", flags.owners.start_timeout)
+    if flags.owners.start_timeout is not None:
+        _seconds("--start-timeout", flags.owners.start_timeout)
     _within("--max-queued-requests", flags.queue.max_queued_requests, 1)
     _within("--port", flags.http.port, 0, 65535)
     _seconds("--queue-timeout", flags.queue.queue_timeout)
@@ -80,6 +85,13 @@ def limits(flags: OwnerFlags) -> Limits:
 def ownership(flags: OwnerFlags) -> Ownership:
     """The whole map of owners, as far as it is known before a model is."""
     return divide(topology(flags), limits(flags))
+
+
+def start_timeout_s(flags: OwnerFlags, weights_nbytes: int) -> float:
+    """How long one worker may load."""
+    if flags.start_timeout is not None:
+        return flags.start_timeout
+    return _START_S + weights_nbytes / _SLOWEST_DISK_NBYTES_PER_S
 
 
 def queue_options(flags: Flags) -> QueueOptions:

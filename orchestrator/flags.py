@@ -136,12 +136,12 @@ class OwnerFlags:
         float, _owners(help="Seconds within which --max-restarts is counted.")
     ] = 60.0
     start_timeout: Annotated[
-        float,
+        float | None,
         _owners(
-            help="Seconds that a worker may take to load its model before it is started anew; "
-            "more for large models on slow disks."
+            help="Seconds that a worker may take to load its model before it is started anew. "
+            "Default: 600, and as long as its weights take to be read at 20 MB/s."
         ),
-    ] = 600.0
+    ] = None
     # Hidden: the defaults suit every model, and trials of faults need shorter times.
     heartbeat_interval: Annotated[
         float, _owners(hidden=True, help="Seconds between two heartbeats of a worker.")

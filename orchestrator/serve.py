@@ -107,7 +107,10 @@ def _options(flags: Flags, plan: ServicePlan, *, port: int, open_files: int) -> 
             prefix_cache=not flags.owners.disable_radix_cache,
             heartbeat_interval_s=flags.owners.heartbeat_interval,
             hang_timeout_s=flags.owners.hang_timeout,
-            start_timeout_s=flags.owners.start_timeout,
+            start_timeout_s=configuration.start_timeout_s(
+                flags.owners,
+                0 if plan.model.shape is None else plan.model.shape.weights_nbytes,
+            ),
             max_restarts=flags.owners.max_restarts,
             restart_window_s=flags.owners.restart_window,
             restart_delay_s=flags.owners.restart_delay,

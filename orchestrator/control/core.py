@@ -163,7 +163,7 @@ class ControlCore:
         missed_s = self._health.slept(now, self._limits.tick_s)
         if missed_s:
             _logger.warning("the controller did not run for %.1f s: nobody is judged", missed_s)
-            self.supervisor.forgive(missed_s)
+            self.supervisor.forgive(now, missed_s)
         self.on_arrival()
         self._settle_exits(now)
         for index, loss in self._health.losses(now):

@@ -149,7 +149,8 @@ class Owner:
         """Whatever was missed was missed by us: nothing is late by that."""
         self.pulse.forgive(now)
         for lease in self.leases.values():
-            lease.since += missed_s
+            # Some may be of the moment after we awoke, before we noticed.
+            lease.since = min(lease.since + missed_s, now)
 
     def ran_short(self, lease: Lease) -> None:
         """It has given a request back, for which it has no memory now.

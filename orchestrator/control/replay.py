@@ -10,6 +10,12 @@ from mlx_dp.proto.messages import FinishReason
 
 POISON_DEATHS = 2
 
+# No share of the traffic caps replays, as a proxy has to cap its retries: those add load to what
+# is overloaded, and here the load is the same that was there before. A replay waits in the one
+# queue until an owner has room; what a death has made suspect is prefilled by one owner at a time
+# each, under the same budget of prompt tokens as all else, so that there is no flood; and how often
+# one request may be lost is bounded below. Refusing what could go on would only lose it.
+
 
 def on_trial(leases: Iterable[Lease]) -> Lease | None:
     """The one request whose doing the death of the owner of these leases was, if that is known."""

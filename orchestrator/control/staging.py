@@ -59,13 +59,13 @@ class Staging:
         worker.process = True
         worker.greeted = worker.told = worker.served = False
         worker.phase = None
-        worker.start_deadline = now + self._limits.hello_timeout_s
+        worker.await_until(now, self._limits.hello_timeout_s)
         return Spawn(worker.index, worker.identity)
 
     def greeted(self, worker: WorkerRecord, now: float) -> list[SendStart]:
         """It is up, and may load once its whole group is."""
         worker.greeted = True
-        worker.start_deadline = math.inf
+        worker.await_until(now, math.inf)
         members = self._domains.of(worker.index).members
         if not all(member.greeted for member in members):
             return []
@@ -73,7 +73,7 @@ class Staging:
         timeout_s = self._limits.start_timeout_s if alone else self._limits.form_timeout_s
         for member in members:
             member.told = True
-            member.start_deadline = now + timeout_s
+            member.await_until(now, timeout_s)
         return [SendStart(member.index, member.identity) for member in members]
 
     def heard(self, worker: WorkerRecord, phase: WorkerPhase, now: float) -> None:
@@ -85,9 +85,9 @@ class Staging:
             # Whoever is there waits for the last one, whose time has only begun.
             for member in self._domains.of(worker.index).members:
                 if member.phase is WorkerPhase.FORMING:
-                    member.start_deadline = now + self._limits.form_timeout_s
+                    member.await_until(now, self._limits.form_timeout_s)
         elif phase is WorkerPhase.LOADING:
-            worker.start_deadline = now + self._limits.start_timeout_s
+            worker.await_until(now, self._limits.start_timeout_s)
 
     def late(self, now: float) -> tuple[WorkerRecord, Loss] | None:
         """The worker whose start takes too long, if any, and what to say of it.
@@ -120,11 +120,12 @@ class Staging:
             detail = f"{detail}: it is behind (last word: {phase})"
         return Loss(kind=LossKind.START_TIMEOUT, detail=detail)
 
-    def forgive(self, missed_s: float) -> None:
+    def forgive(self, now: float, missed_s: float) -> None:
         """No start is late by what the controller slept."""
         for domain in self._domains:
             for worker in domain.members:
-                worker.start_deadline += missed_s
+                # Some of it may have begun after the controller awoke, before it noticed.
+                worker.start_deadline += min(missed_s, now - worker.awaited_since)
 
 
 def _behind(domain: FailureDomain) -> list[WorkerRecord]:

@@ -216,9 +216,9 @@ class Supervisor:
     def _spawn_next(self, now: float) -> list[Instruction]:
         return [] if self._stopping else [*self._staging.next(now)]
 
-    def forgive(self, missed_s: float) -> None:
+    def forgive(self, now: float, missed_s: float) -> None:
         """The controller slept: no start is late because of that."""
-        self._staging.forgive(missed_s)
+        self._staging.forgive(now, missed_s)
 
     def stop(self, now: float) -> None:
         """Restart nobody any more; whoever has a process is expected to exit."""

@@ -52,6 +52,8 @@ class WorkerRecord:
     served: bool = False
     """This incarnation became ready."""
     start_deadline: float = 0.0
+    awaited_since: float = 0.0
+    """When its deadline was set."""
     kill_at: float | None = None
     spawns: int = 0
     ready_once: bool = False
@@ -67,6 +69,11 @@ class WorkerRecord:
     def move(self, to: WorkerStatus, now: float) -> None:
         self.status = step(NEXT, "worker", self.index, self.status, to)
         self.since = now
+
+    def await_until(self, now: float, timeout_s: float) -> None:
+        """Give the next part of its start its time."""
+        self.awaited_since = now
+        self.start_deadline = now + timeout_s
 
     @property
     def tag(self) -> str:

@@ -16,6 +16,7 @@ from mlx_dp.orchestrator.flags import (
     QueueFlags,
 )
 from mlx_dp.proto.errors import ConfigError
+from mlx_dp.proto.group import DistributedBackend
 
 
 def with_value(group: str, name: str, value: Any) -> Flags:
@@ -37,6 +38,8 @@ def test_defaults_are_accepted() -> None:
         ("owners", "max_running_requests", 0, "--max-running-requests 0"),
         ("owners", "max_running_requests", 2**20 + 1, "--max-running-requests 1048577"),
         ("owners", "max_total_tokens", -1, "--max-total-tokens -1"),
+        ("owners", "distributed_backend", DistributedBackend.RING, "--distributed-backend ring"),
+        ("owners", "enable_dp_lm_head", True, "--enable-dp-lm-head needs"),
         ("owners", "max_restarts", -1, "--max-restarts -1"),
         ("owners", "heartbeat_interval", 0.0, "--heartbeat-interval 0"),
         ("owners", "hang_timeout", 3601.0, "--hang-timeout 3601"),
@@ -62,6 +65,15 @@ def test_a_bad_value_is_refused_by_its_flag(group: str, name: str, value: Any, f
         configuration.check_flags(with_value(group, name, value))
     assert str(refused.value).startswith(flag)
     assert ": use " in str(refused.value) or ": give " in str(refused.value)
+
+
+def test_a_larger_model_may_take_longer_to_start_unless_told_otherwise() -> None:
+    small, large = (
+        configuration.start_timeout_s(OwnerFlags(), weights_nbytes)
+        for weights_nbytes in (0, 10**12)
+    )
+    assert (small, large) == (600.0, 50_600.0)
+    assert configuration.start_timeout_s(OwnerFlags(start_timeout=7.0), 10**12) == 7.0
 
 
 def test_an_unknown_method_is_refused_with_the_list() -> None:
@@ -144,3 +156,16 @@ def test_affinity_to_prefixes_that_nobody_keeps_is_refused() -> None:
     configuration.check_flags(flags(queue=queue))
     with pytest.raises(ConfigError, match="--disable-radix-cache leaves none: use one"):
         configuration.check_flags(flags(queue=queue, owners=OwnerFlags(disable_radix_cache=True)))
+
+
+def test_what_a_group_needs_is_taken_with_it() -> None:
+    owners = OwnerFlags(
+        dp_size=4,
+        enable_dp_attention=True,
+        distributed_backend=DistributedBackend.JACCL,
+        enable_dp_lm_head=True,
+        chunked_prefill_size=4,
+    )
+    configuration.check_flags(flags(owners=owners))
+    with pytest.raises(ConfigError, match="--chunked-prefill-size 3 leaves 0.*at least 4"):
+        configuration.check_flags(flags(owners=replace(owners, chunked_prefill_size=3)))

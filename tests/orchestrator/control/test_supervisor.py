@@ -346,9 +346,19 @@ def test_stopping_ends_who_waits_for_a_start() -> None:
 def test_starts_are_not_late_by_what_the_controller_slept() -> None:
     made = supervisor(1)
     made.start(0.0)
-    made.forgive(500.0)
-    assert made.tick(400.0) == []
+    made.forgive(500.0, 500.0)
+    assert made.tick(559.0) == []
     assert kinds(made.tick(561.0)) == [RemoveOwner, Kill]
+
+
+def test_what_begins_after_the_controller_awoke_gets_no_more_time_than_ever() -> None:
+    made = supervisor(1)
+    made.start(0.0)
+    # It said hello during the sleep, which is read first.
+    made.greeted(0, 500.0)
+    made.forgive(500.1, 500.0)
+    assert made.tick(1100.0) == []
+    assert kinds(made.tick(1101.0)) == [RemoveOwner, Kill]
 
 
 @pytest.mark.parametrize(
