@@ -14,6 +14,7 @@ from mlx_dp.proto.messages import FinishReason, TokenLogprob
 from mlx_dp.proto.model_shape import ModelShape
 from mlx_dp.proto.ownership import OwnerCapacity
 from mlx_dp.proto.parallel import ReplicaMode
+from mlx_dp.proto.pass_totals import PassTotals
 from mlx_dp.proto.sampling_params import SamplingParams
 
 RETRY_BUSY_S: Final = 1
@@ -178,6 +179,8 @@ class OwnerState:
     generation_tokens_per_s: float
     phase: str
     message: str = ""
+    passes: PassTotals | None = None
+    """Of its present process, as a rank of a group."""
 
     @property
     def budget_nbytes(self) -> int | None:

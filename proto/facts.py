@@ -10,6 +10,7 @@ from mlx_dp.proto.fields import MAX_REQUEST_TOKENS, Epoch, RequestId, Seconds, T
 from mlx_dp.proto.model_shape import Count, ModelShape
 from mlx_dp.proto.ownership import OwnerCapacity
 from mlx_dp.proto.parallel import Rank
+from mlx_dp.proto.pass_totals import PassTotals
 from mlx_dp.proto.token_chunk import TokenChunk
 
 
@@ -197,6 +198,8 @@ class Heartbeat:
     """Frames of ours that it could not read, and has dropped."""
     awaits_rank: Rank | None = None
     """A rank of its group that it cannot go on without, or None: ``step`` stands for that one."""
+    passes: PassTotals | None = None
+    """None: it computes alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,11 +1,14 @@
 """Runs a model's sharded blocks together with the other ranks, pass by pass."""
 
+import time
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 import mlx.core as mx
 
+from mlx_dp.proto.pass_totals import PassTotals
 from mlx_dp.worker.group import Group
+from mlx_dp.worker.pass_counter import PassCounter
 from mlx_dp.worker.pass_rows import PassRows
 from mlx_dp.worker.peers import PassWatch
 from mlx_dp.worker.sharded_block import BlockRecord
@@ -22,6 +25,8 @@ class Agreement(Protocol):
 
     def agree(self, tokens: int, awaiting: Callable[[int], None]) -> tuple[int, ...]: ...
 
+    def close(self) -> None: ...
+
 
 class BrokenPassError(Exception):
     """The model does not call its blocks as it did when it was loaded. Nothing was exchanged."""
@@ -37,10 +42,14 @@ class Lockstep:
     rank may wait for a peer's next announcement only when the peer lacks nothing of this rank's.
     """
 
-    def __init__(self, group: Group, watch: PassWatch) -> None:
+    def __init__(
+        self, group: Group, watch: PassWatch, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._group: Final = group
         self._rank: Final[int] = group.rank()
         self._watch = watch
+        self._clock: Final = clock
+        self._counter: Final = PassCounter()
         self._agreement: Agreement | None = None
         self._sharded: ShardedModel | None = None
         self._rows: PassRows | None = None
@@ -54,17 +63,28 @@ class Lockstep:
     def wanted(self) -> bool:
         return self._agreed_by.wanted()
 
+    @property
+    def totals(self) -> PassTotals:
+        return self._counter.totals
+
     def watch(self, watch: PassWatch) -> None:
         self._watch = watch
+        self._counter.restart()
 
     def bind(self, sharded: ShardedModel, agreement: Agreement) -> None:
         """Take what passes consist of. No pass can begin before."""
         self._sharded, self._agreement = sharded, agreement
 
+    def close(self) -> None:
+        """No pass can begin any more."""
+        self._agreed_by.close()
+
     def begin(self, tokens: int) -> None:
         """Agree with all ranks on a pass in which this one has so many rows."""
         assert self._rows is None, "a pass is open"
+        ready_at = self._clock()
         counts = self._agreed_by.agree(tokens, self._watch.awaiting)
+        self._counter.count(tokens=tokens, waited_s=self._clock() - ready_at)
         self._rows = PassRows(counts=counts, rank=self._rank)
         self._done = 0
         self._watch.agreed(self._rows.total - tokens)

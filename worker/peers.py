@@ -2,6 +2,8 @@
 
 from typing import Protocol
 
+from mlx_dp.proto.pass_totals import PassTotals
+
 
 class PassEndedError(Exception):
     """A pass came to nothing, and this process ends. It says nothing about model or request."""
@@ -43,3 +45,10 @@ class Peers(Protocol):
 
     def watch(self, watch: PassWatch) -> None:
         """Have this one told from now on, in place of whoever was told before."""
+
+    def close(self) -> None:
+        """Let go of what the ranks agree over. No pass can begin any more."""
+
+    @property
+    def totals(self) -> PassTotals:
+        """The passes since ``watch`` was called last."""

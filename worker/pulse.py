@@ -85,4 +85,5 @@ class Pulse:
             step_tokens=moment.step_tokens,
             malformed_frames=moment.malformed_frames,
             awaits_rank=moment.awaits_rank,
+            passes=None if engine.peers is None else engine.peers.totals,
         )

@@ -89,4 +89,5 @@ class ServiceView:
             generation_tokens_per_s=self._rates.rate(worker.index),
             phase=worker.status.value if beat is None else beat.phase.value,
             message=worker.message,
+            passes=None if beat is None else beat.passes,
         )

@@ -5,7 +5,7 @@ label has few values: owners, statuses, and the controller's own words for outco
 error codes.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -20,6 +20,7 @@ from prometheus_client.registry import Collector
 from mlx_dp.orchestrator.control.counters import ControllerCounters
 from mlx_dp.orchestrator.http.endpoint import Endpoint
 from mlx_dp.orchestrator.http.histograms import RequestHistograms, Timings
+from mlx_dp.orchestrator.http.owner_metrics import owner_metrics
 from mlx_dp.orchestrator.service import OwnerState, WorkerStatus
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -62,7 +63,7 @@ class _EndpointCollector(Collector):
             "status",
             {str(status): count for status, count in self._endpoint.posts.items()},
         )
-        yield from _owner_metrics(state.owners)
+        yield from owner_metrics(state.owners)
 
     def _gauges(
         self, ready: Sequence[OwnerState], counters: ControllerCounters, *, queued: int
@@ -207,38 +208,3 @@ def _by_word(name: str, text: str, label: str, values: Mapping[str, int]) -> Met
     for word, count in values.items():
         family.add_metric([word], count)
     return family
-
-
-# Ours, per owner: bounded labels, since the number of owners is fixed.
-_OWNER_GAUGES: Final[Sequence[tuple[str, str, Callable[[OwnerState], float]]]] = (
-    ("ready", "1 when it takes requests", lambda owner: owner.status is WorkerStatus.READY),
-    ("running_requests", "Requests granted to it", lambda owner: owner.running),
-    ("used_tokens", "KV tokens that hold content", lambda owner: owner.used_tokens),
-    ("reserved_tokens", "KV tokens set aside", lambda owner: owner.reserved_tokens),
-    ("restarts", "Starts after the first", lambda owner: owner.restarts),
-    ("rss_bytes", "Resident memory of its process", lambda owner: owner.rss_nbytes),
-    ("device_bytes", "Memory on its device", lambda owner: owner.device_nbytes),
-    ("prefix_cache_tokens", "Tokens of cached prefixes", lambda owner: owner.prefix_tokens),
-    ("prefix_cache_bytes", "Memory of cached prefixes", lambda owner: owner.prefix_nbytes),
-    ("held_bytes", "Memory of rows, prefixes and states", lambda owner: owner.held_nbytes),
-    ("budget_bytes", "What those may take; 0: unbounded", lambda owner: owner.budget_nbytes or 0),
-)
-_OWNER_COUNTERS: Final[Sequence[tuple[str, str, Callable[[OwnerState], float]]]] = (
-    ("prompt_tokens", "Prompt tokens it was given", lambda owner: owner.prompt_tokens_total),
-    ("cached_tokens", "Those found in its cache", lambda owner: owner.cached_tokens_total),
-    ("generation_tokens", "Generated tokens", lambda owner: owner.generated_tokens_total),
-    ("preemptions", "Requests it gave up", lambda owner: owner.preemptions_total),
-)
-
-
-def _owner_metrics(owners: Iterable[OwnerState]) -> Iterator[Metric]:
-    owners = list(owners)
-    for family_of, table in (
-        (GaugeMetricFamily, _OWNER_GAUGES),
-        (CounterMetricFamily, _OWNER_COUNTERS),
-    ):
-        for name, text, value in table:
-            family = family_of(f"mlx_dp:owner_{name}", text, labels=["dp_rank"])
-            for owner in owners:
-                family.add_metric([str(owner.owner)], value(owner))
-            yield family

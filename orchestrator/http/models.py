@@ -131,6 +131,7 @@ def _owner(owner: OwnerState) -> Mapping[str, Any]:
         "context_length": owner.context_length,
         "rss_nbytes": owner.rss_nbytes,
         "device_nbytes": owner.device_nbytes,
+        "weights_nbytes": owner.shape.weights_nbytes if owner.shape else None,
         "prefix_cache_tokens": owner.prefix_tokens,
         "prefix_cache_nbytes": owner.prefix_nbytes,
         "held_nbytes": owner.held_nbytes,

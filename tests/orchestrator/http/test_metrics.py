@@ -23,6 +23,7 @@ from mlx_dp.orchestrator.http.histograms import RequestHistograms
 from mlx_dp.orchestrator.service import Service
 from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
 from mlx_dp.proto.messages import FinishReason
+from mlx_dp.proto.pass_totals import PassTotals
 
 ROUTERS_NAMES = (
     "vllm:num_requests_running",
@@ -156,6 +157,23 @@ def test_each_owner_tells_of_its_cache_and_its_memory() -> None:
         "sglang:kv_evictable_tokens": 600,
     }
     assert {name: found.get(name) for name in expected} == expected
+
+
+def test_ranks_of_a_group_tell_of_their_passes_and_weights() -> None:
+    totals = PassTotals(passes=900, idle_passes=300, waited_s=1.5)
+    owners = tuple(
+        replace(READY, owner=rank, shape=replace(SHAPE, weights_nbytes=379), passes=passes)
+        for rank, passes in enumerate((totals, None))
+    )
+    found = samples(page_of(ScriptedService(owners=owners)))
+    expected = {
+        "mlx_dp:owner_weights_bytes{1}": 379,
+        "mlx_dp:owner_passes_total{0}": 900,
+        "mlx_dp:owner_idle_passes_total{0}": 300,
+        "mlx_dp:owner_peer_wait_seconds_total{0}": 1.5,
+    }
+    assert {name: found.get(name) for name in expected} == expected
+    assert "mlx_dp:owner_passes_total{1}" not in found, "it has not said anything yet"
 
 
 def test_histograms_tell_what_the_observer_heard() -> None:
