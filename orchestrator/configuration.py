@@ -61,6 +61,7 @@ def check_flags(flags: Flags) -> None:
     _seconds("--request-timeout", flags.queue.request_timeout)
     _seconds("--drain-timeout", flags.http.drain_timeout, least=0.0)
     _within("--max-connections", flags.http.max_connections, 1, 2**20)
+    _check_group(flags.owners)
     _check_key(flags.http)
     _check_hosts(flags.http)
     _check_fake(flags.fake)
@@ -140,6 +141,25 @@ def _check_method(flags: Flags) -> None:
             f"--load-balance-method {method} goes by what prefix caches hold, and "
             "--disable-radix-cache leaves none: use one of the two"
         )
+
+
+def _check_group(flags: OwnerFlags) -> None:
+    if flags.enable_dp_attention:
+        if flags.chunked_prefill_size < flags.dp_size:
+            raise ConfigError(
+                f"--chunked-prefill-size {flags.chunked_prefill_size} leaves 0 tokens per owner "
+                f"(dp_size={flags.dp_size}): use at least {flags.dp_size}, or omit the flag"
+            )
+        return
+    for flag, given in (
+        (f"--distributed-backend {flags.distributed_backend}", flags.distributed_backend),
+        ("--enable-dp-lm-head", flags.enable_dp_lm_head),
+    ):
+        if given:
+            raise ConfigError(
+                f"{flag} is for a group of processes, and plain replicas compute alone: use "
+                "--enable-dp-attention too, or omit the flag"
+            )
 
 
 def _check_key(flags: HttpFlags) -> None:

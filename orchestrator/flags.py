@@ -9,6 +9,7 @@ from typing import Annotated, Final
 
 import typer
 
+from mlx_dp.proto.group import DistributedBackend
 from mlx_dp.proto.messages import EngineKind
 
 API_KEY_VARIABLE: Final = "MLX_DP_API_KEY"
@@ -80,8 +81,28 @@ class OwnerFlags:
         bool,
         _owners(
             "--enable-dp-attention",
-            help="One group of processes, with limits given for the whole group, in place of "
-            "independent replicas.",
+            help="One group of processes that computes in lockstep, in place of independent "
+            "replicas: each owner keeps attention and its own requests, and holds 1/tp_size of the "
+            "MLP and expert weights. For models whose weights do not fit --dp-size times: where they "
+            "do, replicas never wait for each other. Limits count for the whole group.",
+        ),
+    ] = False
+    distributed_backend: Annotated[
+        DistributedBackend | None,
+        _owners(
+            "--distributed-backend",
+            help="What the processes of a dp-attention group compute over: ring (TCP, the "
+            "default), jaccl (Thunderbolt with RDMA), nccl (CUDA) or mpi. MLX must have been "
+            "built with it. Only with --enable-dp-attention.",
+        ),
+    ] = None
+    enable_dp_lm_head: Annotated[
+        bool,
+        _owners(
+            "--enable-dp-lm-head",
+            help="Divide the embedding and the LM head over the vocabulary too: less memory per "
+            "process where the vocabulary is large, for one more exchange per step. Only with "
+            "--enable-dp-attention.",
         ),
     ] = False
     max_running_requests: Annotated[
@@ -117,8 +138,10 @@ class OwnerFlags:
     chunked_prefill_size: Annotated[
         int,
         _owners(
-            help="Prompt tokens computed between two decode steps. Unit: [bold]per worker[/bold]. "
-            "Smaller keeps running streams smooth, larger finishes long prompts sooner."
+            help="Prompt tokens computed between two decode steps. Unit: [bold]per worker[/bold], "
+            "or [bold]for the whole group[/bold] with --enable-dp-attention, where each owner gets "
+            "1/dp_size, since a step lasts as long as all of them take. Smaller keeps running "
+            "streams smooth, larger finishes long prompts sooner."
         ),
     ] = 512
     disable_radix_cache: Annotated[

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mlx_dp.proto.group import DistributedBackend
 from mlx_dp.proto.messages import EngineKind, FakeEngineOptions
 from mlx_dp.proto.ownership import Ownership
 
@@ -72,6 +73,10 @@ class WorkerOptions:
     restart_delay_s: float = 0.25
     """Before the first restart of a worker; further ones wait longer."""
     log_level: str = "info"
+    distributed_backend: DistributedBackend = DistributedBackend.RING
+    """What a dp-attention group computes over."""
+    shard_vocabulary: bool = False
+    """Whether such a group divides embedding and head as well."""
     fake: FakeEngineOptions = field(default_factory=FakeEngineOptions)
 
 

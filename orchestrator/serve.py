@@ -25,6 +25,7 @@ from mlx_dp.orchestrator.plan_table import plan_view
 from mlx_dp.orchestrator.preparation import PreparedModel, prepare_model
 from mlx_dp.orchestrator.process.launcher import ProcessLauncher
 from mlx_dp.orchestrator.process.log_output import StderrConsole, configure_logging, write_plain
+from mlx_dp.orchestrator.process.loopback_addresses import LoopbackAddresses
 from mlx_dp.orchestrator.process.open_files import raise_open_files
 from mlx_dp.orchestrator.process.worker_environment import WorkerEnvironment, worker_environment
 from mlx_dp.orchestrator.service_run import ServiceRun
@@ -32,6 +33,7 @@ from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
 from mlx_dp.orchestrator.text.text_model import TextModel
 from mlx_dp.orchestrator.text.tokenizer import load_text_model
 from mlx_dp.proto.controller_channel import ControllerChannel
+from mlx_dp.proto.group import DistributedBackend
 
 
 def serve(flags: Flags, environment: Mapping[str, str]) -> int:
@@ -68,7 +70,9 @@ async def _run(
         lambda index, line: write_plain(console, f"worker {index}: {line}"),
         log_level=options.worker.log_level,
     )
-    controller = Controller(options, Outside(ControllerChannel(), launcher))
+    channel = ControllerChannel()
+    outside = Outside(channel, launcher, LoopbackAddresses(channel.endpoint))
+    controller = Controller(options, outside)
     app = create_app(controller, options.http, text)
     server = EmbeddedServer(
         app, listener, options.http, access_log=options.worker.log_level == "debug"
@@ -115,6 +119,8 @@ def _options(flags: Flags, plan: ServicePlan, *, port: int, open_files: int) -> 
             restart_window_s=flags.owners.restart_window,
             restart_delay_s=flags.owners.restart_delay,
             log_level=flags.http.log_level,
+            distributed_backend=flags.owners.distributed_backend or DistributedBackend.RING,
+            shard_vocabulary=flags.owners.enable_dp_lm_head,
             fake=configuration.fake_options(flags.fake),
         ),
         ownership=plan.ownership,

@@ -114,6 +114,6 @@ def resolve_topology(*, dp_size: int, tp_size: int | None, enable_dp_attention: 
     if world != dp_size:
         raise ConfigError(
             f"--tp-size {world} with --dp-size {dp_size} would split one owner's attention over "
-            f"{world // dp_size} processes, which is not supported yet: use --dp-size {world}"
+            f"{world // dp_size} processes, and a ring cannot be split: use --dp-size {world}"
         )
     return Topology(mode=ReplicaMode.DP_ATTENTION, dp_size=dp_size, tp_size=world)

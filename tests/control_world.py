@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from mlx_dp.orchestrator.control.answers import RequestAnswer
 from mlx_dp.orchestrator.control.core import ControlCore
 from mlx_dp.orchestrator.control.fleet import Outside
+from mlx_dp.orchestrator.control.group_addresses import GroupAddresses
 from mlx_dp.orchestrator.control.limits import ControlLimits
 from mlx_dp.orchestrator.options import HttpOptions, QueueOptions, ServeOptions, WorkerOptions
 from mlx_dp.orchestrator.service import Ended, Generation, Granted, NewTokens, Started
@@ -163,6 +164,7 @@ class FakeWorker:
     serving: bool = False
     draining: bool = False
     step: int = 0
+    start: Start | None = None
     signals: list[str] = field(default_factory=list)
     cached: set[tuple[str, tuple[int, ...]]] = field(default_factory=set)
     """Salts and prompts whose KV it has."""
@@ -200,6 +202,7 @@ class FakeWorker:
     def _receive(self, message: Down) -> None:
         match message:
             case Start():
+                self.start = message
                 self.world.started.append(self.index)
                 if self.world.auto_ready:
                     self.become_ready()
@@ -373,11 +376,14 @@ class World:
         self.congested: set[str] = set()
         self.cut: set[str] = set()
         self.no_processes = False
+        self.no_addresses = False
+        self.meetings: list[int] = []
+        """The generations for which addresses were asked."""
         self.readies: dict[int, Ready] = {}
         self.limits = limits or ControlLimits()
         self.core = ControlCore(
             options or serve_options(),
-            Outside(self, self),
+            Outside(self, self, self),
             self.limits,
             self.clock,
             random.Random(seed),
@@ -429,6 +435,18 @@ class World:
         worker = FakeWorker(self, index, identity, on_exit, pid=1000 + len(self.workers))
         self.workers.append(worker)
         return worker
+
+    # Addresses.
+
+    def fresh(self, size: int, generation: int) -> GroupAddresses:
+        if self.no_addresses:
+            raise OSError("no more addresses")
+        self.meetings.append(generation)
+        port = 10 * len(self.meetings)
+        return GroupAddresses(
+            addresses=tuple(f"host:{port + rank}" for rank in range(size)),
+            peers=tuple(f"ipc://{port}-{rank}" for rank in range(size)),
+        )
 
     # What tests do.
 

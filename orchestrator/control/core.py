@@ -24,7 +24,7 @@ from mlx_dp.orchestrator.control.service_view import ServiceView, TokenRates
 from mlx_dp.orchestrator.control.supervisor import Supervisor
 from mlx_dp.orchestrator.control.supervisor_steps import Loss, RemoveOwner
 from mlx_dp.orchestrator.control.worker_record import ALIVE
-from mlx_dp.orchestrator.control.worker_starts import worker_starts
+from mlx_dp.orchestrator.control.worker_starts import WorkerStarts
 from mlx_dp.orchestrator.options import ServeOptions
 from mlx_dp.orchestrator.service import Generation, OverloadedError, RefusedError, ServiceStatus
 from mlx_dp.proto.messages import FinishReason
@@ -49,7 +49,7 @@ class ControlCore:
         rng: random.Random,
         wake_after: Callable[[float], None],
     ) -> None:
-        starts = worker_starts(options)
+        starts = WorkerStarts(options, outside.addresses)
         self._needs_all: Final = options.ownership.mode is ReplicaMode.DP_ATTENTION
         self._limits: Final = limits
         self._clock: Final = clock

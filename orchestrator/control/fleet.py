@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol, assert_never
 
 from mlx_dp.orchestrator.control.counters import Tally
+from mlx_dp.orchestrator.control.group_addresses import AddressBook
 from mlx_dp.orchestrator.control.owner import Lease, Owner
 from mlx_dp.orchestrator.control.owner_book import OwnerBook
 from mlx_dp.orchestrator.control.supervisor import Supervisor
@@ -25,8 +26,9 @@ from mlx_dp.orchestrator.control.supervisor_steps import (
 )
 from mlx_dp.orchestrator.control.transport import Transport
 from mlx_dp.orchestrator.control.worker_process import Launcher, WorkerProcess
+from mlx_dp.orchestrator.control.worker_starts import WorkerStarts
 from mlx_dp.proto.controller_channel import PeerCongestedError, PeerLostError
-from mlx_dp.proto.messages import Down, Drain, Heartbeat, Ready, Shutdown, Start
+from mlx_dp.proto.messages import Down, Drain, Heartbeat, Ready, Shutdown
 
 _logger = logging.getLogger(__name__)
 
@@ -46,10 +48,11 @@ class FleetListener(Protocol):
 
 @dataclass(slots=True)
 class Outside:
-    """What the fleet acts on: the wire and the machine."""
+    """What the fleet acts on: the wire and the machine. Only a group needs ``addresses``."""
 
     transport: Transport
     launcher: Launcher
+    addresses: AddressBook | None = None
 
 
 class Fleet:
@@ -60,7 +63,7 @@ class Fleet:
         supervisor: Supervisor,
         book: OwnerBook,
         outside: Outside,
-        starts: tuple[Start, ...],
+        starts: WorkerStarts,
         tally: Tally,
         listener: FleetListener,
     ) -> None:
@@ -143,8 +146,9 @@ class Fleet:
 
     def _send_start(self, index: int, identity: str, now: float) -> list[Instruction]:
         try:
-            self._transport.send(identity, self._starts[index])
-        except (PeerLostError, PeerCongestedError) as error:
+            start = self._starts.of(index, self._supervisor.workers[index].epoch)
+            self._transport.send(identity, start)
+        except (PeerLostError, PeerCongestedError, OSError) as error:
             loss = Loss(kind=LossKind.DISCONNECTED, detail=str(error))
             return self._supervisor.lost(index, loss, now)
         return []

@@ -12,6 +12,7 @@ from faults.grants import GrantWatch
 from faults.injection import Injection
 from faults.invariants import Invariants
 from faults.machine import Machine
+from faults.meeting_places import MeetingPlaces
 from faults.schedule import SLEEPS, Schedule
 from faults.wire import Wire
 from mlx_dp.orchestrator.control.fleet import Outside
@@ -49,7 +50,7 @@ class Simulation:
         self._invariants = Invariants(
             schedule, self._agenda, self._host, self._machine, self._watch, self._clients
         )
-        self._host.open(Outside(wire, self._machine))
+        self._host.open(Outside(wire, self._machine, MeetingPlaces()))
         self.core: Final = self._host.core
         self.events = 0
 

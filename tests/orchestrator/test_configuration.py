@@ -39,7 +39,7 @@ def test_defaults_are_accepted() -> None:
         ("owners", "max_running_requests", 2**20 + 1, "--max-running-requests 1048577"),
         ("owners", "max_total_tokens", -1, "--max-total-tokens -1"),
         ("owners", "distributed_backend", DistributedBackend.RING, "--distributed-backend ring"),
-        ("owners", "enable_dp_lm_head", True, "--enable-dp-lm-head needs"),
+        ("owners", "enable_dp_lm_head", True, "--enable-dp-lm-head"),
         ("owners", "max_restarts", -1, "--max-restarts -1"),
         ("owners", "heartbeat_interval", 0.0, "--heartbeat-interval 0"),
         ("owners", "hang_timeout", 3601.0, "--hang-timeout 3601"),
@@ -167,5 +167,5 @@ def test_what_a_group_needs_is_taken_with_it() -> None:
         chunked_prefill_size=4,
     )
     configuration.check_flags(flags(owners=owners))
-    with pytest.raises(ConfigError, match="--chunked-prefill-size 3 leaves 0.*at least 4"):
+    with pytest.raises(ConfigError, match=r"--chunked-prefill-size 3 leaves 0.*at least 4"):
         configuration.check_flags(flags(owners=replace(owners, chunked_prefill_size=3)))

@@ -81,14 +81,14 @@ def test_dp_attention_over_one_process_is_plain_and_says_so(tp_size):
             4,
             True,
             "--tp-size 4 with --dp-size 2 would split one owner's attention over 2 processes, "
-            "which is not supported yet: use --dp-size 4",
+            "and a ring cannot be split: use --dp-size 4",
         ),
         (
             1,
             4,
             True,
             "--tp-size 4 with --dp-size 1 would split one owner's attention over 4 processes, "
-            "which is not supported yet: use --dp-size 4",
+            "and a ring cannot be split: use --dp-size 4",
         ),
     ],
 )
