@@ -23,6 +23,8 @@ class ExitCode(IntEnum):
     PARENT_GONE = 5
     UNSUPPORTED_MODEL = 6
     OUT_OF_MEMORY = 7
+    HOST_LOST = 8
+    """Never a process's own: its machine is not heard any longer."""
     PEER_LOST = 8
 
     @property

@@ -9,6 +9,7 @@ import logging
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 from mlx_dp.proto.exit_codes import ExitCode
@@ -68,6 +69,9 @@ def _parser() -> argparse.ArgumentParser:
         default="info",
         choices=("debug", "info", "warning", "error", "critical"),
     )
+    serve.add_argument("--keys", type=Path, help="directory of the keys, on another machine")
+    serve.add_argument("--model-path", help="the model here, in place of the controller's")
+    serve.add_argument("--memory-nbytes", type=int, help="this worker's share of its device")
     commands.add_parser("convert", add_help=False, help="make a model directory of a GGUF file")
     commands.add_parser("probe", add_help=False, help="measure a model without serving it")
     return parser
@@ -84,12 +88,16 @@ def _serve(arguments: argparse.Namespace) -> int:
         level=arguments.log_level.upper(),
         format=f"%(asctime)s %(levelname)s worker {arguments.identity} %(name)s: %(message)s",
     )
+    from mlx_dp.proto.key_files import read_worker_keys
     from mlx_dp.proto.worker_channel import WorkerChannel
+    from mlx_dp.worker.own_machine import OwnMachine
     from mlx_dp.worker.startup import run_worker
 
-    channel = WorkerChannel(arguments.endpoint, arguments.identity)
+    keys = None if arguments.keys is None else read_worker_keys(arguments.keys)
+    channel = WorkerChannel(arguments.endpoint, arguments.identity, keys)
+    own = OwnMachine(model_path=arguments.model_path, memory_nbytes=arguments.memory_nbytes)
     try:
-        return run_worker(channel)
+        return run_worker(channel, own)
     finally:
         channel.close(linger_s=LAST_WORDS_S)
 

@@ -32,6 +32,7 @@ from mlx_dp.worker.failure import starting_failure
 from mlx_dp.worker.fake_engine import FakeEngine
 from mlx_dp.worker.held_verbs import HeldVerbs, ShutdownAskedError
 from mlx_dp.worker.loop import WorkerLoop
+from mlx_dp.worker.own_machine import OwnMachine
 from mlx_dp.worker.scheduler import Scheduler
 from mlx_dp.worker.start_beats import StartBeats
 
@@ -49,12 +50,19 @@ class Started:
     context_length: int
 
 
-def run_worker(channel: Channel, *, clock: Callable[[], float] = time.monotonic) -> ExitCode:
+def run_worker(
+    channel: Channel,
+    own: OwnMachine | None = None,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+) -> ExitCode:
     """Be a worker, from Hello to the end."""
     channel.send(Hello(pid=os.getpid()))
     start = _await_start(channel)
     if start is None:
         return ExitCode.OK
+    if own is not None:
+        start = own.apply(start)
     began_at = clock()
     # Peers may be waited for from here on, and the controller is listened to meanwhile.
     channel = HeldVerbs(channel)

@@ -1,0 +1,36 @@
+"""Whether two directories hold the same model, told without reading the weights."""
+
+import hashlib
+from pathlib import Path
+from typing import Final
+
+from mlx_dp.proto.errors import ConfigError
+
+_LENGTH_NBYTES: Final = 8
+_MAX_HEADER_NBYTES: Final = 100 * 2**20
+"""What safetensors itself allows."""
+
+
+def model_fingerprint(directory: Path) -> str:
+    """A hash of the configuration and of each weight file's name, size and table of tensors.
+
+    Raises ConfigError when the directory holds no model.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    try:
+        digest.update((directory / "config.json").read_bytes())
+        weights = sorted(directory.glob("*.safetensors"))
+        for path in weights:
+            digest.update(f"\0{path.name}\0{path.stat().st_size}\0".encode())
+            digest.update(_header(path))
+    except OSError as error:
+        raise ConfigError(f"no model can be read from {directory}: {error}") from None
+    if not weights:
+        raise ConfigError(f"no model can be read from {directory}: it holds no .safetensors file")
+    return digest.hexdigest()
+
+
+def _header(path: Path) -> bytes:
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(_LENGTH_NBYTES), "little")
+        return file.read(min(length, _MAX_HEADER_NBYTES))
