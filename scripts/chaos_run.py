@@ -7,7 +7,6 @@ random tokens. Every answer is compared with what it should have been, character
 import argparse
 import asyncio
 import json
-import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -15,8 +14,10 @@ from typing import Final
 
 from bench_report import machine
 from chaos_client_rows import CLIENT_ROWS
+from chaos_record import ViolationRecord
 from chaos_service_rows import SERVICE_ROWS
-from chaos_stage import Row, Settings, Stage, stop_on_sigterm
+from chaos_simulated import SIMULATED, simulate
+from chaos_stage import FINDINGS, Row, Settings, Stage, stop_on_sigterm
 from chaos_verdict import RowResult, matrix
 from chaos_wire_rows import WIRE_ROWS
 from chaos_worker_rows import WORKER_ROWS
@@ -27,13 +28,8 @@ ROWS: Final = {
         (*WORKER_ROWS, *SERVICE_ROWS, *CLIENT_ROWS, *WIRE_ROWS), key=lambda row: int(row.name[1:])
     )
 }
-ROOT: Final = Path(__file__).resolve().parent.parent
-SIMULATION: Final = ROOT / "tests" / "faults"
-SIMULATED: Final = {
-    "F21": "duplicate, missing, reordered frames",
-    "F25": "the clock jumps",
-}
-"""Rows that no real machine can be made to show: see tests/faults."""
+RUNS_A_TRIAL: Final = 10
+"""Of the rows that are simulated, for which a run takes about 20 ms."""
 FAKE_ONLY: Final = frozenset({"F3", "F15", "F16", "F17", "F19", "F20", "F26"})
 """Rows that need the fake engine's rates, its context or its groups."""
 
@@ -45,7 +41,7 @@ examples:
   scripts/chaos --rows F2 --trials 200 --seed 7      other choices; the machine's timing differs
 
 Times are shortened: a heartbeat every 0.1 s, hung after 1 s, restarts without long delays.
-F21 and F25 are shown by the simulation in tests/faults, which is run for them.
+F21 and F25 are shown by the simulation in tests/faults, 10 runs for each trial.
 """
 
 
@@ -72,6 +68,12 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         type=float,
         default=1.0,
         help="bounds of time are multiplied by it, for a machine that does other work (default 1)",
+    )
+    parser.add_argument(
+        "--findings",
+        type=Path,
+        default=FINDINGS,
+        help="where each violation gets a file with its seed and the log (default build/chaos)",
     )
     parser.add_argument("--json", type=Path, help="where all that was measured is written")
     return parser.parse_args(arguments)
@@ -102,6 +104,7 @@ async def run(options: argparse.Namespace) -> list[RowResult]:
         workers=options.workers,
         streams=options.streams,
         slack=options.slack,
+        findings=options.findings,
     )
     stop_on_sigterm()
     results = []
@@ -109,10 +112,6 @@ async def run(options: argparse.Namespace) -> list[RowResult]:
         print(f"{row.name} {row.title} ...", file=sys.stderr, flush=True)
         result = await Stage(row, settings).run()
         results.append(result)
-        # Also here, since a run that is cut short prints no table.
-        print(
-            *(f"violation: {text}\n" for text in result.violations), sep="", end="", file=sys.stderr
-        )
         print(
             f"{row.name}: {result.trials} trials, {result.requests} requests, "
             f"{len(result.violations)} violations, {result.seconds:.0f} s",
@@ -122,28 +121,19 @@ async def run(options: argparse.Namespace) -> list[RowResult]:
     return results
 
 
-def simulate(names: list[str]) -> list[str]:
-    """Run the simulation for the rows that need it, and say what is wrong."""
-    if not names:
-        return []
-    if not SIMULATION.exists():
-        return [f"{', '.join(names)}: {SIMULATION} does not exist"]
-    print(f"{', '.join(names)}, simulated ...", file=sys.stderr, flush=True)
-    command = (sys.executable, "-m", "pytest", "-q", str(SIMULATION))
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
-    return [] if done.returncode == 0 else [f"{', '.join(names)}: {done.stdout[-2000:]}"]
-
-
 def main(arguments: list[str]) -> int:
     """Return the exit status: 1 when a promise was broken."""
     options = parse(arguments)
     results = asyncio.run(run(options))
     simulated = [name for name in SIMULATED if options.rows is None or name in options.rows]
     violations = [text for result in results for text in result.violations]
-    violations += simulate(simulated)
+    for name in simulated:
+        found = simulate(name, options.seed, RUNS_A_TRIAL * options.trials)
+        ViolationRecord(options.findings, name, options.seed).write(found, ())
+        violations += found
     print(matrix(results))
     for name in simulated:
-        print(f"{name} {SIMULATED[name]}: simulated, see tests/faults")
+        print(f"{name} {SIMULATED[name]}: {RUNS_A_TRIAL * options.trials} runs, simulated")
     for text in violations:
         print(f"violation: {text}")
     if options.json is not None:

@@ -140,6 +140,12 @@ class ChaosService:
     def last_words(self) -> str:
         return "\n".join(line.text for line in self.lines[-15:])
 
+    def said(self) -> list[str]:
+        """All of its log, with the seconds since its first line, and what it was started with."""
+        begun_s = self.lines[0].time_s if self.lines else 0.0
+        head = f"mlx-dp serve {' '.join(self._arguments)}"
+        return [head, *(f"{at.time_s - begun_s:9.3f} {at.text}" for at in self.lines)]
+
     async def wait_lost(self, index: int, since: int) -> Line:
         return await self.wait_line(rf"worker {index}: lost\b", since=since)
 

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Final
 
 from chaos_load import MOST_PROMPT_TOKENS, FakeOracle, Load, ModelOracle, Oracle
+from chaos_record import ViolationRecord
 from chaos_service import ChaosService, Footprint
 from chaos_verdict import RowResult
 
 QUIET_S: Final = 10.0
+FINDINGS: Final = Path(__file__).resolve().parent.parent / "build" / "chaos"
 STOP: Final = signal.SIGTERM
 OUTCOMES: Final = ("ok", "error", "aborted")
 SPARE_FDS: Final = 4
@@ -29,7 +31,10 @@ HANG_SEEN_S: Final = HANG_S * (1.0 + MOST_STREAMS_HELD * MOST_PROMPT_TOKENS / 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What the command line chose. ``slack``: bounds of time are multiplied by it."""
+    """What the command line chose.
+
+    ``slack``: bounds of time are multiplied by it. ``findings``: where violations are kept.
+    """
 
     trials: int
     seed: int
@@ -37,6 +42,7 @@ class Settings:
     workers: int
     streams: int
     slack: float
+    findings: Path = FINDINGS
 
     def oracle(self, rng: random.Random, lengths: tuple[int, int]) -> Oracle:
         return FakeOracle(rng, lengths) if self.model is None else ModelOracle(rng, lengths)
@@ -79,6 +85,8 @@ class Stage:
         self.oracle: Final = settings.oracle(self.rng, row.lengths)
         self._service: ChaosService | None = None
         self._load: Load | None = None
+        self._record: Final = ViolationRecord(settings.findings, row.name, settings.seed)
+        self._made: Final[list[ChaosService]] = []
 
     @property
     def service(self) -> ChaosService:
@@ -102,6 +110,7 @@ class Stage:
         service = ChaosService(self.arguments(*more), port=port)
         for name in self.row.orders:
             (service.orders / name).touch()
+        self._made.append(service)
         return service
 
     def new_load(self, service: ChaosService) -> Load:
@@ -121,17 +130,26 @@ class Stage:
             await (self._run_fresh() if self.row.fresh else self._run_shared())
         except Exception as error:
             self.result.violate(f"the trial broke: {type(error).__name__}: {error}")
+        finally:
+            self._keep_violations()
         slack = self.settings.slack
         detected_s, recovered_s = self.row.bounds_s
         self.result.bound("detection", self.result.detection_s, slack * detected_s)
         self.result.bound("recovery", self.result.recovery_s, slack * recovered_s)
+        self._keep_violations()
         self.result.seconds = time.monotonic() - began_s
         return self.result
 
     async def _run_fresh(self) -> None:
         for _ in range(self.settings.trials):
             self.result.trials += 1
+            self._made.clear()
             await self.row.trial(self)
+            self._keep_violations()
+
+    def _keep_violations(self) -> None:
+        said = [line for service in self._made for line in service.said()]
+        self._record.write(self.result.violations, said)
 
     async def _run_shared(self) -> None:
         service = self._service = self.new_service()
@@ -147,6 +165,7 @@ class Stage:
                 for _ in range(self.settings.trials):
                     self.result.trials += 1
                     await self.row.trial(self)
+                    self._keep_violations()
             finally:
                 await self.load.stop()
             await self._quiet(service, before)

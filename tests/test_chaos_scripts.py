@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -179,11 +180,39 @@ def test_a_violation_makes_the_exit_status_1(load, monkeypatch, capsys, result):
     assert "violation: F2, trial 0: a token was lost" in capsys.readouterr().out
 
 
-def test_a_simulation_that_fails_is_a_violation(load, monkeypatch, tmp_path):
-    run = load("chaos_run")
-    monkeypatch.setattr(run, "SIMULATION", tmp_path / "absent")
-    assert run.simulate([]) == []
-    assert "does not exist" in run.simulate(["F21"])[0]
+def test_a_simulated_run_that_fails_is_a_violation_with_its_seed(load, monkeypatch):
+    simulated = load("chaos_simulated")
+
+    def run_schedule(schedule):
+        if schedule == 12:
+            raise AssertionError("a token was lost")
+
+    faults = SimpleNamespace(
+        **{"draw_frames": int, "draw_sleeps": int},
+        **{"run_schedule": run_schedule, "SimulationError": AssertionError},
+    )
+    monkeypatch.setattr(simulated, "_faults", lambda name: faults)
+    assert simulated.simulate("F21", 1, 10) == ["F21, seed 12: a token was lost"]
+
+
+@pytest.mark.parametrize("row", ["F21", "F25"])
+def test_what_is_simulated_is_found_and_runs(load, row):
+    assert load("chaos_simulated").simulate(row, 1, 1) == []
+
+
+def test_each_violation_gets_a_file_with_its_seed_and_the_log(load, tmp_path, capsys):
+    record = load("chaos_record").ViolationRecord(tmp_path / "found", "F2", 7)
+    record.write(["F2, trial 1: a token was lost"], ["what it said"])
+    record.write(["F2, trial 1: a token was lost", "F2, trial 3: a slot stayed"], ["and then"])
+    first, second = sorted((tmp_path / "found").iterdir())
+    assert "a token was lost" in first.read_text()
+    assert "--rows F2 --seed 7" in first.read_text()
+    assert "what it said" in first.read_text()
+    assert "a slot stayed" in second.read_text()
+    assert "and then" in second.read_text()
+    load("chaos_record").ViolationRecord(tmp_path / "found", "F2", 7).write(["again"], [])
+    assert len([*(tmp_path / "found").iterdir()]) == 3
+    assert capsys.readouterr().err.count("violation: ") == 3
 
 
 def test_a_measure_that_is_missing_keeps_no_bound(load):

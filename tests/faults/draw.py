@@ -1,6 +1,7 @@
 """Draws a run from its seed."""
 
 import random
+from dataclasses import replace
 
 from faults.schedule import (
     CONTEXT_LENGTH,
@@ -55,6 +56,48 @@ def draw(seed: int) -> Schedule:
         setting=setting,
         arrivals=_arrivals(random.Random(f"{seed} arrivals"), setting),
         faults=_faults(random.Random(f"{seed} faults"), setting),
+    )
+
+
+def draw_frames(seed: int) -> Schedule:
+    """The run of this seed, in which nothing goes wrong but frames: lost, late, repeated, cut."""
+    schedule = draw(seed)
+    rng = random.Random(f"{seed} frames")
+    faults = [
+        _frame_fault(rng, schedule.setting, rng.choice(FRAME_FAULTS))
+        for _ in range(rng.randint(1, 8))
+    ]
+    return replace(schedule, faults=tuple(sorted(faults, key=lambda fault: fault.at)))
+
+
+def draw_sleeps(seed: int) -> Schedule:
+    """The run of this seed, in which nothing happens but that clocks jump.
+
+    Either that of the controller, or everyone's, as when a lid is closed.
+    """
+    schedule = draw(seed)
+    rng = random.Random(f"{seed} sleeps")
+    faults = [
+        Fault(
+            at=rng.uniform(0.0, BEGIN_S + SPAN_S),
+            kind=rng.choice(tuple(sorted(SLEEPS))),
+            for_s=rng.choice((0.3, 2.5, 9.0, 60.0)),
+        )
+        for _ in range(rng.randint(1, 3))
+    ]
+    arrivals = tuple(each for each in schedule.arrivals if not (each.poison or each.unservable))
+    faults.sort(key=lambda fault: fault.at)
+    return replace(schedule, faults=tuple(faults), arrivals=arrivals)
+
+
+def _frame_fault(rng: random.Random, setting: Setting, kind: FaultKind) -> Fault:
+    return Fault(
+        at=rng.uniform(0.0, BEGIN_S + SPAN_S),
+        kind=kind,
+        worker=rng.randrange(setting.size),
+        for_s=rng.choice((0.05, 0.3, 1.0, 3.0)),
+        tag=rng.choice(rng.choice((UP_TAGS, UP_TAGS, DOWN_TAGS, BOOT_TAGS))),
+        nth=rng.choice((1, 1, 2, 5)),
     )
 
 

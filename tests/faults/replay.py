@@ -32,7 +32,11 @@ def failure_of(schedule: Schedule) -> Exception | None:
 
 def run_seed(seed: int) -> Simulation:
     """Raises SimulationError, with a schedule that is as short as it could be made."""
-    schedule = draw(seed)
+    return run_schedule(draw(seed))
+
+
+def run_schedule(schedule: Schedule) -> Simulation:
+    """The same of a schedule that was drawn in another way."""
     try:
         return Simulation(schedule).run()
     except Exception as error:

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from faults.draw import draw
-from faults.replay import run_seed
+from faults.draw import draw, draw_frames, draw_sleeps
+from faults.replay import run_schedule, run_seed
 from faults.schedule import Fault, FaultKind, Schedule
 from faults.simulation import Simulation
 
@@ -52,11 +52,16 @@ def test_without_faults_every_request_ends_well_and_nobody_dies(seed: int) -> No
     assert tally.requests_ok > 0
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_a_controller_that_slept_kills_nobody(seed: int) -> None:
-    sleeps = tuple(Fault(at=at, kind=FaultKind.SLEEP, for_s=9.0) for at in (0.5, 11.0))
-    tally = Simulation(replace(undisturbed(seed), faults=sleeps)).run().core.tally
+@pytest.mark.parametrize("seed", range(30))
+def test_clocks_that_jump_kill_nobody(seed: int) -> None:
+    tally = Simulation(draw_sleeps(seed)).run().core.tally
     assert tally.requests_error == tally.worker_deaths == 0
+
+
+@pytest.mark.parametrize("first", range(0, 100, RUNS))
+def test_every_invariant_holds_whatever_happens_to_frames(first: int) -> None:
+    for seed in range(first, first + RUNS):
+        run_schedule(draw_frames(seed))
 
 
 @pytest.mark.parametrize("seed", range(20))
