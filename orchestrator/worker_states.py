@@ -42,3 +42,5 @@ class WorkerState:
     """A restart that was asked for is still to come, or under way."""
     malformed_frames: int
     """Frames of ours that its present incarnation could not read."""
+    host: str | None = ""
+    """The machine it has a place on: "" is the controller's, None is none at present."""

@@ -43,7 +43,9 @@ class Controller:
         limits: ControlLimits | None = None,
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
+        host_of: Callable[[int], str | None] | None = None,
     ) -> None:
+        """``host_of``: the machine a worker has a place on, for those that are not all on ours."""
         self._options: Final = options
         self._limits: Final = limits or control_limits(options.worker)
         self._transport: Final = outside.transport
@@ -57,6 +59,7 @@ class Controller:
         )
         core = self._core
         self._workers: Final = WorkerView(core.supervisor, core.fleet, core.restarts, clock)
+        self._host_of: Final = host_of
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = False
 
@@ -107,6 +110,7 @@ class Controller:
     async def start(self) -> None:
         """Begin to start workers; returns at once. ``state`` shows how far it is."""
         self._transport.attach(asyncio.get_running_loop(), self._guarded(self._core.on_arrival))
+        self._place()
         self._core.begin()
         self._schedule_tick()
 
@@ -124,8 +128,13 @@ class Controller:
         self._timer = loop.call_later(self._limits.tick_s, self._guarded(self._tick_on))
 
     def _tick_on(self) -> None:
+        self._place()
         self._core.tick()
         self._schedule_tick()
+
+    def _place(self) -> None:
+        if self._host_of is not None:
+            self._core.supervisor.place(self._host_of)
 
     def _settle_after(self, delay_s: float) -> None:
         asyncio.get_running_loop().call_later(delay_s, self._guarded(self._core.settle_exits))

@@ -80,7 +80,8 @@ def give_up(domain: FailureDomain, loss: Loss, now: float) -> list[GiveUp]:
 
 def _is_final(domain: FailureDomain, loss: Loss) -> bool:
     """Whether a restart would fail again. Memory that sufficed once may suffice again."""
-    if not loss.final:
+    # The next machine to take the place may have what this one had not.
+    if not loss.final or domain.remote:
         return False
     ready_once = any(member.ready_once for member in domain.members)
     return not (ready_once and loss.failure is FailureKind.OUT_OF_MEMORY)

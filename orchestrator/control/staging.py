@@ -40,10 +40,14 @@ class Staging:
         self._rng: Final = rng
 
     def next(self, now: float) -> list[Spawn]:
-        """Begin the next start, unless one is still under way."""
+        """Begin the next start, unless one is still under way on its machine."""
         # A start that has failed is over only once its process is gone, and with it its memory.
         loading = [domain for domain in self._domains if domain.loads]
-        for domain in loading or self._domains:
+        for domain in self._domains:
+            if not domain.placed or (
+                not domain.loads and any(domain.shares_machine(other) for other in loading)
+            ):
+                continue
             if any(member.process and member.pid is None for member in domain.members):
                 # Whether its process can be made decides whether the next one is needed.
                 return []

@@ -2,6 +2,7 @@
 
 import logging
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -76,6 +77,11 @@ class Supervisor:
         for worker in self.workers:
             worker.since = now
         return self._spawn_next(now)
+
+    def place(self, host_of: Callable[[int], str | None]) -> None:
+        """Learn which machine each worker has a place on; ``tick`` goes by it."""
+        for worker in self.workers:
+            worker.host = host_of(worker.index)
 
     def spawned(self, index: int, pid: int, now: float) -> list[Instruction]:
         """The process exists."""

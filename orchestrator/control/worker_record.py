@@ -65,6 +65,8 @@ class WorkerRecord:
     """How often its group was started anew."""
     last_cause: str = ""
     """Why it was last given up, for people."""
+    host: str | None = ""
+    """The machine it has a place on: "" is the controller's, None is none at present."""
 
     def move(self, to: WorkerStatus, now: float) -> None:
         self.status = step(NEXT, "worker", self.index, self.status, to)
@@ -119,6 +121,21 @@ class FailureDomain:
             for member in self.members
             if member.process and member.status is WorkerStatus.STARTING
         ]
+
+    @property
+    def placed(self) -> bool:
+        """There is a machine for each of its members."""
+        return all(member.host is not None for member in self.members)
+
+    @property
+    def remote(self) -> bool:
+        """Some of it runs on another machine."""
+        return any(member.host != "" for member in self.members)
+
+    def shares_machine(self, other: "FailureDomain") -> bool:
+        """Whether both run on one machine in part, and so on the same device."""
+        hosts = {member.host for member in self.members}
+        return not hosts.isdisjoint(member.host for member in other.members)
 
     @property
     def loads(self) -> bool:

@@ -46,4 +46,5 @@ class WorkerView:
             last_cause=worker.last_cause,
             restart_asked=self._restarts.concerns(worker.index),
             malformed_frames=0 if beat is None else beat.malformed_frames,
+            host=worker.host,
         )

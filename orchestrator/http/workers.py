@@ -52,4 +52,6 @@ def _worker(worker: WorkerState, now: float) -> Mapping[str, Any]:
         "last_cause": worker.last_cause or None,
         "restart_asked": worker.restart_asked,
         "malformed_frames": worker.malformed_frames,
+        "remote": worker.host != "",
+        "host": worker.host or None,
     }

@@ -160,6 +160,11 @@ class RemoteProcess:
         """Of its host: the worker's own is not known here."""
         return self._pid
 
+    @property
+    def halted(self) -> bool:
+        """Not known here."""
+        return False
+
     def abort(self) -> None:
         self._send(signal.SIGABRT)
 

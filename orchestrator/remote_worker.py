@@ -1,0 +1,147 @@
+"""``mlx-dp worker``: everything that can refuse comes first, then the host runs."""
+
+import asyncio
+import os
+import re
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from mlx_dp.orchestrator.control.worker_process import Launcher
+from mlx_dp.orchestrator.model.fingerprint import model_fingerprint
+from mlx_dp.orchestrator.model.model_probe import probe_model
+from mlx_dp.orchestrator.process.cuda_devices import cuda_devices
+from mlx_dp.orchestrator.process.host_memory import ram_nbytes
+from mlx_dp.orchestrator.process.launcher import ProcessLauncher
+from mlx_dp.orchestrator.process.log_output import StderrConsole, configure_logging, write_plain
+from mlx_dp.orchestrator.process.memory_share import share_memory, shared_memory
+from mlx_dp.orchestrator.process.stop_signals import EXIT_SIGNAL_BASE, StopSignals
+from mlx_dp.orchestrator.process.worker_environment import WorkerEnvironment, worker_environment
+from mlx_dp.orchestrator.process.worker_host import WorkerHost
+from mlx_dp.proto.errors import ConfigError
+from mlx_dp.proto.fields import clip_text
+from mlx_dp.proto.host_channel import HostChannel
+from mlx_dp.proto.host_messages import Join, Launch
+from mlx_dp.proto.key_files import WorkerKeys, read_worker_keys
+from mlx_dp.proto.router_socket import is_loopback
+
+_ENDPOINT: Final = re.compile(r"tcp://(?P<address>[^/\s]+:[0-9]{1,5})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostOptions:
+    """A command line of ``mlx-dp worker``, as the user gave it."""
+
+    controller: str
+    rank: int
+    keys: Path | None
+    model: Path | None
+    mem_fraction_static: float
+    log_level: str
+    once: bool
+
+
+def serve_worker(options: HostOptions, environment: Mapping[str, str]) -> int:
+    """Be a host until a signal, and return the exit status. Raises ConfigError before any work."""
+    _check(options)
+    keys = None if options.keys is None else read_worker_keys(options.keys)
+    if options.model is not None:
+        model_fingerprint(options.model)
+    console = StderrConsole()
+    configure_logging(console, options.log_level)
+    here = Here(options, environment, lambda line: write_plain(console, f"worker: {line}"))
+    join = Join(rank=options.rank, host=clip_text(socket.gethostname()), pid=os.getpid())
+    connect = partial(_connect, options.controller, keys)
+    return asyncio.run(_run(join, options, connect, here))
+
+
+async def _run(
+    join: Join, options: HostOptions, connect: Callable[[str], HostChannel], here: "Here"
+) -> int:
+    # Workers watch their parent, so that they end with us even here.
+    stop = StopSignals(lambda number: os._exit(EXIT_SIGNAL_BASE + number))
+    stop.install(asyncio.get_running_loop())
+    host = WorkerHost(
+        join, options.controller, connect, here.launcher, stop.requested, once=options.once
+    )
+    return await host.run()
+
+
+def _connect(endpoint: str, keys: WorkerKeys | None, identity: str) -> HostChannel:
+    return HostChannel(endpoint, identity, keys)
+
+
+def _check(options: HostOptions) -> None:
+    found = _ENDPOINT.fullmatch(options.controller)
+    if found is None:
+        raise ConfigError(
+            f"--controller {options.controller!r} is no address: use tcp://host:port, as "
+            "the controller's --dist-init-addr has it"
+        )
+    if options.keys is None and not is_loopback(found["address"]):
+        raise ConfigError(
+            f"--controller {options.controller} is another machine, which needs keys: make some "
+            "there with mlx-dp keys, and give the directory of this worker's as --keys"
+        )
+    if not 0.0 < options.mem_fraction_static <= 1.0:
+        raise ConfigError(
+            f"--mem-fraction-static {options.mem_fraction_static:g} is out of range: use more "
+            "than 0 and at most 1"
+        )
+
+
+class Here:
+    """What this machine has: the model, its device, and how workers are started on it."""
+
+    def __init__(
+        self,
+        options: HostOptions,
+        environment: Mapping[str, str],
+        write_line: Callable[[str], None],
+    ) -> None:
+        self._options: Final = options
+        self._environment: Final = environment
+        self._write_line: Final = write_line
+
+    def launcher(self, launch: Launch) -> Launcher:
+        """Check what is here against what the controller has. Raises ConfigError."""
+        command = [sys.executable, "-m", "mlx_dp.worker", "serve"]
+        if self._options.keys is not None:
+            command += ["--keys", str(self._options.keys)]
+        environment = WorkerEnvironment(common={**self._environment, "PYTHONUNBUFFERED": "1"})
+        if launch.model_path:
+            path = self._model(launch)
+            probe = probe_model(path)
+            devices = cuda_devices(self._environment) if probe.device.kind == "cuda" else ()
+            memory = shared_memory(
+                probe.device, ram_nbytes=ram_nbytes(), cuda_devices=max(1, len(devices))
+            )
+            fraction = self._options.mem_fraction_static
+            share = share_memory(memory, probe.shape, workers=1, fraction=fraction)
+            command += ["--model-path", str(path), "--memory-nbytes", str(share)]
+            environment = worker_environment(
+                self._environment, device=probe.device.kind, cuda_devices=devices, workers=1
+            )
+        return ProcessLauncher(
+            environment.of,
+            lambda _, line: self._write_line(line),
+            log_level=launch.log_level,
+            command=tuple(command),
+        )
+
+    def _model(self, launch: Launch) -> Path:
+        path = self._options.model or Path(launch.model_path)
+        if not path.is_dir():
+            raise ConfigError(
+                f"this machine has no model directory {path}: give the one that it has as --model"
+            )
+        if model_fingerprint(path) != launch.model_fingerprint:
+            raise ConfigError(
+                f"the model in {path} is not the one that the controller serves from "
+                f"{launch.model_path}: copy that one here, and give its directory as --model"
+            )
+        return path
