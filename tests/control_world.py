@@ -7,6 +7,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from mlx_dp.orchestrator.control.answers import RequestAnswer
 from mlx_dp.orchestrator.control.core import ControlCore
@@ -168,6 +169,10 @@ class FakeWorker:
     signals: list[str] = field(default_factory=list)
     cached: set[tuple[str, tuple[int, ...]]] = field(default_factory=set)
     """Salts and prompts whose KV it has."""
+
+    @property
+    def halted(self) -> bool:
+        return self.stopped and self.alive
 
     def abort(self) -> None:
         self.signals.append("abort")
@@ -334,7 +339,10 @@ class FakeWorker:
             )
         )
 
-    def beat(self, **changes: int) -> None:
+    def lose_peer(self, rank: int | None) -> None:
+        self.say(Failed(kind=FailureKind.PEER_LOST, message="no answer", lost_rank=rank))
+
+    def beat(self, **changes: Any) -> None:
         if self.stopped:
             return
         beat = Heartbeat(

@@ -80,6 +80,7 @@ class ControlCore:
         self._health: Final = HealthWatch(
             limits.liveness,
             self.book,
+            self.fleet.halted,
             lag_tolerance_s=limits.lag_tolerance_s,
             lockstep=self._needs_all,
         )

@@ -219,6 +219,11 @@ class Fleet:
         except (PeerLostError, PeerCongestedError):
             self._processes[index].terminate()
 
+    def halted(self, index: int) -> bool:
+        """Whether its process was stopped by a signal, and not continued since."""
+        process = self._processes.get(index)
+        return process is not None and process.halted
+
     def kill_all(self) -> None:
         """End every process at once."""
         for worker in self._supervisor.workers:

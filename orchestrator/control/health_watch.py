@@ -1,26 +1,35 @@
 """Judges the ready owners, over and over, and says which of them are lost."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final, assert_never
 
 from mlx_dp.orchestrator.control.liveness import LivenessLimits, OwnLag, Verdict, judge, overdue
 from mlx_dp.orchestrator.control.owner import Lease, Owner
 from mlx_dp.orchestrator.control.owner_book import OwnerBook
-from mlx_dp.orchestrator.control.supervisor_steps import Loss, LossKind
+from mlx_dp.orchestrator.control.stalled_rank import stalled_rank
+from mlx_dp.orchestrator.control.supervisor_steps import STUCK, Loss, LossKind
 
 
 class HealthWatch:
     """Applies the rules of liveness to the book, and forgives whatever was missed by us.
 
     ``lockstep``: all owners wait for each other in every step, so each may take as long as any.
+    ``halted`` says whether a worker's process was stopped by a signal.
     """
 
     def __init__(
-        self, limits: LivenessLimits, book: OwnerBook, *, lag_tolerance_s: float, lockstep: bool
+        self,
+        limits: LivenessLimits,
+        book: OwnerBook,
+        halted: Callable[[int], bool],
+        *,
+        lag_tolerance_s: float,
+        lockstep: bool,
     ) -> None:
         self._limits: Final = limits
         self._lockstep: Final = lockstep
         self._book: Final = book
+        self._halted: Final = halted
         self._lag: Final = OwnLag(lag_tolerance_s)
 
     def slept(self, now: float, interval_s: float) -> float:
@@ -38,7 +47,20 @@ class HealthWatch:
             loss = self._judge(owner, now) or self._ignored(owner, now)
             if loss is not None:
                 found.append((owner.index, loss))
-        return found
+        return self._stalled(found, now) if self._lockstep else found
+
+    def _stalled(self, found: list[tuple[int, Loss]], now: float) -> list[tuple[int, Loss]]:
+        """Of a group, put the one first that the others wait for, if it is known."""
+        if not found:
+            return found
+        pulses = {owner.index: owner.pulse for owner in self._book.owners()}
+        stall = stalled_rank(pulses, self._limits, self._halted, now=now)
+        if stall is None:
+            return found
+        kind = dict(found).get(stall.index, found[0][1]).kind
+        kind = kind if kind in STUCK else LossKind.HUNG
+        told = "; ".join(f"worker {index}: {loss.detail}" for index, loss in found)
+        return [(stall.index, Loss(kind=kind, detail=f"{stall.detail} ({told})", sole=True))]
 
     def unanswered(self, now: float) -> list[tuple[Owner, Lease]]:
         """The grants that were not accepted in time, by owners that may yet turn out to live."""

@@ -10,6 +10,10 @@ class WorkerProcess(Protocol):
     @property
     def pid(self) -> int: ...
 
+    @property
+    def halted(self) -> bool:
+        """It was stopped by a signal, and not continued since, as far as the system tells."""
+
     def abort(self) -> None:
         """SIGABRT: the child's fault handler writes its stacks to the log, then it dies."""
 

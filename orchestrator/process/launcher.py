@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Final
 
+import psutil
+
 from mlx_dp.orchestrator.process.exit_watch import watch_exit
 from mlx_dp.orchestrator.process.worker_output import WorkerOutput
 
@@ -105,6 +107,14 @@ class ChildProcess:
     @property
     def pid(self) -> int:
         return self._child.pid
+
+    @property
+    def halted(self) -> bool:
+        try:
+            return psutil.Process(self._child.pid).status() == psutil.STATUS_STOPPED
+        except psutil.Error:
+            # It is gone, or not ours to look at.
+            return False
 
     def abort(self) -> None:
         self._child.send_signal(signal.SIGABRT)

@@ -69,6 +69,10 @@ class SimulatedProcess:
             return False
         return len(self.serving.scheduler.requests) + self.end.unread > 0
 
+    @property
+    def halted(self) -> bool:
+        return self.stopped and self.alive
+
     def abort(self) -> None:
         self._signal(-6)
 

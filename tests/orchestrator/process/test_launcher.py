@@ -233,3 +233,20 @@ def test_long_lines_are_cut_not_kept() -> None:
         assert len(run.lines) > 1
 
     asyncio.run(scenario())
+
+
+def test_a_worker_stopped_by_a_signal_is_told_from_one_that_runs() -> None:
+    async def scenario() -> None:
+        run = Run(WAIT_FOR_PARENT)
+        child = run.spawn(0)
+        await run.wait_for_line(0, "up")
+        for number, halted in ((signal.SIGSTOP, True), (signal.SIGCONT, False)):
+            os.kill(child.pid, number)
+            async with asyncio.timeout(DEADLINE_S):
+                while child.halted is not halted:
+                    await asyncio.sleep(0.01)
+        child.kill()
+        await run.exit_status(0)
+        assert not child.halted
+
+    asyncio.run(scenario())

@@ -1,0 +1,56 @@
+"""Which rank of a group keeps the others, when some of them look stuck."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from mlx_dp.orchestrator.control.liveness import LivenessLimits, Pulse
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """The rank that does not come to a pass, and how that is known."""
+
+    index: int
+    detail: str
+
+
+def stalled_rank(
+    pulses: Mapping[int, Pulse],
+    limits: LivenessLimits,
+    halted: Callable[[int], bool],
+    *,
+    now: float,
+) -> Stall | None:
+    """Name the one rank that the others wait for, or None where it is not known to be one alone.
+
+    A rank that waits for an announcement says so; one in a collective can say nothing, just like
+    the one that it waits for, so that the system is asked which process was ``halted``.
+    """
+    told = {index: _awaits(pulse, limits, now) for index, pulse in pulses.items()}
+    waits = {index: rank for index, rank in told.items() if rank is not None}
+    awaited = {end for index in waits if (end := _end(waits, index)) is not None}
+    stopped = {index for index in {*pulses, *awaited} if halted(index)}
+    if len(stopped) == 1:
+        return Stall(stopped.pop(), "it was stopped by a signal, and its group waits for it")
+    if len(awaited) != 1:
+        return None
+    (index,) = awaited
+    waiting = min(each for each in waits if _end(waits, each) == index)
+    return Stall(index, f"worker {waiting} waits for it")
+
+
+def _awaits(pulse: Pulse, limits: LivenessLimits, now: float) -> int | None:
+    """For whom a rank waits, as far as what it said still holds."""
+    fresh_s = limits.suspicious_beats * limits.heartbeat_interval_s
+    if pulse.last is None or now - pulse.heard_at > fresh_s:
+        return None
+    return pulse.last.awaits_rank
+
+
+def _end(waits: Mapping[int, int], index: int) -> int | None:
+    """Whom a chain of waiting ranks leads to; None when it leads back to itself."""
+    for _ in waits:
+        index = waits[index]
+        if index not in waits:
+            return index
+    return None
