@@ -7,7 +7,7 @@ from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.fields import clip_text
 from mlx_dp.proto.messages import Failed, FailureKind
 from mlx_dp.worker.engine import UnsupportedModelError
-from mlx_dp.worker.peers import PeerLostError
+from mlx_dp.worker.peers import PassEndedError, PeerLostError
 
 # MLX raises RuntimeError for a failed allocation, with another text on each device.
 _ALLOCATION: Final = re.compile(
@@ -35,6 +35,16 @@ def kind_of(error: Exception) -> FailureKind:
             return FailureKind.OUT_OF_MEMORY
         case _:
             return FailureKind.INTERNAL
+
+
+def says_of_model(error: Exception) -> bool:
+    """A model file raised it for what it was given, as far as one can tell.
+
+    Else it ends the process, whoever was about to try something with the model.
+    """
+    if isinstance(error, PassEndedError):
+        return False
+    return kind_of(error) in (FailureKind.INTERNAL, FailureKind.UNSUPPORTED_MODEL)
 
 
 def starting_failure(error: Exception) -> Failed:

@@ -4,6 +4,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from mlx_dp.worker.failure import says_of_model
 from mlx_dp.worker.lockstep import Lockstep
 
 
@@ -22,8 +23,10 @@ class LockstepModel:
         self._lockstep.begin(tokens.size)
         try:
             logits: mx.array = self._model(tokens, cache=cache)
-        except Exception:
-            self._lockstep.abandon()
+        except Exception as error:
+            # The peers wait for the rest of the pass; but for a broken one nothing can be launched.
+            if says_of_model(error):
+                self._lockstep.abandon()
             raise
         self._lockstep.end()
         return logits
