@@ -48,6 +48,14 @@ class ModelFlags:
     served_model_name: Annotated[
         str | None, _model(help="The name that clients ask for. Default: the model's own.")
     ] = None
+    trust_remote_code: Annotated[
+        bool,
+        _model(
+            "--trust-remote-code",
+            help="Run Python code that comes with the model, for architectures and tokenizers that "
+            "have their own. It can do whatever you can do on this machine: read it before.",
+        ),
+    ] = False
     engine: Annotated[
         EngineKind,
         _model(

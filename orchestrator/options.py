@@ -59,6 +59,8 @@ class WorkerOptions:
 
     engine: EngineKind = EngineKind.MLX
     model_path: Path | None = None
+    trust_remote_code: bool = False
+    """Whether the model may bring code that is run."""
     memory_nbytes: int | None = None
     """One worker's share of the device, for ``Start``; None leaves MLX's own limits."""
     context_length: int | None = None

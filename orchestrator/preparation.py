@@ -42,7 +42,7 @@ def prepare_model(flags: Flags, environment: Mapping[str, str]) -> PreparedModel
     if flags.model.engine is EngineKind.FAKE:
         return PreparedModel(served_name=flags.model.served_model_name or FAKE_MODEL_NAME)
     model = _resolve(flags.model)
-    probe = probe_model(model.path)
+    probe = probe_model(model.path, trust_remote_code=flags.model.trust_remote_code)
     devices = cuda_devices(environment) if probe.device.kind == "cuda" else ()
     return PreparedModel(
         served_name=flags.model.served_model_name or model.served_name,
@@ -66,6 +66,7 @@ def _resolve(flags: ModelFlags) -> ResolvedModel:
                 cache_dir=cache_dir,
                 progress=progress,
                 device=host_device(),
+                trust_remote_code=flags.trust_remote_code,
             )
     except OSError as error:
         raise ConfigError(

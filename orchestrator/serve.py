@@ -90,7 +90,7 @@ async def _run(
 def _text_model(flags: Flags, model: PreparedModel) -> TextModel:
     if model.path is None:
         return FakeTextModel(flags.fake.fake_vocab_size, flags.fake.fake_context_length)
-    return load_text_model(model.path)
+    return load_text_model(model.path, trust_remote_code=flags.model.trust_remote_code)
 
 
 def _options(flags: Flags, plan: ServicePlan, *, port: int, open_files: int) -> ServeOptions:
@@ -105,6 +105,7 @@ def _options(flags: Flags, plan: ServicePlan, *, port: int, open_files: int) -> 
         worker=WorkerOptions(
             engine=flags.model.engine,
             model_path=plan.model.path,
+            trust_remote_code=flags.model.trust_remote_code,
             memory_nbytes=plan.share_nbytes,
             context_length=flags.model.context_length,
             chunked_prefill_size=flags.owners.chunked_prefill_size,

@@ -46,6 +46,8 @@ class Start:
     fake: FakeEngineOptions = FakeEngineOptions()
     group: GroupPlace | None = None
     """None: this worker computes alone."""
+    trust_remote_code: bool = False
+    """Whether the model may bring code that is run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,8 +62,11 @@ class GrammarCompiler:
     ``vocab_size`` is that of the logits, which may be larger than the tokenizer's.
     """
 
-    def __init__(self, model_path: Path, vocab_size: int) -> None:
+    def __init__(
+        self, model_path: Path, vocab_size: int, *, trust_remote_code: bool = False
+    ) -> None:
         self._model_path = model_path
+        self._trust_remote_code = trust_remote_code
         self._vocab_size = vocab_size
         self._tokenizer: LLTokenizer | None = None
         self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
@@ -128,7 +131,8 @@ class GrammarCompiler:
         except ImportError as error:
             raise GrammarError(_NOT_INSTALLED) from error
         try:
-            return LLTokenizer(_tokenizer_json(self._model_path), n_vocab=self._vocab_size)
+            source = _tokenizer_json(self._model_path, self._trust_remote_code)
+            return LLTokenizer(source, n_vocab=self._vocab_size)
         # The libraries raise bare exceptions for whatever they dislike.
         except Exception as error:
             raise GrammarError(
@@ -137,13 +141,13 @@ class GrammarCompiler:
             ) from error
 
 
-def _tokenizer_json(model_path: Path) -> str:
+def _tokenizer_json(model_path: Path, trust_remote_code: bool) -> str:
     path = model_path / "tokenizer.json"
     if path.exists():
         return path.read_text("utf-8")
     from transformers import AutoTokenizer
 
     wrapped: Any = AutoTokenizer.from_pretrained(
-        str(model_path), trust_remote_code=False, local_files_only=True
+        str(model_path), trust_remote_code=trust_remote_code, local_files_only=True
     )
     return str(wrapped.backend_tokenizer.to_str())

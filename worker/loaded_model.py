@@ -54,23 +54,24 @@ class LoadedModel:
     batch: BatchLayout | None
 
 
-def load(path: Path) -> LoadedModel:
+def load(path: Path, *, trust_remote_code: bool = False) -> LoadedModel:
     """Load an mlx-lm model directory and evaluate its weights. Raises what ``read`` does."""
-    loaded = read(path)
+    loaded = read(path, trust_remote_code=trust_remote_code)
     mx.eval(loaded.model.parameters())
     return loaded
 
 
-def read(path: Path) -> LoadedModel:
+def read(path: Path, *, trust_remote_code: bool = False) -> LoadedModel:
     """Learn what a directory's model is. Its weights are lazy still.
 
+    ``trust_remote_code``: the directory may bring code of its own, which is run.
     Raises ConfigError for a directory that holds no whole model, UnsupportedModelError for an
     architecture that mlx-lm does not have.
     """
     check_weight_files(path)
     attention.install()
     try:
-        model, config = load_model(path, lazy=True)
+        model, config = load_model(path, lazy=True, trust_remote_code=trust_remote_code)
     except FileNotFoundError as error:
         raise ConfigError(f"--model {path}: {error}") from error
     except ValueError as error:

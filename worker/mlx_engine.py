@@ -102,7 +102,11 @@ class MlxEngine:
             stateful=loaded.layout.stateful,
             trims_to=loaded.layout.trims_to,
         )
-        grammars = GrammarCompiler(Path(start.model_path), shape.vocab_size)
+        grammars = GrammarCompiler(
+            Path(start.model_path),
+            shape.vocab_size,
+            trust_remote_code=start.trust_remote_code,
+        )
         return cls(loaded, facts, form, grammars, peers)
 
     @property

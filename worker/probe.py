@@ -23,9 +23,14 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="mlx_dp.worker probe")
     parser.add_argument("model", type=Path)
     parser.add_argument("--ranks", type=int, help="divide the weights among so many")
+    parser.add_argument("--trust-remote-code", action="store_true", help="run the model's code")
     arguments = parser.parse_args(argv)
     try:
-        answer = probe(arguments.model, ranks=arguments.ranks)
+        answer = probe(
+            arguments.model,
+            ranks=arguments.ranks,
+            trust_remote_code=arguments.trust_remote_code,
+        )
     except ConfigError as error:
         print(json.dumps({"error": str(error)}))
         return 1
@@ -38,10 +43,12 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def probe(path: Path, *, ranks: int | None = None) -> dict[str, Any]:
+def probe(
+    path: Path, *, ranks: int | None = None, trust_remote_code: bool = False
+) -> dict[str, Any]:
     """Sizes, quantization and device as one JSON object, and what each of some ranks would hold."""
     check_weight_files(path)
-    model, config = load_model(path, lazy=True)
+    model, config = load_model(path, lazy=True, trust_remote_code=trust_remote_code)
     quantization = config.get("quantization") or {}
     return {
         "model_type": str(config["model_type"]),

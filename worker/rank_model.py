@@ -36,17 +36,17 @@ def load_model(start: Start, watch: StartWatch | None) -> tuple[LoadedModel, Loc
     if start.group is None:
         if watch is not None:
             watch.enter(WorkerPhase.LOADING)
-        return load(Path(start.model_path)), None
+        return load(Path(start.model_path), trust_remote_code=start.trust_remote_code), None
     assert watch is not None, "a group is to be watched while it forms"
     watch.enter(WorkerPhase.FORMING)
     lockstep = Lockstep(join(start.group), watch)
     watch.enter(WorkerPhase.LOADING)
-    return _load_share(Path(start.model_path), start.group, lockstep), lockstep
+    whole = read(Path(start.model_path), trust_remote_code=start.trust_remote_code)
+    return _load_share(whole, start.group, lockstep), lockstep
 
 
-def _load_share(path: Path, place: GroupPlace, lockstep: Lockstep) -> LoadedModel:
+def _load_share(whole: LoadedModel, place: GroupPlace, lockstep: Lockstep) -> LoadedModel:
     """Load what this rank keeps. What caches look like is learned from the whole, still lazy."""
-    whole = read(path)
     sharded = shard_model(whole.model, rank=place.rank, size=place.size, runner=lockstep)
     mx.eval(whole.model.parameters())
     fingerprint = _fingerprint(whole, sharded)

@@ -62,4 +62,5 @@ def _start(worker: WorkerOptions, share: OwnerSlice) -> Start:
         prefix_cache=worker.prefix_cache,
         heartbeat_interval_s=worker.heartbeat_interval_s,
         fake=worker.fake,
+        trust_remote_code=worker.trust_remote_code,
     )

@@ -15,8 +15,8 @@ from huggingface_hub.utils.tqdm import tqdm
 from mlx_dp.orchestrator.model.progress import Progress
 from mlx_dp.proto.errors import ConfigError
 
-# What mlx-lm and the tokenizers read. No *.py: code from the hub never runs here. Other files of
-# weights are the same ones once more, in another project's format.
+# What mlx-lm and the tokenizers read. No *.py: code from the hub does not run here unasked. Other
+# files of weights are the same ones once more, in another project's format.
 ALLOW_PATTERNS = ["*.json", "model*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
 
 
@@ -24,13 +24,16 @@ class ModelSourceError(ConfigError):
     """The model that ``--model`` names cannot be had; nothing of it was loaded."""
 
 
-def hub_model(name: str, revision: str | None, progress: Progress) -> Path:
-    """The local snapshot of a hub repository; without network, the cached one."""
+def hub_model(name: str, revision: str | None, progress: Progress, *, code: bool = False) -> Path:
+    """The local snapshot of a hub repository; without network, the cached one.
+
+    ``code``: with the Python files that it may bring.
+    """
     try:
         folder = snapshot_download(
             name,
             revision=revision,
-            allow_patterns=ALLOW_PATTERNS,
+            allow_patterns=[*ALLOW_PATTERNS, *(["*.py"] if code else [])],
             tqdm_class=_bar_class(f"Fetching {name}", progress),
         )
     except HFValidationError as error:

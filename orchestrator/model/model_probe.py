@@ -34,15 +34,21 @@ class ModelProbe:
 
 
 def probe_model(
-    path: Path, *, ranks: int | None = None, timeout_s: float = _TIMEOUT_S
+    path: Path,
+    *,
+    ranks: int | None = None,
+    trust_remote_code: bool = False,
+    timeout_s: float = _TIMEOUT_S,
 ) -> ModelProbe:
     """Build the model's graph in a child, without its weights, and read the sizes off it.
 
-    ``ranks``: those of a group that would divide the weights.
+    ``ranks``: those of a group that would divide the weights. ``trust_remote_code``: the model may
+    bring code that is run.
     """
     answers: list[dict[str, Any]] = []
     divided = [] if ranks is None else ["--ranks", str(ranks)]
-    run_child(["probe", str(path), *divided], answers.append, timeout_s=timeout_s)
+    trusted = ["--trust-remote-code"] if trust_remote_code else []
+    run_child(["probe", str(path), *divided, *trusted], answers.append, timeout_s=timeout_s)
     if len(answers) != 1:
         raise ConfigError(f"the probe of {path} gave {len(answers)} answers instead of one")
     return msgspec.convert(answers[0], ModelProbe)

@@ -30,10 +30,12 @@ def resolve_model(
     cache_dir: Path,
     progress: Progress,
     device: DeviceKind,
+    trust_remote_code: bool = False,
 ) -> ResolvedModel:
     """Find, fetch or convert the model; raises ``ModelSourceError`` with one sentence.
 
-    A local path wins over a hub id of the same spelling.
+    A local path wins over a hub id of the same spelling. ``trust_remote_code``: the model may
+    bring code that is run.
     """
     resolved = _resolve(
         model,
@@ -41,8 +43,9 @@ def resolve_model(
         cache=ModelCache(cache_dir, progress),
         progress=progress,
         storage="4bit" if device == "metal" else "float32",
+        trust_remote_code=trust_remote_code,
     )
-    check_model_dir(resolved.path)
+    check_model_dir(resolved.path, trust_remote_code=trust_remote_code)
     return resolved
 
 
@@ -51,14 +54,14 @@ def host_device() -> DeviceKind:
     return "metal" if sys.platform == "darwin" and platform.machine() == "arm64" else "cpu"
 
 
-def check_model_dir(path: Path) -> None:
-    """Refuse a directory that mlx-lm could not load, or would run foreign code for."""
+def check_model_dir(path: Path, *, trust_remote_code: bool = False) -> None:
+    """Refuse a directory that mlx-lm could not load, or would run foreign code for unasked."""
     config = _read_config(path)
     # An auto_map is only for transformers' model classes, which nothing here loads.
-    if config.get("model_file") is not None:
+    if config.get("model_file") is not None and not trust_remote_code:
         raise ModelSourceError(
             f"the model in {path} wants to run its own code (model_file in config.json), "
-            "which mlx-dp never does"
+            "which mlx-dp does only with --trust-remote-code: read that code before"
         )
     if not any(path.glob("model*.safetensors")):
         raise ModelSourceError(f"the directory {path} has no weights (model*.safetensors)")
@@ -71,6 +74,7 @@ def _resolve(
     cache: ModelCache,
     progress: Progress,
     storage: Storage,
+    trust_remote_code: bool,
 ) -> ResolvedModel:
     if model is None:
         _refuse_revision(revision, "the demo model")
@@ -92,7 +96,7 @@ def _resolve(
         raise ModelSourceError(f"--model {model} is neither a directory nor a .gguf file")
     if _means_path(model):
         raise ModelSourceError(f"--model {model} does not exist")
-    path = hub_model(model, revision, progress)
+    path = hub_model(model, revision, progress, code=trust_remote_code)
     return ResolvedModel(path=path, served_name=model)
 
 

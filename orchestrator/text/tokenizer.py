@@ -91,9 +91,12 @@ class TokenizerTextModel:
         return token in self._special or self._tokenizer.id_to_token(token) is None
 
 
-def load_text_model(directory: Path) -> TextModel:
-    """Load the tokenizer, template and facts of a model directory. Raises ConfigError."""
-    tokenizer = _load_tokenizer(directory)
+def load_text_model(directory: Path, *, trust_remote_code: bool = False) -> TextModel:
+    """Load the tokenizer, template and facts of a model directory. Raises ConfigError.
+
+    ``trust_remote_code``: the tokenizer may be code that comes with the model.
+    """
+    tokenizer = _load_tokenizer(directory, trust_remote_code)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokenizer_config = read_json(directory / "tokenizer_config.json")
@@ -115,7 +118,7 @@ def load_text_model(directory: Path) -> TextModel:
     return TokenizerTextModel(tokenizer, facts, template)
 
 
-def _load_tokenizer(directory: Path) -> Tokenizer:
+def _load_tokenizer(directory: Path, trust_remote_code: bool) -> Tokenizer:
     path = directory / "tokenizer.json"
     if path.exists():
         try:
@@ -128,7 +131,7 @@ def _load_tokenizer(directory: Path) -> Tokenizer:
 
     try:
         wrapped: Any = AutoTokenizer.from_pretrained(
-            str(directory), trust_remote_code=False, local_files_only=True
+            str(directory), trust_remote_code=trust_remote_code, local_files_only=True
         )
     except Exception as error:
         raise ConfigError(f"{directory} has no usable tokenizer: {error}") from error

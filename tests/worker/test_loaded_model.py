@@ -42,6 +42,21 @@ def test_an_architecture_whose_import_ends_the_process_is_refused(tmp_path, monk
         load(DENSE["llama"].write(tmp_path))
 
 
+def test_code_that_comes_with_a_model_is_run_only_for_those_who_trust_it(tmp_path):
+    directory = DENSE["llama"].write(tmp_path)
+    config = DENSE["llama"].config | {"model_file": "own.py"}
+    (directory / "config.json").write_text(json.dumps(config))
+    ran = directory / "ran"
+    (directory / "own.py").write_text(
+        f"open({str(ran)!r}, 'w').close()\nfrom mlx_lm.models.llama import Model, ModelArgs\n"
+    )
+    with pytest.raises(UnsupportedModelError, match="trust_remote_code"):
+        load(directory)
+    assert not ran.exists()
+    assert load(directory, trust_remote_code=True).shape.num_layers > 0
+    assert ran.exists()
+
+
 def test_an_empty_directory_is_a_configuration_error(tmp_path):
     with pytest.raises(ConfigError, match=str(tmp_path)):
         load(tmp_path)

@@ -31,7 +31,7 @@ class Recorder:
     def update(self, *values):
         self.updates.append(values)
 try:
-    path = hub_model(sys.argv[1], sys.argv[2] or None, Recorder())
+    path = hub_model(sys.argv[1], sys.argv[2] or None, Recorder(), code=sys.argv[3] == "code")
     files = sorted(file.name for file in path.iterdir())
     print(json.dumps({"files": files, "last": Recorder.updates[-1:]}))
 except ModelSourceError as error:
@@ -122,14 +122,14 @@ def hub():
 
 @pytest.fixture
 def fetch(hub, tmp_path):
-    def call(name, revision=""):
+    def call(name, revision="", code=""):
         environment = {
             **{key: value for key, value in os.environ.items() if "proxy" not in key.lower()},
             "HF_ENDPOINT": hub,
             "HF_HOME": str(tmp_path / "hf"),
             "HF_HUB_DISABLE_TELEMETRY": "1",
         }
-        command = [sys.executable, "-c", CLIENT, name, revision]
+        command = [sys.executable, "-c", CLIENT, name, revision, code]
         run = subprocess.run(
             command, capture_output=True, text=True, env=environment, timeout=60, check=False
         )
@@ -145,6 +145,15 @@ def test_a_snapshot_has_the_model_files_and_no_code(fetch):
     assert answer["files"] == ["config.json", "model.safetensors"]
     total = len(WEIGHTS) + len(FILES["config.json"])
     assert answer["last"] == [["Fetching org/name", total, total]]
+
+
+@pytest.mark.system
+def test_code_is_fetched_for_those_who_trust_it(fetch):
+    assert fetch("org/name", code="code")["files"] == [
+        "config.json",
+        "evil.py",
+        "model.safetensors",
+    ]
 
 
 @pytest.mark.system

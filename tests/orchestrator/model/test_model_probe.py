@@ -48,6 +48,19 @@ def test_no_answer_is_an_error(tmp_path, fake_probe):
         probe_model(tmp_path)
 
 
+@pytest.mark.parametrize("trusts", [False, True])
+def test_the_child_hears_whether_the_models_code_is_trusted(tmp_path, monkeypatch, trusts):
+    asked = []
+
+    def run_child(arguments, take, *, timeout_s):
+        asked.extend(arguments)
+        take(ANSWER)
+
+    monkeypatch.setattr("mlx_dp.orchestrator.model.model_probe.run_child", run_child)
+    probe_model(tmp_path, trust_remote_code=trusts)
+    assert ("--trust-remote-code" in asked) == trusts
+
+
 @pytest.mark.mlx
 @pytest.mark.system
 def test_a_directory_without_a_model_is_one_sentence(tmp_path):

@@ -11,13 +11,14 @@ from mlx_dp.orchestrator.model.model_source import host_device, resolve_model
 
 @pytest.fixture
 def resolve(tmp_path):
-    def call(model, *, revision=None, device="cpu"):
+    def call(model, *, revision=None, device="cpu", **trust):
         return resolve_model(
             model,
             revision=revision,
             cache_dir=tmp_path / "cache",
             progress=SilentProgress(),
             device=device,
+            **trust,
         )
 
     return call
@@ -60,6 +61,13 @@ def test_a_directory_that_cannot_be_served_is_refused(tmp_path, resolve, facts, 
         resolve(str(path))
 
 
+def test_a_directory_with_code_is_taken_from_those_who_trust_it(tmp_path, resolve):
+    path = model_dir(tmp_path / "x", config={"model_file": "own.py"})
+    with pytest.raises(ModelSourceError, match="--trust-remote-code"):
+        resolve(str(path))
+    assert resolve(str(path), trust_remote_code=True).path == path
+
+
 def test_an_auto_map_alone_runs_nothing_and_is_no_reason_to_refuse(tmp_path, resolve):
     path = model_dir(tmp_path / "x", config={"auto_map": {"AutoModel": "x.Y"}})
     assert resolve(str(path)).path == path
@@ -98,9 +106,7 @@ def test_a_revision_needs_a_hub_id(tmp_path, resolve):
 
 def test_a_hub_id_is_served_by_that_id(tmp_path, resolve, monkeypatch):
     path = model_dir(tmp_path / "snapshot", config={})
-    monkeypatch.setattr(
-        "mlx_dp.orchestrator.model.model_source.hub_model", lambda name, revision, progress: path
-    )
+    monkeypatch.setattr("mlx_dp.orchestrator.model.model_source.hub_model", lambda *_, code: path)
     resolved = resolve("org/name", revision="v1")
     assert resolved.served_name == "org/name"
 

@@ -179,7 +179,7 @@ def test_fake_text_stays_within_its_vocabulary(vocab_size: int) -> None:
 
 
 @pytest.mark.parametrize("converted", [True, False])
-def test_code_that_comes_with_a_model_is_never_run(directory: Path, converted: bool) -> None:
+def test_code_that_comes_with_a_model_is_not_run_unasked(directory: Path, converted: bool) -> None:
     code = f"open({str(directory / 'ran')!r}, 'w')\nclass X: pass\n"
     for name in ("evil.py", "tokenization_evil.py", "modeling_evil.py"):
         (directory / name).write_text(code)
@@ -193,3 +193,27 @@ def test_code_that_comes_with_a_model_is_never_run(directory: Path, converted: b
         with pytest.raises(ConfigError, match="no usable tokenizer"):
             load_text_model(directory)
     assert not (directory / "ran").exists()
+
+
+def test_a_tokenizer_that_is_code_is_run_for_those_who_trust_it(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Where the library keeps copies of such code was settled when it was imported.
+    from transformers import dynamic_module_utils
+
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(directory / "modules"))
+    monkeypatch.syspath_prepend(str(directory / "modules"))
+    (directory / "tokenizer.json").rename(directory / "own.json")
+    (directory / "own_tokenizer.py").write_text(
+        "from transformers import PreTrainedTokenizerFast\n"
+        "class Own(PreTrainedTokenizerFast):\n"
+        "    def __init__(self, **named):\n"
+        f"        super().__init__(tokenizer_file={str(directory / 'own.json')!r})\n"
+    )
+    mapped = {"AutoTokenizer": [None, "own_tokenizer.Own"]}
+    edit(directory, "config.json", model_type="own", auto_map=mapped)
+    edit(directory, "tokenizer_config.json", tokenizer_class="Own", auto_map=mapped)
+    with pytest.raises(ConfigError, match="no usable tokenizer"):
+        load_text_model(directory)
+    model = load_text_model(directory, trust_remote_code=True)
+    assert model.decode(model.encode("hi", add_special_tokens=False)) == "hi"
