@@ -13,12 +13,15 @@ class BatchForm:
     ``single``: one by one in the model's own caches, as when it generates alone.
     ``resumes``: what the model computes does not depend on where its chunks end, so that a prompt
     may go on from any cached prefix.
+    ``pads``: chunks of prompts can share a pass that is padded to the longest, for models whose
+    states keep the padding out. Those without states need no padding.
     """
 
     split: bool
     grouped_mask: bool = False
     single: bool = False
     resumes: bool = True
+    pads: bool = False
 
     def __str__(self) -> str:
         if self.single:

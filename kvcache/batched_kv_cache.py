@@ -6,6 +6,7 @@ import mlx.core as mx
 
 from mlx_dp.kvcache.kv_row import LayerKV
 from mlx_dp.kvcache.kv_step import KVStep
+from mlx_dp.kvcache.padded_step import PaddedStep
 
 
 class NotSplittableError(Exception):
@@ -13,7 +14,7 @@ class NotSplittableError(Exception):
 
 
 class BatchedKVCache:
-    """One layer's view of the batch, in mlx-lm's cache protocol, for single-token steps.
+    """One layer's view of the batch, in mlx-lm's cache protocol, for one pass after another.
 
     With one slab, ``update_and_fetch`` returns the slab's keys and values, and any arithmetic on
     them is right. With several, or with guests, they do not form one array: it returns the new
@@ -25,7 +26,7 @@ class BatchedKVCache:
         self._layer = layer
         self._window = window
         self._grouped_mask = grouped_mask
-        self._step: KVStep | None = None
+        self._step: KVStep | PaddedStep | None = None
         self._attended = False
         self._fetched: LayerKV | None = None
         self._parts: list[LayerKV] = []
@@ -37,7 +38,7 @@ class BatchedKVCache:
         self.values: Any = None
 
     @property
-    def step(self) -> KVStep:
+    def step(self) -> KVStep | PaddedStep:
         assert self._step is not None, "no step is under way"
         return self._step
 
@@ -45,8 +46,8 @@ class BatchedKVCache:
     def split(self) -> bool:
         return self.step.split
 
-    def begin_step(self, step: KVStep, offset: mx.array) -> None:
-        """``offset`` [rows] is each row's position of the coming token."""
+    def begin_step(self, step: KVStep | PaddedStep, offset: mx.array) -> None:
+        """``offset`` [rows] is each row's position of its first coming token."""
         self.offset = offset
         self._step = step
         self._attended = False
@@ -68,8 +69,8 @@ class BatchedKVCache:
         return list(fetched)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Append [rows, KV heads, 1, head dim] and return what attention may see."""
-        assert keys.shape[2] == 1, keys.shape
+        """Append [rows, KV heads, width, head dim] and return what attention may see."""
+        assert keys.shape[2] == self.step.width, (keys.shape, self.step.width)
         self._parts = self.step.write(self._layer, self._window, LayerKV(keys, values))
         self._fetched = LayerKV(keys, values) if self.split else self._parts[0]
         self.keys, self.values = self._fetched
@@ -91,7 +92,7 @@ class BatchedKVCache:
 
         They are [rows, 1, 1, visible], with one axis more for models that group their heads.
         """
-        assert N == 1, N
+        assert self.step.width == N, (N, self.step.width)
         # A cache that keeps no more than the window needs no mask for it.
         narrow = window_size is not None and (self._window is None or window_size < self._window)
         if window_size is not None:

@@ -28,13 +28,18 @@ class GuestChunk:
 
         ``asked`` is the width of the mask that the model asks of a cache with this window.
         """
+        turned = LayerKV(_turn(new.keys), _turn(new.values))
+        return self.append(layer, turned, window=window, asked=asked)
+
+    def append(self, layer: int, new: LayerKV, *, window: int | None, asked: int | None) -> LayerKV:
+        """As ``write``, with one row of tokens, [1, KV heads, tokens, head dim]."""
         cache = self.caches[layer]
         if window not in self._masks:
             # Before the first write, since the mask depends on what was there.
             self._masks[window] = cache.make_mask(
                 self.num_tokens, return_array=False, window_size=asked
             )
-        keys, values = cache.update_and_fetch(_turn(new.keys), _turn(new.values))
+        keys, values = cache.update_and_fetch(new.keys, new.values)
         return LayerKV(keys, values)
 
     def mask(self, window: int | None) -> Any:

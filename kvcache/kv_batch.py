@@ -104,6 +104,24 @@ class KVBatch:
         assert key not in self._home, f"row {key} is here already"
         self._append(KVRow(key, length), content, room=max(room, length + 1))
 
+    def prepare(self, room: int, share: float) -> None:
+        """Make this share of the memory that a row of ``room`` tokens will lack when it joins.
+
+        A slab that grows copies all its rows. The join, which comes after several such calls,
+        would else do so in its own step.
+        """
+        if not self._split:
+            return
+        width = self.width_for(room)
+        slab = next((s for s in self._slabs if s.width == width and not s.full), None)
+        spare = self.spare_nbytes
+        if slab is None or (spare is not None and slab.nbytes > spare):
+            return
+        held = slab.nbytes
+        slab.prepare(share)
+        if spare is not None:
+            self.spare_nbytes = spare - (slab.nbytes - held)
+
     def leave(self, key: int) -> None:
         """Drop a row. The last row of the same width takes its place."""
         slab = self._home.pop(key)

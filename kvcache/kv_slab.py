@@ -1,5 +1,6 @@
 """A few rows of KV of equal width, for every layer."""
 
+import math
 from collections.abc import Sequence
 
 import mlx.core as mx
@@ -33,8 +34,8 @@ class KVSlab:
 
     @property
     def held_rows(self) -> int:
-        """Rows that there is memory for."""
-        return self._keys[0].shape[0] if self._keys else 0
+        """Rows that there is memory for, in every layer."""
+        return min((buffer.shape[0] for buffer in self._keys), default=0)
 
     @property
     def nbytes(self) -> int:
@@ -60,6 +61,17 @@ class KVSlab:
         self._reserve(index + 1, content, spare=spare)
         self.rows.append(row)
         self._put(index, row.length, content, left_over=self._left_over.pop(index, 0))
+
+    def prepare(self, share: float) -> None:
+        """Where no row is free, double as ``append`` would, in this share of the layers that have
+        not yet."""
+        held = self.held_rows
+        if len(self.rows) < held or self.full:
+            return
+        rows = min(self.max_rows, 2 * held)
+        small = [layer for layer, keys in enumerate(self._keys) if keys.shape[0] < rows]
+        for layer in small[: math.ceil(share * len(small))]:
+            self._grow(layer, rows)
 
     def content(self, index: int) -> list[LayerKV]:
         """Copy one row's KV of every layer out of the slab, as ``append`` takes it."""
@@ -93,7 +105,7 @@ class KVSlab:
 
     def shrink(self) -> None:
         """Give back the memory of rows that are not there. Copies the others."""
-        if self.held_rows == len(self.rows):
+        if all(buffer.shape[0] == len(self.rows) for buffer in self._keys):
             return
         self._left_over = {}
         for buffers in (self._keys, self._values):
@@ -151,11 +163,16 @@ class KVSlab:
             self._keys = self._zeros(rows, [kv.keys for kv in like])
             self._values = self._zeros(rows, [kv.values for kv in like])
             return
+        for layer in range(len(self._keys)):
+            self._grow(layer, rows)
+
+    def _grow(self, layer: int, rows: int) -> None:
+        """Make memory for so many rows in one layer, where there is less."""
         for buffers in (self._keys, self._values):
-            more = self._zeros(rows - held, buffers)
-            buffers[:] = [
-                mx.concatenate([old, new]) for old, new in zip(buffers, more, strict=True)
-            ]
+            buffer = buffers[layer]
+            if (more := rows - buffer.shape[0]) > 0:
+                zeros = mx.zeros((more, *buffer.shape[1:]), dtype=buffer.dtype)
+                buffers[layer] = mx.concatenate([buffer, zeros])
 
     def _zeros(self, rows: int, like: Sequence[mx.array]) -> list[mx.array]:
         return [

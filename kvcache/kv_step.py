@@ -21,6 +21,7 @@ class KVStep:
         self._slabs = tuple(slabs)
         self._guests = tuple(guests)
         self._asked: dict[int | None, int] = {}
+        self.width = 1
         steps: list[SlabStep] = []
         for slab in slabs:
             steps.append(slab.begin_step(steps[-1].end if steps else 0))

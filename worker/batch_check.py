@@ -1,7 +1,6 @@
 """Does a batch of this model give what single requests give? Asked once, when it is loaded."""
 
 import logging
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Final
@@ -15,9 +14,10 @@ from mlx_dp.kvcache.batched_kv_cache import NotSplittableError
 from mlx_dp.kvcache.guest_chunk import GuestChunk
 from mlx_dp.kvcache.kv_batch import MIN_WIDTH
 from mlx_dp.kvcache.row_content import read_caches
-from mlx_dp.proto.messages import FailureKind
-from mlx_dp.worker.failure import kind_of
+from mlx_dp.worker.failure import says_of_model
 from mlx_dp.worker.loaded_model import LoadedModel
+from mlx_dp.worker.padding_check import keeps_padding_out
+from mlx_dp.worker.rounding import difference, tolerance
 from mlx_dp.worker.sparse_attention import narrowed
 
 logger = logging.getLogger(__name__)
@@ -33,9 +33,6 @@ LENGTHS: Final = (33, 39, 35, 36)
 Long enough that recurrent states have their lasting shapes."""
 GUEST: Final = len(LENGTHS) - 1
 STEPS: Final = 2
-FLOAT32_TOLERANCE: Final = 1e-3
-HALF_TOLERANCE: Final = 6e-2
-"""Largest difference of logits, relative to the largest logit, that rounding may cause."""
 
 
 def choose_form(loaded: LoadedModel) -> BatchForm:
@@ -54,7 +51,8 @@ def choose_form(loaded: LoadedModel) -> BatchForm:
             with narrowed(loaded.model) as chooses:
                 fault = _fault(loaded, form) if chooses else None
         if fault is None:
-            return replace(form, resumes=_resumes(loaded, form))
+            pads = loaded.layout.hybrid and form.split and keeps_padding_out(loaded)
+            return replace(form, resumes=_resumes(loaded, form), pads=pads)
         logger.info("batch check: %s this model %s", form, fault)
         faults[form] = fault
     # The other forms fail most models for reasons of their own, which say nothing about this one.
@@ -66,20 +64,20 @@ def _fault(loaded: LoadedModel, form: BatchForm) -> str | None:
     """Say what is wrong with a batch of this model; None: nothing."""
     expected = [_continued(loaded, _prefilled(loaded, prompt)) for prompt in _prompts(loaded)]
     try:
-        difference = max(_difference(expected, found) for found in _runs(loaded, form))
+        worst = max(difference(expected, found) for found in _runs(loaded, form))
     except NotSplittableError as error:
         return f"cannot be served, since {error}"
     except Exception as error:
-        if kind_of(error) is FailureKind.OUT_OF_MEMORY:
+        if not says_of_model(error):
             raise
         # Whatever a model file raises on a batch of unequal rows is the reason to give.
         return (
             f"cannot run a batch of requests of different lengths ({type(error).__name__}: {error})"
         )
-    if difference > _tolerance(expected):
+    if worst > tolerance(expected):
         return (
             "gives other results in a batch than alone (logits differ by "
-            f"{difference:.2g} of the largest one)"
+            f"{worst:.2g} of the largest one)"
         )
     return None
 
@@ -175,16 +173,3 @@ def _batch_of(
 def _guest_chunk(caches: list[Any], step: int) -> GuestChunk:
     size = LENGTHS[GUEST] // STEPS
     return GuestChunk(caches, position=step * size, num_tokens=size)
-
-
-def _difference(expected: list[mx.array], found: list[mx.array]) -> float:
-    """Largest difference relative to the largest logit; infinite when it is not a number."""
-    whole = mx.stack(expected[: len(found)]).astype(mx.float32)
-    other = mx.stack(found).astype(mx.float32)
-    relative = mx.max(mx.abs(whole - other)) / mx.maximum(mx.max(mx.abs(whole)), 1e-6)
-    value: float = relative.item()  # type: ignore[assignment]
-    return value if math.isfinite(value) else math.inf
-
-
-def _tolerance(expected: list[mx.array]) -> float:
-    return FLOAT32_TOLERANCE if expected[0].dtype == mx.float32 else HALF_TOLERANCE

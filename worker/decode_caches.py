@@ -8,6 +8,7 @@ from mlx_dp.kvcache.batch_caches import BatchCaches
 from mlx_dp.kvcache.batch_form import BatchForm
 from mlx_dp.kvcache.cached_prefix import Save
 from mlx_dp.kvcache.kv_row import LayerKV
+from mlx_dp.kvcache.padded_pass import PaddedPass
 from mlx_dp.kvcache.row_content import RowContent, Snapshot
 from mlx_dp.worker.guest import Guest
 from mlx_dp.worker.loaded_model import LoadedModel
@@ -30,11 +31,18 @@ class DecodeCaches:
         if loaded.batch is not None and not form.single:
             self._batch = BatchCaches(loaded.layout, form, loaded.batch.state_sizes)
         self._takes_guests = form.split and not loaded.layout.hybrid
+        self._pads = form.pads
 
     @property
     def takes_guests(self) -> bool:
         """Chunks of prompts can be further rows of a forward pass."""
         return self._takes_guests
+
+    @property
+    def pads(self) -> bool:
+        """Chunks of several prompts can be run together, but only in a pass of their own, in which
+        they are padded to the longest."""
+        return self._pads
 
     @property
     def nbytes(self) -> int:
@@ -66,6 +74,11 @@ class DecodeCaches:
         """Say how much memory there is for room that no row needs yet; None: any."""
         if self._batch is not None:
             self._batch.kv.spare_nbytes = nbytes
+
+    def prepare(self, room: int, share: float) -> None:
+        """As ``KVBatch.prepare``."""
+        if self._batch is not None:
+            self._batch.kv.prepare(room, share)
 
     def compact(self) -> None:
         if self._batch is not None:
@@ -131,6 +144,9 @@ class DecodeCaches:
 
     def run_guests(self, guests: Sequence[Guest]) -> None:
         """Run chunks of several prompts in one forward pass, without any row."""
+        if self._pads:
+            self._run_padded(guests)
+            return
         assert self._batch is not None, "there is no batch"
         self._batch.begin_step([guest.chunk for guest in guests], decode=False)
         # Nothing needs the logits, so the LM head is never computed.
@@ -147,6 +163,13 @@ class DecodeCaches:
             self._batch.check()
         assert self._in_batch.isdisjoint(self._solo.keys), self._in_batch
         assert self._in_batch.union(self._solo.keys) == self._room.keys(), self._room
+
+    def _run_padded(self, guests: Sequence[Guest]) -> None:
+        padded = PaddedPass(self._loaded.layout, [guest.chunk for guest in guests])
+        rows = [mx.pad(guest.ids, (0, padded.width - guest.ids.size)) for guest in guests]
+        self._loaded.model(mx.stack(rows), cache=padded.caches)
+        unseen = padded.end()
+        mx.async_eval([guest.prefill.arrays() for guest in guests], unseen)
 
     def _run_batch(self, batch: BatchCaches, tokens: mx.array, guests: Sequence[Guest]) -> mx.array:
         if guests:

@@ -87,6 +87,14 @@ class Prefill:
         """The next ``num_tokens`` tokens leave nothing, or only the last one, of the prompt."""
         return self._launched + num_tokens >= self._ids.size - 1
 
+    def completes_with(self, num_tokens: int) -> bool:
+        """The next ``num_tokens`` tokens are all that is left of the prompt."""
+        return self._launched + num_tokens >= self._ids.size
+
+    def share(self, num_tokens: int) -> float:
+        """What the next ``num_tokens`` tokens are of those that are still to be run."""
+        return min(1.0, num_tokens / max(1, self._ids.size - 1 - self._launched))
+
     def take(self, num_tokens: int) -> mx.array:
         """Count the next ``num_tokens`` tokens as launched, and return those of them to run.
 

@@ -1,6 +1,6 @@
 """The prompts' part of one step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,7 +17,11 @@ GUEST_TOKENS: Final = 64
 """A longer chunk has a forward pass of its own: as the batch's guest it would have to compute the
 LM head for all its tokens, which costs more than reading the weights once less saves."""
 TOGETHER_TOKENS: Final = 512
-"""Short prompts share a forward pass up to so many tokens in all."""
+"""Short prompts share a forward pass up to so many tokens in all, padding included."""
+PADDING_TOKENS: Final = 32
+PADDING_SHARE: Final = 0.25
+"""A shared pass may have so much padding, and beyond it this share of its real tokens: the next
+pass would have to read all weights again, which costs about as much as the tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +36,10 @@ class _Waiting:
 class PrefillStep:
     """Launches a plan's chunks in their order.
 
-    A short chunk that does not end its prompt rides in the decode. Short ones that do end theirs
-    share a forward pass before it, so that their requests draw in this step already. All others
-    run alone, as those of models do whose recurrent state could not tell such rows apart.
+    A short chunk that is not its prompt's last rides in the decode. Short ones that are, or leave
+    only the token that no chunk runs, share a forward pass before it, so that their requests draw
+    in this step already. All others
+    run alone, as those of models do whose states would take padding for tokens.
     """
 
     def __init__(self, caches: DecodeCaches, segments: Segments, *, decoding: bool) -> None:
@@ -53,15 +58,17 @@ class PrefillStep:
                 self._run_together()
             prefill.reuse(chunk.prefix, self._segments)
         ends = prefill.ends_with(chunk.num_tokens)
-        short = self._caches.takes_guests and chunk.num_tokens <= GUEST_TOKENS
+        shares = self._caches.takes_guests or self._caches.pads
+        short = shares and chunk.num_tokens <= GUEST_TOKENS
         plain = chunk.snapshot is None and not chunk.saves
+        fits = self._rides and self._riding + chunk.num_tokens <= GUEST_TOKENS
+        if short and plain and fits and not prefill.completes_with(chunk.num_tokens):
+            guest = Guest.take(prefill, chunk.num_tokens)
+            assert guest is not None, "a chunk that is not its prompt's last has tokens to run"
+            self._guests.append(guest)
+            return
         if short and ends:
             self._together.append(_Waiting(prefill, chunk, done))
-            return
-        if short and plain and self._rides and self._riding + chunk.num_tokens <= GUEST_TOKENS:
-            guest = Guest.take(prefill, chunk.num_tokens)
-            assert guest is not None, "a chunk that does not end its prompt has tokens to run"
-            self._guests.append(guest)
             return
         self.fence = prefill.run(chunk.num_tokens)
         self._after(prefill, chunk, done)
@@ -93,13 +100,26 @@ class PrefillStep:
 
     def _run_together(self) -> None:
         waiting, self._together = self._together, []
-        while waiting:
-            group: list[_Waiting] = []
-            size = 0
-            while waiting and size + waiting[0].chunk.num_tokens <= TOGETHER_TOKENS:
-                size += waiting[0].chunk.num_tokens
-                group.append(waiting.pop(0))
+        if self._caches.pads:
+            # Those of like length need the least padding.
+            waiting.sort(key=lambda one: one.chunk.num_tokens)
+        group: list[_Waiting] = []
+        for one in waiting:
+            if group and not self._fits([*group, one]):
+                self._run_group(group)
+                group = []
+            group.append(one)
+        if group:
             self._run_group(group)
+
+    def _fits(self, group: Sequence[_Waiting]) -> bool:
+        """One pass takes these."""
+        sizes = [one.chunk.num_tokens for one in group]
+        real = sum(sizes)
+        if not self._caches.pads:
+            return real <= TOGETHER_TOKENS
+        run = len(sizes) * max(sizes)
+        return run <= TOGETHER_TOKENS and run - real <= PADDING_TOKENS + PADDING_SHARE * real
 
     def _run_group(self, group: list[_Waiting]) -> None:
         if len(group) == 1:

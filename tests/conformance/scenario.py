@@ -50,6 +50,11 @@ def crowd(rng: random.Random) -> list[Ask]:
     return [replace(ask, turn=2 * i) for i, ask in enumerate([long, *rng.sample(asks, len(asks))])]
 
 
+def burst(rng: random.Random) -> list[Ask]:
+    """Short requests that come at once, so that one step can prefill all of them."""
+    return [Ask(prompt=_tokens(rng, length), max_tokens=5) for length in (5, 21, 12, 14)]
+
+
 def conversation(rng: random.Random) -> list[Ask]:
     """Prompts that share their beginnings, and second turns that follow an answer."""
     shared = _tokens(rng, SHARED)

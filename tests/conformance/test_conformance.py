@@ -17,7 +17,7 @@ from oracle import Ties
 from tiny_models import ARCHITECTURES
 
 from conformance.model_under_test import ModelUnderTest
-from conformance.scenario import Ask, conversation, crowd, short, together
+from conformance.scenario import Ask, burst, conversation, crowd, short, together
 from conformance.served import Served, Service, serve
 from conformance.verdicts import Line, Table, least, resumes, verdict
 
@@ -67,7 +67,7 @@ def asks(name: str, service: Service) -> list[Ask]:
         return short(rng)
     if not service.prefix_cache:
         return crowd(rng)
-    return together(crowd(rng), conversation(rng))
+    return together(burst(rng), crowd(rng), conversation(rng))
 
 
 @pytest.mark.parametrize(("name", "service"), scenarios())

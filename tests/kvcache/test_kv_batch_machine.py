@@ -59,6 +59,10 @@ class BatchMachine(RuleBasedStateMachine):
     def step(self) -> None:
         run_step(self.batch, self.rows, self.rng)
 
+    @rule(room=st.integers(1, 17), share=st.sampled_from([0.1, 0.5, 1.0]))
+    def prepare(self, room: int, share: float) -> None:
+        self.batch.prepare(room, share)
+
     @rule()
     def compact(self) -> None:
         self.batch.compact()

@@ -1,6 +1,7 @@
 """What a step, a join and a leave copy, read from the peak of memory over about 100 MB of KV."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import pytest
 
@@ -166,6 +167,31 @@ def test_a_join_that_needs_a_slab_copies_no_other_slab():
         mx.eval(running, step(batch))
 
     assert peak_nbytes(join_under_way) < ROW_NBYTES // 2 + SMALL
+
+
+def test_room_is_made_in_shares_before_a_join_which_then_copies_no_other_row():
+    batch = warm_batch(MIXED[:4])
+    held, newcomer = batch.nbytes, content(250)
+
+    def prepare(share: float) -> None:
+        running = step(batch)
+        batch.prepare(300, share)
+        mx.eval(running, step(batch))
+
+    for steps_left in (3, 2, 1):
+        before = batch.nbytes
+        # The copies of a third of the layers, and as much room behind them.
+        assert peak_nbytes(partial(prepare, 1 / steps_left)) < 2 * held // 3 + SMALL
+        assert batch.nbytes - before == held // 3
+    prepare(1.0)
+    assert batch.nbytes == 2 * held
+
+    def join_under_way() -> None:
+        running = step(batch)
+        batch.join(100, newcomer, length=250, room=300)
+        mx.eval(running, step(batch))
+
+    assert peak_nbytes(join_under_way) < SMALL
 
 
 def test_a_join_copies_the_slab_it_joins_at_most_and_layer_by_layer():

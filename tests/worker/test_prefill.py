@@ -195,3 +195,14 @@ def test_a_prompts_caches_have_their_room_at_once():
     assert held == 300 * loaded_tiny("llama").shape.kv_bytes_per_token
     prefill.run(290)
     assert prefill.nbytes == held
+
+
+def test_a_chunk_is_a_share_of_what_is_still_to_be_run():
+    prefill = Prefill(loaded_tiny("llama"), prompt_of(41))
+    assert prefill.share(10) == 0.25
+    prefill.run(10)
+    assert [prefill.share(size) for size in (15, 30, 31)] == [0.5, 1.0, 1.0]
+    prefill.run(30)
+    assert not prefill.completes_with(0)
+    assert prefill.completes_with(1)
+    assert prefill.share(1) == 1.0

@@ -41,11 +41,11 @@ class Recorded:
 class Step:
     """One step's prompts. Slots are the keys of ``prefills``; ``ended`` has them as they end."""
 
-    def __init__(self, name: str = "llama", *, decoding: bool = False) -> None:
+    def __init__(self, name: str = "llama", *, decoding: bool = False, pads: bool = False) -> None:
         loaded = loaded_tiny(name)
         self.model = Recorded(loaded.model)
         self.loaded = replace(loaded, model=self.model)
-        self.caches = DecodeCaches(self.loaded, BatchForm(split=True))
+        self.caches = DecodeCaches(self.loaded, BatchForm(split=True, pads=pads))
         self.segments = Segments()
         self.prefills: dict[int, Prefill] = {}
         self.ended: list[int] = []
@@ -74,7 +74,7 @@ class Step:
         ]
         pairs += zip(found.recent.arrays(), expected.recent.arrays(), strict=True)
         for ours, theirs in pairs:
-            np.testing.assert_allclose(np.array(ours), np.array(theirs), atol=1e-4)
+            np.testing.assert_allclose(np.array(ours), np.array(theirs), rtol=1e-4, atol=1e-4)
 
 
 def test_short_prompts_share_a_forward_pass_and_end_in_their_order():
@@ -131,6 +131,21 @@ def test_a_short_chunk_that_does_not_end_its_prompt_rides_in_the_decode():
     assert step.ended == []
 
 
+def test_a_chunk_that_leaves_only_the_last_token_rides_and_the_prompt_then_joins_without_a_pass():
+    step = Step(decoding=True)
+    step.run(0, prompt_of(41), 40)
+    guests = step.step.finish()
+    assert [guest.chunk.num_tokens for guest in guests] == [40]
+    assert step.model.passes == []
+    step.caches.run_guests(guests)
+    step.begin(decoding=True)
+    step.run(0, prompt_of(41), 1)
+    assert step.step.finish() == []
+    assert step.model.passes == [(40, 1)]
+    assert step.ended == [0]
+    step.expect_whole(0, prompt_of(41))
+
+
 def test_with_nothing_to_ride_in_a_chunk_runs_alone():
     step = Step(decoding=False)
     step.run(0, prompt_of(50), 40)
@@ -169,6 +184,49 @@ def test_prompts_of_models_with_states_run_alone(name):
     assert step.model.passes == [(1, 40), (1, 8)]
     assert step.step.finish() == []
     assert step.ended == [1]
+
+
+@pytest.mark.parametrize("name", ["qwen3_next", "falcon_h1", "gear", "mamba2"])
+def test_short_prompts_of_models_that_keep_padding_out_share_a_padded_pass(name):
+    step = Step(name, decoding=True, pads=True)
+    prompts = {slot: prompt_of(length, slot) for slot, length in ((4, 24), (0, 9), (2, 1), (7, 21))}
+    for slot, prompt in prompts.items():
+        step.run(slot, prompt, len(prompt))
+    step.run(8, prompt_of(50), 40)
+    assert step.model.passes == [(1, 40)]
+    assert step.step.finish() == []
+    assert step.model.passes == [(1, 40), (3, 23)]
+    assert sorted(step.ended) == [0, 2, 4, 7]
+    for slot in (4, 0, 7):
+        step.expect_whole(slot, prompts[slot])
+
+
+def test_a_padded_pass_takes_prompts_of_like_length_only():
+    step = Step("qwen3_next", pads=True)
+    for slot, length in enumerate((5, 64, 8, 60, 3)):
+        step.run(slot, prompt_of(length, slot), length)
+    step.step.finish()
+    assert step.model.passes == [(3, 7), (2, 63)]
+    for slot, length in enumerate((5, 64, 8, 60, 3)):
+        step.expect_whole(slot, prompt_of(length, slot))
+
+
+def test_ends_of_prompts_share_a_padded_pass_with_prompts_that_begin():
+    step = Step("qwen3_next", pads=True)
+    first, second = prompt_of(70), prompt_of(9, 1)
+    step.run(0, first, 64, snapshot=3)
+    step.run(0, first, 6, snapshot=4)
+    step.run(1, second, 9, snapshot=5)
+    step.step.finish()
+    assert step.model.passes == [(1, 64), (2, 8)]
+    assert [step.segments.restore(number).position for number in (3, 4, 5)] == [64, 69, 8]
+    step.expect_whole(0, first)
+    step.expect_whole(1, second)
+    kept = step.segments.restore(4).arrays()
+    whole = prefilled(step.loaded, first).content()
+    assert whole is not None
+    for ours, theirs in zip(kept, whole.recent.arrays(), strict=True):
+        np.testing.assert_allclose(np.array(ours), np.array(theirs), atol=1e-4)
 
 
 def test_a_prompt_is_split_where_it_is_told_and_its_state_is_tracked_there():

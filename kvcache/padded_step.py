@@ -1,0 +1,73 @@
+"""One forward pass over chunks of several prompts, each a row that is padded to the longest."""
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from mlx_dp.kvcache.guest_chunk import GuestChunk
+from mlx_dp.kvcache.kv_row import LayerKV
+from mlx_dp.kvcache.slab_step import SlabStep
+
+
+class PaddedStep:
+    """What a ``KVStep`` is to a decode: KV is written and attended to chunk by chunk.
+
+    So attention never sees the padding, and needs no mask for it.
+    """
+
+    def __init__(self, chunks: Sequence[GuestChunk]) -> None:
+        self._chunks = tuple(chunks)
+        self._asked: dict[int | None, int] = {}
+        self.width = max(chunk.num_tokens for chunk in chunks)
+        self.slab_steps: Sequence[SlabStep] = ()
+
+    @property
+    def split(self) -> bool:
+        """What the tokens may see does not form one array."""
+        return True
+
+    def ask_window(self, window: int | None, num_tokens: int) -> None:
+        """Note the width of the mask that the model asks of caches with this window."""
+        self._asked[window] = num_tokens
+
+    def write(self, layer: int, window: int | None, new: LayerKV) -> list[LayerKV]:
+        """Append each row's real tokens to its own caches; return what each may see.
+
+        ``new`` is [rows, KV heads, tokens, head dim].
+        """
+        asked = self._asked.get(window)
+        return [
+            chunk.append(
+                layer,
+                LayerKV(new.keys[row : row + 1], new.values[row : row + 1]).tokens(
+                    0, chunk.num_tokens
+                ),
+                window=window,
+                asked=asked,
+            )
+            for row, chunk in enumerate(self._chunks)
+        ]
+
+    def attend(
+        self,
+        queries: mx.array,
+        parts: Sequence[LayerKV],
+        *,
+        window: int | None,
+        scale: float,
+        sinks: mx.array | None,
+    ) -> mx.array:
+        """Attend row by row to what ``write`` returned; nothing but zeros behind a chunk's end."""
+        attended = []
+        for row, (chunk, part) in enumerate(zip(self._chunks, parts, strict=True)):
+            found = mx.fast.scaled_dot_product_attention(
+                queries[row : row + 1, :, : chunk.num_tokens],
+                part.keys,
+                part.values,
+                scale=scale,
+                mask=chunk.mask(window),
+                sinks=sinks,
+            )
+            behind = self.width - chunk.num_tokens
+            attended.append(mx.pad(found, [(0, 0), (0, 0), (0, behind), (0, 0)]))
+        return mx.concatenate(attended)

@@ -1,0 +1,77 @@
+"""Whose states keep padding out is found by running two passes, and the reason is said."""
+
+import logging
+from typing import Any
+
+import pytest
+
+pytest.importorskip("mlx.core")
+
+import mlx.core as mx
+from mlx_lm.models.cache import ArraysCache
+from tiny_batches import loaded_tiny
+
+from mlx_dp.kvcache.padded_step import PaddedStep
+from mlx_dp.worker.padding_check import keeps_padding_out
+
+pytestmark = pytest.mark.mlx
+
+KEEP_IT_OUT = ("gear", "granitemoehybrid", "lfm2", "mamba2", "falcon_h1", "qwen3_5_moe")
+TAKE_IT_IN = ("bailing_moe_linear", "jamba", "mamba", "rwkv7", "recurrent_gemma", "baichuan_m1")
+
+
+@pytest.mark.parametrize("name", KEEP_IT_OUT)
+def test_models_that_heed_lengths_may_be_padded(name):
+    assert keeps_padding_out(loaded_tiny(name))
+
+
+@pytest.mark.parametrize("name", TAKE_IT_IN)
+def test_models_that_do_not_heed_lengths_are_found(name, caplog):
+    with caplog.at_level(logging.INFO):
+        assert not keeps_padding_out(loaded_tiny(name))
+    assert "since padding changes logits by" in caplog.text
+
+
+def test_a_state_of_the_wrong_time_is_found_though_no_padding_reaches_it():
+    # It takes the convolution window by the lengths, and the state without them.
+    assert not keeps_padding_out(loaded_tiny("nemotron_h"))
+
+
+def test_padding_that_moves_a_state_by_less_than_rounding_is_found(monkeypatch):
+    make_mask = ArraysCache.make_mask
+
+    def leaky(cache: Any, num_tokens: int) -> mx.array | None:
+        mask: mx.array | None = make_mask(cache, num_tokens)
+        return None if mask is None else mx.where(mask, 1.0, 1e-4)
+
+    monkeypatch.setattr(ArraysCache, "make_mask", leaky)
+    assert not keeps_padding_out(loaded_tiny("mamba2"))
+
+
+def test_attention_that_goes_wrong_in_a_padded_pass_is_found(monkeypatch):
+    attend = PaddedStep.attend
+
+    def shifted(step: PaddedStep, queries: mx.array, parts: Any, **named: Any) -> mx.array:
+        return mx.roll(attend(step, queries, parts, **named), 1, axis=0)
+
+    monkeypatch.setattr(PaddedStep, "attend", shifted)
+    assert not keeps_padding_out(loaded_tiny("falcon_h1"))
+
+
+def test_what_a_model_raises_on_padded_rows_is_the_reason(monkeypatch, caplog):
+    def refuse(*arguments: Any) -> None:
+        raise TypeError("one row only")
+
+    monkeypatch.setattr(PaddedStep, "write", refuse)
+    with caplog.at_level(logging.INFO):
+        assert not keeps_padding_out(loaded_tiny("qwen3_next"))
+    assert "short prompts run alone: TypeError: one row only" in caplog.text
+
+
+def test_memory_that_runs_out_says_nothing_about_padding(monkeypatch):
+    def exhaust(*arguments: Any) -> None:
+        raise MemoryError("out of memory")
+
+    monkeypatch.setattr(PaddedStep, "write", exhaust)
+    with pytest.raises(MemoryError):
+        keeps_padding_out(loaded_tiny("qwen3_next"))
