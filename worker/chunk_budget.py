@@ -9,6 +9,9 @@ MAX_SLOWDOWN: Final = 2.25
 """However many wait. The target is 2.5 at the 99th percentile, and steps vary."""
 _NEWEST: Final = 0.25
 """The weight of the newest observation; the device's speed drifts with contexts and heat."""
+_STALL: Final = 2.0
+"""A decode of more than this times what is known was not alone: other work, or a machine that
+slept. It counts as this much, or one such step would open the budget. One that closes it may."""
 _GROWTH: Final = 2
 
 
@@ -49,7 +52,9 @@ class ChunkBudget:
         """Learn from a step that ran: its seconds, its prompt tokens, the rows it decoded."""
         if prefilled == 0:
             if decoded:
-                self._decode_s = _blend(self._decode_s, duration_s)
+                known = self._decode_s
+                likely_s = duration_s if known is None else min(duration_s, _STALL * known)
+                self._decode_s = _blend(known, likely_s)
             return
         if decoded == 0:
             if prefilled >= self._min_tokens:

@@ -42,6 +42,12 @@ def kind() -> str:
     return "metal" if mx.metal.is_available() else "cuda"
 
 
+def launch_blocks() -> bool:
+    """``async_eval`` of a whole model returns when nearly all of it is done, since MLX lets only
+    a few tasks wait on a CPU."""
+    return kind() == "cpu"
+
+
 def describe() -> str:
     """Name the device for people."""
     known = facts()

@@ -23,7 +23,7 @@ class EngineFacts:
     ``prefix_cache``: the model's KV can be kept and continued from, and was asked to be.
     ``stateful``: a prefix can be continued only from a snapshot of state (recurrent layers,
     sliding windows). ``trims_to`` is how many tokens such a state may cover and still be cut back
-    to fewer; 0: never.
+    to fewer; 0: never. ``blocks``: a step is nearly done when its launch returns.
     """
 
     shape: ModelShape
@@ -32,6 +32,7 @@ class EngineFacts:
     prefix_cache: bool = False
     stateful: bool = False
     trims_to: int = 0
+    blocks: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

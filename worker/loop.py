@@ -50,7 +50,7 @@ class WorkerLoop:
         self._chunk_budget = chunk_budget
         self._pulse = pulse
         self._clock = clock
-        self._timer = StepTimer()
+        self._timer = StepTimer(blocks=engine.facts.blocks)
         self._beats = Beats(self._channel, engine, scheduler, pulse, clock)
         if engine.peers is not None:
             engine.peers.watch(self._beats)

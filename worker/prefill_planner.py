@@ -10,7 +10,7 @@ from mlx_dp.worker.request_prefixes import RequestPrefixes
 from mlx_dp.worker.running_request import RunningRequest
 
 LONG_PROMPT: Final = 64
-"""The end of a longer prompt is a pass of its own and the copy of all its KV into the batch."""
+"""The end of a longer prompt is the copy of all its KV into the batch and into the tree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,8 @@ class PrefillPlanner:
     ) -> tuple[PrefillChunk, ...]:
         """Plan one chunk for each of these requests, ``budget`` tokens in all.
 
-        While others decode, nothing more shares a step with the end of a long prompt.
+        While others decode, nothing but that shares a step with the end of a long prompt: all of
+        it but the last token, which no chunk runs, is in before.
         """
         drafts: list[_Draft] = []
         for request in requests:
@@ -48,9 +49,10 @@ class PrefillPlanner:
                 if self._waits(request, requests):
                     continue
                 self._prefixes.begin(request)
-            drafts.append(self._draft(request, budget))
+            apart = decoding and len(request.prompt) > LONG_PROMPT
+            drafts.append(self._draft(request, budget, apart=apart))
             budget -= drafts[-1].num_tokens
-            if decoding and not request.unfilled and len(request.prompt) > LONG_PROMPT:
+            if apart and not request.unfilled:
                 break
         # Numbers of segments hold from here to the step.
         return tuple(self._chunk(draft) for draft in drafts)
@@ -69,8 +71,10 @@ class PrefillPlanner:
         )
         return request.leader is not None
 
-    def _draft(self, request: RunningRequest, budget: int) -> _Draft:
+    def _draft(self, request: RunningRequest, budget: int, *, apart: bool) -> _Draft:
         num_tokens = request.chunk_tokens(budget)
+        if apart and num_tokens == request.unfilled > 1:
+            num_tokens -= 1
         point = request.fill(num_tokens)
         snapshot = None if point is None else self._prefixes.track(request, point)
         if not request.unfilled:

@@ -25,24 +25,32 @@ class StepTimer:
     """Measures from the end of one call to the end of the next.
 
     A call launches a step and returns when the step before it is done, so on a device that never
-    waits, the time between two returns is that of the step before.
+    waits, the time between two returns is that of the step before. Where the launch ``blocks``
+    until the device has done nearly all of it, it is that of the step itself.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, blocks: bool = False) -> None:
+        self._blocks = blocks
         self._launched: _Launched | None = None
+        self._returned_at: float | None = None
 
     def returned(
         self, called_at: float, now: float, *, prefilled: int, decoded: int
     ) -> StepTime | None:
-        """Take the times of a call that launched this much; return the step before, if any."""
+        """Take the times of a call that launched this much; return the step that they are of."""
         before = self._launched
         self._launched = _Launched(
             since=called_at if before is None else now, prefilled=prefilled, decoded=decoded
         )
-        if before is None or before.prefilled + before.decoded == 0:
+        timed = before
+        if self._blocks:
+            since = called_at if self._returned_at is None else self._returned_at
+            timed = _Launched(since=since, prefilled=prefilled, decoded=decoded)
+            self._returned_at = now
+        if timed is None or timed.prefilled + timed.decoded == 0:
             return None
         return StepTime(
-            duration_s=now - before.since, prefilled=before.prefilled, decoded=before.decoded
+            duration_s=now - timed.since, prefilled=timed.prefilled, decoded=timed.decoded
         )
 
     @property
@@ -53,3 +61,4 @@ class StepTimer:
     def idle(self) -> None:
         """Nothing is under way, and time that passes from here on is nobody's."""
         self._launched = None
+        self._returned_at = None

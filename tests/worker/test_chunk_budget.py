@@ -109,6 +109,15 @@ def test_one_stalled_step_closes_the_budget_for_a_while_only() -> None:
     assert budget.tokens(decoding=8, waiting=1) > 90
 
 
+def test_one_stalled_decode_does_not_open_the_budget() -> None:
+    budget = ChunkBudget(512)
+    for _ in range(10):
+        GPU.run(budget, decoding=8, prompt=0)
+        GPU.run(budget, decoding=8, prompt=10_000)
+    budget.observe(2.0, prefilled=0, decoded=8)
+    assert budget.tokens(decoding=8, waiting=1) <= 126
+
+
 def test_the_budget_opens_by_steps_that_were_seen_to_work() -> None:
     budget = ChunkBudget(4_096)
     budget.observe(0.020, prefilled=0, decoded=8)

@@ -221,8 +221,14 @@ def test_nothing_shares_a_step_with_the_end_of_a_long_prompt_while_others_decode
         PrefillChunk(slot=0, num_tokens=3),
         PrefillChunk(slot=1, num_tokens=87),
     )
-    assert owner.plan(90).prefill == (PrefillChunk(slot=1, num_tokens=13),)
-    assert owner.plan(90).prefill == (PrefillChunk(slot=2, num_tokens=5),)
+    assert owner.plan(9).prefill == (PrefillChunk(slot=1, num_tokens=9),)
+    # All but the token that no chunk runs, so that the end is not a pass as well.
+    assert owner.plan(4).prefill == (
+        PrefillChunk(slot=1, num_tokens=3),
+        PrefillChunk(slot=2, num_tokens=1),
+    )
+    assert owner.plan(90).prefill == (PrefillChunk(slot=1, num_tokens=1),)
+    assert owner.plan(90).prefill == (PrefillChunk(slot=2, num_tokens=4),)
 
 
 def test_where_nothing_decodes_the_end_of_a_long_prompt_has_company() -> None:

@@ -23,3 +23,15 @@ def test_a_step_that_launched_nothing_teaches_nothing() -> None:
     timer = StepTimer()
     timer.returned(0.0, 1.0, prefilled=0, decoded=0)
     assert timer.returned(1.0, 2.0, prefilled=0, decoded=1) is None
+
+
+def test_a_step_whose_launch_blocks_is_timed_by_its_own_call() -> None:
+    timer = StepTimer(blocks=True)
+    first = timer.returned(10.0, 10.5, prefilled=32, decoded=1)
+    assert first == StepTime(duration_s=0.5, prefilled=32, decoded=1)
+    second = timer.returned(10.6, 10.75, prefilled=0, decoded=1)
+    assert second == StepTime(duration_s=0.25, prefilled=0, decoded=1)
+    assert timer.returned(10.8, 11.0, prefilled=0, decoded=0) is None
+    timer.idle()
+    third = timer.returned(50.0, 50.5, prefilled=4, decoded=0)
+    assert third == StepTime(duration_s=0.5, prefilled=4, decoded=0)
