@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
@@ -112,6 +113,75 @@ def plan(
     Console().print(plan_view(made))
     for warning in made.warnings:
         print(f"mlx-dp: warning: {warning}", file=sys.stderr)
+
+
+@app.command()
+def worker(
+    controller: Annotated[
+        str, typer.Option(help="tcp://host:port: what the controller has as --dist-init-addr.")
+    ],
+    rank: Annotated[
+        int,
+        typer.Option(help="Which of the controller's workers this is.", envvar="MLX_RANK", min=0),
+    ],
+    keys: Annotated[
+        Path | None,
+        typer.Option(help="Directory with this worker's key and controller.pub."),
+    ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(help="The model's directory here. Default: where the controller has it."),
+    ] = None,
+    mem_fraction_static: Annotated[
+        float, typer.Option(help="The part of this machine's device that the worker may use.")
+    ] = 0.8,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    once: Annotated[
+        bool,
+        typer.Option("--once", help="End when the controller is lost, in place of waiting for it."),
+    ] = False,
+) -> None:
+    """Run one worker on this machine, for a controller on another.
+
+    It waits for a controller, starts the worker that this asks for, and
+    ends it when the controller is not heard any longer.
+    """
+    _on_stop_signals(_end)
+    from mlx_dp.orchestrator.remote_worker import HostOptions, serve_worker
+
+    options = HostOptions(
+        controller=controller,
+        rank=rank,
+        keys=keys,
+        model=model,
+        mem_fraction_static=mem_fraction_static,
+        log_level=log_level,
+        once=once,
+    )
+    sys.exit(serve_worker(options, _environment()))
+
+
+@app.command()
+def keys(
+    directory: Annotated[Path, typer.Option("--dir", help="Where to write them.")],
+    name: Annotated[
+        list[str] | None, typer.Option(help="A worker's name; may be given again.")
+    ] = None,
+) -> None:
+    """Make the keys by which a controller and its remote workers know each other.
+
+    Nothing is overwritten: another --name adds a worker.
+    """
+    from mlx_dp.proto.key_files import CONTROLLER, write_keys
+
+    names = name or ["worker"]
+    for path in write_keys(directory, names):
+        print(path)
+    copied = " or ".join(f"{each}.key" for each in names)
+    print(
+        f"Give serve --keys {directory}. To a worker's machine copy {CONTROLLER}.pub and {copied}, "
+        "and give mlx-dp worker their directory as --keys. The .key files are secrets."
+    )
 
 
 def _plan(flags: Flags, environment: Mapping[str, str]) -> ServicePlan:

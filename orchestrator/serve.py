@@ -25,9 +25,10 @@ from mlx_dp.orchestrator.plan_table import plan_view
 from mlx_dp.orchestrator.preparation import PreparedModel, prepare_model
 from mlx_dp.orchestrator.process.launcher import ProcessLauncher
 from mlx_dp.orchestrator.process.log_output import StderrConsole, configure_logging, write_plain
-from mlx_dp.orchestrator.process.loopback_addresses import LoopbackAddresses
 from mlx_dp.orchestrator.process.open_files import raise_open_files
 from mlx_dp.orchestrator.process.worker_environment import WorkerEnvironment, worker_environment
+from mlx_dp.orchestrator.remote_plan import plan_remote
+from mlx_dp.orchestrator.remote_side import RemoteSide, mlx_launch, remote_model
 from mlx_dp.orchestrator.service_run import ServiceRun
 from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
 from mlx_dp.orchestrator.text.text_model import TextModel
@@ -40,6 +41,7 @@ def serve(flags: Flags, environment: Mapping[str, str]) -> int:
     """Serve until a signal, and return the exit status. Raises ConfigError before any worker."""
     configuration.check_flags(flags)
     ownership = configuration.ownership(flags.owners)
+    remote = plan_remote(flags, ownership)
     console = StderrConsole()
     configure_logging(console, flags.http.log_level)
     open_files = raise_open_files()
@@ -51,28 +53,43 @@ def serve(flags: Flags, environment: Mapping[str, str]) -> int:
             environment,
             device=None if model.device is None else model.device.kind,
             cuda_devices=model.cuda_devices,
-            workers=len(plan.owners),
+            workers=max(1, len(plan.owners) - len(remote.ranks)),
         )
         options = _options(flags, plan, port=bound_port(listener), open_files=open_files)
         _announce(console, options, plan, workers)
-        return asyncio.run(_run(options, text, workers, console, listener))
+        with closing(ControllerChannel(remote=remote.address, keys=remote.keys)) as channel:
+            launch = mlx_launch(
+                flags,
+                remote,
+                channel.remote_endpoint,
+                lambda line: write_plain(console, f"mlx.launch: {line}"),
+            )
+            local = _local_launcher(options, workers, console)
+            model_there = remote_model(options.worker.model_path, options.worker.log_level)
+            side = RemoteSide(remote, local, channel, model_there, launch)
+            return asyncio.run(_run(options, text, side, channel, console, listener))
+
+
+def _local_launcher(
+    options: ServeOptions, workers: WorkerEnvironment, console: Console
+) -> ProcessLauncher:
+    return ProcessLauncher(
+        workers.of,
+        lambda index, line: write_plain(console, f"worker {index}: {line}"),
+        log_level=options.worker.log_level,
+    )
 
 
 async def _run(
     options: ServeOptions,
     text: TextModel,
-    workers: WorkerEnvironment,
+    side: RemoteSide,
+    channel: ControllerChannel,
     console: Console,
     listener: socket.socket,
 ) -> int:
-    launcher = ProcessLauncher(
-        workers.of,
-        lambda index, line: write_plain(console, f"worker {index}: {line}"),
-        log_level=options.worker.log_level,
-    )
-    channel = ControllerChannel()
-    outside = Outside(channel, launcher, LoopbackAddresses(channel.endpoint))
-    controller = Controller(options, outside)
+    outside = Outside(channel, side.launcher, side.addresses)
+    controller = Controller(options, outside, host_of=side.launcher.host_of)
     app = create_app(controller, options.http, text)
     server = EmbeddedServer(
         app, listener, options.http, access_log=options.worker.log_level == "debug"
@@ -84,7 +101,8 @@ async def _run(
         url=endpoint_url(options.http.host, options.http.port),
         drain_timeout_s=options.http.drain_timeout_s,
     )
-    return await run.run()
+    async with side.running():
+        return await run.run()
 
 
 def _text_model(flags: Flags, model: PreparedModel) -> TextModel:
@@ -125,6 +143,7 @@ def _options(flags: Flags, plan: ServicePlan, *, port: int, open_files: int) -> 
             fake=configuration.fake_options(flags.fake),
         ),
         ownership=plan.ownership,
+        weights_nbytes=() if plan.weights is None else plan.weights.by_process,
     )
 
 

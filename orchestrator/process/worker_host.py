@@ -79,7 +79,7 @@ class WorkerHost:
                 channel = self._connect(host_identity(self._join.rank, rng.getrandbits(64)))
                 try:
                     lost = await self._serve(channel)
-                    await self._end_worker(channel)
+                    await self._end_worker()
                     channel.send(Leave(reason=lost.reason))
                 finally:
                     channel.close(linger_s=_LAST_WORDS_S)
@@ -188,8 +188,8 @@ class WorkerHost:
             return Lost("the worker cannot run here: its last lines say why", final=True)
         return None
 
-    async def _end_worker(self, channel: HostChannel) -> None:
-        """Leave nothing running, and say so if there is anybody to hear it."""
+    async def _end_worker(self) -> None:
+        """Leave nothing running. That we leave says it all: the end was no fault of the worker."""
         if self._launching is not None:
             await self._launching
         worker = self._worker
@@ -199,7 +199,7 @@ class WorkerHost:
         while worker.status is None:
             self._news.clear()
             await self._news.wait()
-        self._take_exit(channel)
+        self._worker = None
 
 
 class HostedWorker:

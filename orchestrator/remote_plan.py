@@ -1,0 +1,81 @@
+"""Which workers run on other machines, and how those reach this one."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from mlx_dp.orchestrator.flags import Flags
+from mlx_dp.orchestrator.process.host_file import Host, read_host_file
+from mlx_dp.proto.errors import ConfigError
+from mlx_dp.proto.key_files import ControllerKeys, read_controller_keys
+from mlx_dp.proto.ownership import Ownership
+from mlx_dp.proto.parallel import ReplicaMode
+
+_FEWEST_BEATS: Final = 4.0
+_SILENCE_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemotePlan:
+    """``ranks`` is empty, and ``address`` None, where all workers are on this machine."""
+
+    ranks: frozenset[int] = frozenset()
+    address: str | None = None
+    keys: ControllerKeys | None = None
+    hosts: tuple[Host, ...] = ()
+    """By rank, where a file names them."""
+    launch: bool = False
+    beat_s: float = 0.5
+    silence_s: float = _SILENCE_S
+
+
+def plan_remote(flags: Flags, ownership: Ownership) -> RemotePlan:
+    """Raises ConfigError when the flags do not go together."""
+    workers = len(ownership.slices)
+    remote = flags.remote
+    hosts = () if remote.hostfile is None else read_host_file(remote.hostfile)
+    count = len(hosts) if hosts else remote.remote_workers
+    if count == 0:
+        _refuse_idle(flags)
+        return RemotePlan()
+    if not 0 <= remote.remote_workers <= workers:
+        raise ConfigError(
+            f"--remote-workers {remote.remote_workers} is out of range: use 0 to {workers}, the "
+            "number of workers"
+        )
+    if hosts and len(hosts) != workers:
+        raise ConfigError(
+            f"--hostfile {remote.hostfile} names {len(hosts)} hosts, and there are {workers} "
+            "workers: name a host for each, the same one twice if it is to run two"
+        )
+    if remote.dist_init_addr is None:
+        raise ConfigError(
+            "workers on other machines need to know where to connect: give host:port of this "
+            "machine as --dist-init-addr"
+        )
+    if ownership.mode is ReplicaMode.DP_ATTENTION and not hosts:
+        raise ConfigError(
+            "a dp-attention group on several machines needs their addresses: give --hostfile in "
+            "place of --remote-workers"
+        )
+    beat_s = flags.owners.heartbeat_interval
+    return RemotePlan(
+        ranks=frozenset(range(workers - count, workers)),
+        address=remote.dist_init_addr,
+        keys=None if remote.keys is None else read_controller_keys(remote.keys),
+        hosts=hosts,
+        launch=bool(hosts) and remote.launch,
+        beat_s=beat_s,
+        silence_s=max(_SILENCE_S, _FEWEST_BEATS * beat_s),
+    )
+
+
+def _refuse_idle(flags: Flags) -> None:
+    for flag, value in (
+        ("--dist-init-addr", flags.remote.dist_init_addr),
+        ("--keys", flags.remote.keys),
+    ):
+        if value is not None:
+            raise ConfigError(
+                f"{flag} {value} does nothing without workers on other machines: add "
+                "--remote-workers or --hostfile, or leave it out"
+            )
