@@ -9,9 +9,11 @@ import pytest
 
 if TYPE_CHECKING:
     from conformance.model_under_test import ModelUnderTest
+    from conformance.rank_verdicts import RankTable
     from conformance.verdicts import Table
 
 _TABLE: pytest.StashKey[Any] = pytest.StashKey()
+_RANK_TABLE: pytest.StashKey[Any] = pytest.StashKey()
 
 
 @pytest.fixture(scope="session")
@@ -19,6 +21,13 @@ def table(pytestconfig: pytest.Config) -> "Table":
     from conformance.verdicts import Table
 
     return pytestconfig.stash.setdefault(_TABLE, Table())
+
+
+@pytest.fixture(scope="session")
+def rank_table(pytestconfig: pytest.Config) -> "RankTable":
+    from conformance.rank_verdicts import RankTable
+
+    return pytestconfig.stash.setdefault(_RANK_TABLE, RankTable())
 
 
 @pytest.fixture(scope="session")
@@ -40,7 +49,8 @@ def under_test() -> Iterator[Callable[[str], "ModelUnderTest"]]:
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    table = config.stash.get(_TABLE, None)
-    if table is not None and table.lines:
-        terminalreporter.section("architectures")
-        terminalreporter.write_line(str(table))
+    for title, key in (("architectures", _TABLE), ("architectures on ranks", _RANK_TABLE)):
+        table = config.stash.get(key, None)
+        if table is not None and table.lines:
+            terminalreporter.section(title)
+            terminalreporter.write_line(str(table))

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from mlx.utils import tree_flatten
 from mlx_lm.models.cache import CacheList, make_prompt_cache
 from mlx_lm.utils import load_model
 from oracle import SoloAnswer, Ties, assert_greedy, first_difference, solo_greedy
@@ -25,6 +26,10 @@ class ModelUnderTest:
     def cache_kinds(self) -> tuple[str, ...]:
         """The kinds of mlx-lm's caches, in the order of the first of each."""
         return tuple(dict.fromkeys(_kind(cache) for cache in make_prompt_cache(self._model)))
+
+    @property
+    def whole_nbytes(self) -> int:
+        return sum(array.nbytes for _, array in tree_flatten(self._model.parameters()))
 
     def hold(self, prompt: tuple[int, ...], ids: list[int], ties: Ties) -> None:
         """Compare an answer, or the beginning of one, with mlx-lm's own."""

@@ -1,0 +1,108 @@
+"""Every architecture answers from several ranks what mlx-lm answers to one request in one process.
+
+Each rank's clients come, go and cancel at other times, so that ranks are idle while others prefill
+and decode. One architecture: ``scripts/test --all tests/conformance/test_ranks.py -k "[qwen3:2"``.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+
+pytest.importorskip("mlx.core")
+
+from architectures.broken import CHUNK_DEPENDENT
+from oracle import Ties
+from tiny_models import ARCHITECTURES
+
+from conformance.model_under_test import ModelUnderTest
+from conformance.rank_report import RankReport
+from conformance.rank_verdicts import REFUSALS, RankLine, RankTable
+from conformance.ranks import Ranks
+
+pytestmark = [pytest.mark.mlx, pytest.mark.system]
+
+QUICK = ("llama", "gemma3_text", "qwen3_moe", "deepseek_v2", "qwen3_next", "gpt_bigcode")
+"""One of each kind: dense, windows, experts, latent attention, recurrent states, one by one."""
+OF_FOUR = ("llama", "gemma2", "qwen3_moe", "deepseek_v3", "qwen3_next", "nemotron_h")
+CHUNK = 64
+"""Prompt tokens of one rank's step."""
+MAX_TIES = 2
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Callable[[int], Ranks]]:
+    """Gives ranks that live, and keeps them: a group takes a second to form."""
+    there: list[Ranks] = []
+
+    def of(size: int) -> Ranks:
+        if there and (there[-1].failed or there[-1].size != size):
+            there.pop().close()
+        if not there:
+            there.append(Ranks(size))
+        return there[-1]
+
+    yield of
+    for each in there:
+        each.close()
+
+
+def cases() -> list[object]:
+    two = [_case(name, 2, slow=name not in QUICK) for name in ARCHITECTURES]
+    return two + [_case(name, 4, slow=True) for name in OF_FOUR]
+
+
+def _case(name: str, size: int, *, slow: bool) -> object:
+    marks = [pytest.mark.slow] if slow else []
+    return pytest.param(name, size, id=f"{name}:{size}", marks=marks)
+
+
+@pytest.mark.parametrize(("name", "size"), cases())
+def test_ranks_answer_as_one_process_does(
+    name: str,
+    size: int,
+    ranks: Callable[[int], Ranks],
+    under_test: Callable[[str], ModelUnderTest],
+    rank_table: RankTable,
+) -> None:
+    model = under_test(name)
+    scenario = "short" if name in CHUNK_DEPENDENT else "mixed"
+    reports = ranks(size).serve(model.directory, scenario=scenario, chunk=CHUNK * size)
+    line = rank_table.lines.setdefault(f"{name} on {size}", RankLine())
+    line.refusal = reports[0].refusal
+    assert {report.refusal for report in reports} == {line.refusal}
+    reason = REFUSALS.get(name)
+    assert bool(line.refusal) == (reason is not None), line.refusal
+    if reason is not None:
+        assert reason in line.refusal
+        assert "data-parallel" in line.refusal
+        return
+    ties = Ties()
+    for report in reports:
+        for prompt, ids in report.answers:
+            model.hold(tuple(prompt), ids, ties)
+        assert report.leftovers == [0, 0, 0, 0], report
+        assert report.idle_passes < report.passes
+    assert len(ties.found) <= MAX_TIES, ties.report()
+    assert any(report.idle_passes for report in reports), "no rank was ever idle"
+    assert {report.passes for report in reports} == {reports[0].passes}
+    line.compared, line.ties = ties.compared, len(ties.found)
+    line.blocks, line.passes = reports[0].blocks, reports[0].passes
+    hold_memory(model.whole_nbytes, reports, line)
+
+
+def hold_memory(whole: int, reports: Sequence[RankReport], line: RankLine) -> None:
+    """Each rank holds what is outside of blocks, and within them about its share of what is cut.
+
+    From the arrays of all ranks: what each has and only some have, make up the whole.
+    """
+    size = len(reports)
+    held = [report.held_nbytes for report in reports]
+    assert held == [report.told_nbytes for report in reports]
+    common = (sum(held) - whole) // (size - 1)
+    cut = whole - common
+    outside = {report.held_nbytes - report.block_nbytes for report in reports}
+    assert len(outside) == 1 and outside.pop() <= common
+    assert common + cut // size <= max(held) + 1 and cut > 0
+    for each in held:
+        assert abs(each - common - cut / size) <= max(0.1 * cut / size, cut / size / 8), held
+    line.whole_nbytes, line.held_nbytes, line.cut_nbytes = whole, max(held), cut
