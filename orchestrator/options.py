@@ -88,3 +88,5 @@ class ServeOptions:
     queue: QueueOptions
     worker: WorkerOptions
     ownership: Ownership
+    weights_nbytes: tuple[int, ...] = ()
+    """What the plan says that each worker will hold of the weights, where it says so."""

@@ -4,17 +4,13 @@ from dataclasses import dataclass
 
 from mlx_dp.orchestrator import configuration
 from mlx_dp.orchestrator.flags import Flags
+from mlx_dp.orchestrator.planned_weights import PlannedWeights, shapes_by_process
 from mlx_dp.orchestrator.preparation import PreparedModel
 from mlx_dp.orchestrator.process.memory_share import share_memory
 from mlx_dp.proto.messages import FakeEngineOptions
-from mlx_dp.proto.model_shape import resolve_context_length
+from mlx_dp.proto.model_shape import ModelShape, resolve_context_length
 from mlx_dp.proto.ownership import OwnerCapacity, Ownership, OwnerSlice, resolve_capacity
-from mlx_dp.proto.parallel import ReplicaMode
 from mlx_dp.proto.token_pool import MemoryDivision, divide_memory
-
-_WHOLE_MODEL_WARNING = (
-    "--enable-dp-attention divides the capacity; each process still holds the whole model"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,27 +33,35 @@ class ServicePlan:
     owners: tuple[PlannedOwner, ...]
     warnings: tuple[str, ...]
 
+    @property
+    def weights(self) -> PlannedWeights | None:
+        """How the weights lie in the processes; None for the fake engine."""
+        if self.model.shape is None:
+            return None
+        held = tuple(owner.memory.weights_nbytes for owner in self.owners if owner.memory)
+        return PlannedWeights(whole_nbytes=self.model.shape.weights_nbytes, by_process=held)
+
 
 def make_plan(flags: Flags, ownership: Ownership, model: PreparedModel) -> ServicePlan:
     """Give every owner its part. Raises ConfigError when an owner could serve no request."""
     shape = model.shape
     of_model = flags.fake.fake_context_length if shape is None else shape.context_length
     resolve_context_length(flags.model.context_length, of_model)
+    shapes = shapes_by_process(model, len(ownership.slices))
     share_nbytes: int | None = None
-    if model.shape is not None and model.memory is not None:
+    if shapes and model.memory is not None:
         share_nbytes = share_memory(
             model.memory,
-            model.shape,
-            workers=len(ownership.slices),
+            max(shapes, key=lambda shape: shape.weights_nbytes),
+            workers=len(shapes),
             fraction=flags.owners.mem_fraction_static,
+            divided=model.rank_weights is not None,
         )
     owners = tuple(
-        _plan_owner(flags, share, model, share_nbytes, process)
+        _plan_owner(flags, share, shapes[process] if shapes else None, share_nbytes, process)
         for process, share in enumerate(ownership.slices)
     )
     warnings = [*ownership.warnings]
-    if ownership.mode is ReplicaMode.DP_ATTENTION:
-        warnings.append(_WHOLE_MODEL_WARNING)
     warnings += _idle_flag_warnings(flags, model)
     # Owners are alike, so each sentence is said once.
     warnings += [text for owner in owners for text in _owner_warnings(flags, owner)]
@@ -80,18 +84,18 @@ def fake_pool_tokens(fake: FakeEngineOptions, share: OwnerSlice) -> int | None:
 def _plan_owner(
     flags: Flags,
     share: OwnerSlice,
-    model: PreparedModel,
+    shape: ModelShape | None,
     share_nbytes: int | None,
     process: int,
 ) -> PlannedOwner:
     prefix_cache = not flags.owners.disable_radix_cache
     memory: MemoryDivision | None = None
-    if model.shape is None:
+    if shape is None:
         hybrid = flags.fake.fake_hybrid
         tokens = fake_pool_tokens(configuration.fake_options(flags.fake), share)
     else:
-        hybrid = model.shape.hybrid
-        memory = divide_memory(share_nbytes, model.shape, share, prefix_cache=prefix_cache)
+        hybrid = shape.hybrid
+        memory = divide_memory(share_nbytes, shape, share, prefix_cache=prefix_cache)
         tokens = memory.tokens
     capacity = resolve_capacity(share, pool_tokens=tokens, hybrid=hybrid, prefix_cache=prefix_cache)
     return PlannedOwner(owner=share.owner, process=process, capacity=capacity, memory=memory)

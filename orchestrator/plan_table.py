@@ -7,12 +7,13 @@ from rich.table import Table
 from rich.text import Text
 
 from mlx_dp.orchestrator.plan import PlannedOwner, ServicePlan
+from mlx_dp.orchestrator.planned_weights import PlannedWeights
 from mlx_dp.proto.parallel import ReplicaMode
 
 
 def plan_view(plan: ServicePlan) -> Group:
-    """What will run, in one line, above the table of owners."""
-    return Group(Text(_title(plan), style="bold"), plan_table(plan))
+    """What will run, in one line or two, above the table of owners."""
+    return Group(Text(_title(plan), style="bold"), *_weights_lines(plan), plan_table(plan))
 
 
 def plan_table(plan: ServicePlan) -> Table:
@@ -37,6 +38,7 @@ def plan_json(plan: ServicePlan) -> dict[str, Any]:
         "device": None if model.device is None else model.device.kind,
         "device_name": None if model.device is None else model.device.name,
         "memory_share_nbytes": plan.share_nbytes,
+        "weights": _weights_json(plan.weights),
         "owners": [_owner_json(owner) for owner in plan.owners],
         "warnings": list(plan.warnings),
     }
@@ -48,6 +50,34 @@ def _title(plan: ServicePlan) -> str:
     mode = plan.ownership.mode
     words = f"one group of {processes}" if mode is ReplicaMode.DP_ATTENTION else processes
     return f"{plan.model.served_name}: {mode.value}, {words}"
+
+
+def _weights_lines(plan: ServicePlan) -> list[Text]:
+    """What a group holds once and what it holds several times, since that is what it is for."""
+    weights = plan.weights
+    if weights is None or plan.ownership.mode is ReplicaMode.DATA_PARALLEL:
+        return []
+    count = len(weights.by_process)
+    return [
+        Text(
+            f"weights: {_size(weights.whole_nbytes)}, of which {_size(weights.divided_nbytes)} are "
+            f"divided by {count} and {_size(weights.repeated_nbytes)} are held by each: "
+            f"{_size(weights.total_nbytes)} in all, where replicas would take "
+            f"{_size(weights.whole_nbytes * count)}"
+        )
+    ]
+
+
+def _weights_json(weights: PlannedWeights | None) -> dict[str, Any] | None:
+    if weights is None:
+        return None
+    return {
+        "whole_nbytes": weights.whole_nbytes,
+        "divided_nbytes": weights.divided_nbytes,
+        "repeated_nbytes": weights.repeated_nbytes,
+        "by_process": list(weights.by_process),
+        "total_nbytes": weights.total_nbytes,
+    }
 
 
 def _headings(*, with_memory: bool, with_states: bool) -> list[str]:

@@ -8,7 +8,8 @@ from typing import Final
 
 import platformdirs
 
-from mlx_dp.orchestrator.flags import Flags, ModelFlags
+from mlx_dp.orchestrator import configuration
+from mlx_dp.orchestrator.flags import Flags, ModelFlags, OwnerFlags
 from mlx_dp.orchestrator.model.model_probe import DeviceFacts, probe_model
 from mlx_dp.orchestrator.model.model_source import ResolvedModel, host_device, resolve_model
 from mlx_dp.orchestrator.model.progress import terminal_progress
@@ -18,6 +19,8 @@ from mlx_dp.orchestrator.process.memory_share import SharedMemory, shared_memory
 from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.messages import EngineKind
 from mlx_dp.proto.model_shape import ModelShape
+from mlx_dp.proto.parallel import ReplicaMode
+from mlx_dp.proto.rank_weights import RankWeights
 
 FAKE_MODEL_NAME: Final = "fake"
 
@@ -32,6 +35,8 @@ class PreparedModel:
     served_name: str
     path: Path | None = None
     shape: ModelShape | None = None
+    rank_weights: RankWeights | None = None
+    """What each rank holds, where a group divides the weights."""
     device: DeviceFacts | None = None
     memory: SharedMemory | None = None
     cuda_devices: tuple[str, ...] = ()
@@ -42,18 +47,26 @@ def prepare_model(flags: Flags, environment: Mapping[str, str]) -> PreparedModel
     if flags.model.engine is EngineKind.FAKE:
         return PreparedModel(served_name=flags.model.served_model_name or FAKE_MODEL_NAME)
     model = _resolve(flags.model)
-    probe = probe_model(model.path, trust_remote_code=flags.model.trust_remote_code)
+    probe = probe_model(
+        model.path, ranks=_ranks(flags.owners), trust_remote_code=flags.model.trust_remote_code
+    )
     devices = cuda_devices(environment) if probe.device.kind == "cuda" else ()
     return PreparedModel(
         served_name=flags.model.served_model_name or model.served_name,
         path=model.path,
         shape=probe.shape,
+        rank_weights=probe.rank_weights,
         device=probe.device,
         memory=shared_memory(
             probe.device, ram_nbytes=ram_nbytes(), cuda_devices=max(1, len(devices))
         ),
         cuda_devices=devices,
     )
+
+
+def _ranks(flags: OwnerFlags) -> int | None:
+    topology = configuration.topology(flags)
+    return topology.tp_size if topology.mode is ReplicaMode.DP_ATTENTION else None
 
 
 def _resolve(flags: ModelFlags) -> ResolvedModel:

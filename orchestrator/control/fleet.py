@@ -163,7 +163,8 @@ class Fleet:
             *(index, self._supervisor.workers[index].tag, ready.load_s, ready.device),
             *(ready.capacity.request_slots, ready.capacity.pool_tokens),
         )
-        for warning in ready.capacity.warnings:
+        surprise = self._starts.surprise(index, ready)
+        for warning in (*ready.capacity.warnings, *((surprise,) if surprise else ())):
             _logger.warning("worker %s: %s", index, warning)
 
     def _drain(self, index: int) -> None:

@@ -6,7 +6,7 @@ from typing import Final
 from mlx_dp.orchestrator.control.group_addresses import AddressBook, GroupAddresses
 from mlx_dp.orchestrator.options import ServeOptions, WorkerOptions
 from mlx_dp.proto.group import GroupPlace
-from mlx_dp.proto.messages import Start
+from mlx_dp.proto.messages import Ready, Start
 from mlx_dp.proto.ownership import OwnerSlice
 from mlx_dp.proto.parallel import ReplicaMode
 
@@ -22,6 +22,7 @@ class WorkerStarts:
         group = options.ownership.mode is ReplicaMode.DP_ATTENTION
         assert addresses is not None or not group, "a group needs addresses"
         self._options: Final = options.worker
+        self._weights_nbytes: Final = options.weights_nbytes
         self._starts: Final = tuple(_start(options.worker, s) for s in options.ownership.slices)
         self._addresses: Final = addresses if group else None
         self._epoch: int | None = None
@@ -29,6 +30,15 @@ class WorkerStarts:
 
     def __len__(self) -> int:
         return len(self._starts)
+
+    def surprise(self, index: int, ready: Ready) -> str | None:
+        """What to say of a worker that holds something else than was planned."""
+        if not self._weights_nbytes:
+            return None
+        planned, held = self._weights_nbytes[index], ready.shape.weights_nbytes
+        if held == planned:
+            return None
+        return f"holds {held:,} bytes of weights, where {planned:,} were planned"
 
     def of(self, index: int, epoch: int) -> Start:
         """What this worker is told in this epoch. Raises OSError when there are no addresses."""

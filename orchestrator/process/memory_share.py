@@ -41,8 +41,13 @@ def shared_memory(device: DeviceFacts, *, ram_nbytes: int, cuda_devices: int = 1
             )
 
 
-def share_memory(memory: SharedMemory, shape: ModelShape, *, workers: int, fraction: float) -> int:
-    """Return one worker's bytes, or refuse with the sum when they do not hold the model."""
+def share_memory(
+    memory: SharedMemory, shape: ModelShape, *, workers: int, fraction: float, divided: bool = False
+) -> int:
+    """Return one worker's bytes, or refuse with the sum when they do not hold its weights.
+
+    ``divided``: the workers are a group, and ``shape`` is that of the rank that holds most.
+    """
     share = memory.of_one(workers, fraction)
     if _fits(share, shape):
         return share
@@ -50,7 +55,11 @@ def share_memory(memory: SharedMemory, shape: ModelShape, *, workers: int, fract
         (n for n in range(workers - 1, 0, -1) if _fits(memory.of_one(n, fraction), shape)), None
     )
     model = "a smaller or more quantised model"
-    if fewer is not None:
+    if divided:
+        # Of fewer ranks each would hold more.
+        larger = _fits(memory.of_one(workers, 1.0), shape)
+        advice = f"use a larger --mem-fraction-static, or {model}" if larger else f"use {model}"
+    elif fewer is not None:
         advice = f"use --dp-size {fewer}, a larger --mem-fraction-static, or {model}"
     elif _fits(memory.of_one(1, 1.0), shape):
         advice = f"not even one worker fits, so use a larger --mem-fraction-static or {model}"

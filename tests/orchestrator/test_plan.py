@@ -10,20 +10,24 @@ from mlx_dp.orchestrator import configuration
 from mlx_dp.orchestrator.flags import FakeFlags, Flags, ModelFlags, OwnerFlags
 from mlx_dp.orchestrator.model.model_probe import DeviceFacts
 from mlx_dp.orchestrator.plan import ServicePlan, make_plan
-from mlx_dp.orchestrator.plan_table import plan_json, plan_table
+from mlx_dp.orchestrator.plan_table import plan_json, plan_table, plan_view
 from mlx_dp.orchestrator.preparation import PreparedModel
 from mlx_dp.orchestrator.process.memory_share import SharedMemory
 from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.model_shape import ModelShape
+from mlx_dp.proto.rank_weights import RankWeights
 
 FAKE = PreparedModel(served_name="fake")
 
 
-def real(shape: ModelShape, *, nbytes: int = 5 * GB) -> PreparedModel:
+def real(
+    shape: ModelShape, *, nbytes: int = 5 * GB, rank_weights: RankWeights | None = None
+) -> PreparedModel:
     return PreparedModel(
         served_name="m",
         path=Path("/models/m"),
         shape=shape,
+        rank_weights=rank_weights,
         device=DeviceFacts(
             kind="cpu", name="cpu", memory_nbytes=10 * GB, working_set_nbytes=10 * GB
         ),
@@ -48,7 +52,65 @@ def test_owners_of_a_group_share_the_limit() -> None:
     plan = planned(flags(owners=owners))
     assert slots(plan) == [2] * 4
     assert [owner.owner for owner in plan.owners] == [0, 1, 2, 3]
-    assert any("each process still holds the whole model" in text for text in plan.warnings)
+    assert plan.warnings == ()
+    assert plan.weights is None
+
+
+GROUP = OwnerFlags(dp_size=2, enable_dp_attention=True)
+
+
+def test_a_rank_is_charged_for_what_it_holds() -> None:
+    weights = RankWeights(nbytes=(600_000_000, 500_000_000))
+    plan = planned(flags(owners=GROUP, model=ModelFlags()), real(DENSE, rank_weights=weights))
+    held = [owner.memory.weights_nbytes for owner in plan.owners if owner.memory]
+    assert held == [600_000_000, 500_000_000]
+    more, most = (owner.capacity.pool_tokens for owner in plan.owners)
+    assert most - more == 100_000_000 // DENSE.kv_bytes_per_token
+    assert plan.weights is not None
+    # 100 MB are the same in both, the rest of the 1 GB is there once.
+    assert plan.weights.repeated_nbytes == 100_000_000
+    assert plan.weights.divided_nbytes == 900_000_000
+    assert plan_json(plan)["weights"] == {
+        "whole_nbytes": GB,
+        "divided_nbytes": 900_000_000,
+        "repeated_nbytes": 100_000_000,
+        "by_process": [600_000_000, 500_000_000],
+        "total_nbytes": 1_100_000_000,
+    }
+    lines = [str(each) for each in plan_view(plan).renderables]
+    assert lines[1] == (
+        "weights: 1.00 GB, of which 0.90 GB are divided by 2 and 0.10 GB are held by each: "
+        "1.10 GB in all, where replicas would take 2.00 GB"
+    )
+
+
+def test_replicas_hold_the_weights_each() -> None:
+    plan = planned(flags(owners=OwnerFlags(dp_size=2), model=ModelFlags()), real(DENSE))
+    assert plan.weights is not None
+    assert (plan.weights.repeated_nbytes, plan.weights.divided_nbytes) == (GB, 0)
+    assert plan.weights.total_nbytes == 2 * GB
+    assert len(plan_view(plan).renderables) == 2
+
+
+def test_a_group_fits_where_replicas_do_not() -> None:
+    with pytest.raises(ConfigError, match="use --dp-size 1"):
+        planned(flags(owners=OwnerFlags(dp_size=2), model=ModelFlags()), real(DENSE, nbytes=2 * GB))
+    weights = RankWeights(nbytes=(600_000_000, 600_000_000))
+    model = real(DENSE, nbytes=2 * GB, rank_weights=weights)
+    assert planned(flags(owners=GROUP, model=ModelFlags()), model).share_nbytes == 800_000_000
+
+
+def test_fewer_ranks_are_no_help_to_a_group_that_does_not_fit() -> None:
+    model = real(DENSE, nbytes=GB, rank_weights=RankWeights(nbytes=(600_000_000,) * 2))
+    with pytest.raises(ConfigError, match="use a smaller or more quantised model") as refused:
+        planned(flags(owners=GROUP, model=ModelFlags()), model)
+    assert "--dp-size" not in str(refused.value)
+
+
+def test_a_model_that_ranks_cannot_divide_is_refused_with_the_reason() -> None:
+    model = real(DENSE, rank_weights=RankWeights(refusal="layer 0 has no MLP: use data-parallel"))
+    with pytest.raises(ConfigError, match="layer 0 has no MLP: use data-parallel"):
+        planned(flags(owners=GROUP, model=ModelFlags()), model)
 
 
 @pytest.mark.parametrize(("auxiliary", "named"), [(15, "leaves 3"), (4, "leaves 1")])
