@@ -11,7 +11,7 @@ from mlx_dp.worker.block_finder import FoundBlock, find_blocks
 from mlx_dp.worker.block_trace import BlockTrace, trace_blocks
 from mlx_dp.worker.engine import UnsupportedModelError
 from mlx_dp.worker.projections import Fusion, put
-from mlx_dp.worker.shard_proof import ShardProof, block_slices
+from mlx_dp.worker.shard_proof import block_slices, prove
 from mlx_dp.worker.sharded_block import BlockRecord, BlockRunner, ShardedBlock
 
 _ADVICE: Final = "use data-parallel replicas: leave out --enable-dp-attention"
@@ -142,14 +142,7 @@ def _prove(block: FoundBlock, trace: BlockTrace, size: int) -> Fusion | str:
         return trace.refusals[block.name]
     if block.name not in trace.arguments:
         return "is never called by itself"
-    proof = ShardProof(block, trace.arguments[block.name], size)
-    failure = proof.failure(Fusion.HALVES)
-    if failure is None:
-        return Fusion.HALVES
-    fused = any(projections.fused for projections in block.projections)
-    if fused and proof.failure(Fusion.INTERLEAVED) is None:
-        return Fusion.INTERLEAVED
-    return failure
+    return prove(block, trace.arguments[block.name], size)
 
 
 def _keep(block: FoundBlock, rank: int, size: int, fusion: Fusion) -> None:
