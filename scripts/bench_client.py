@@ -5,6 +5,7 @@ It speaks HTTP by hand: a general client spends more time on a chunk than a serv
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
@@ -38,6 +39,8 @@ class Stream:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     text: str = ""
+    owner: int | None = None
+    """Who answers, as the head says; None for a server that does not tell."""
 
     @property
     def first_s(self) -> float:
@@ -87,11 +90,12 @@ class Client:
         return seen
 
     async def _read(self, reader: asyncio.StreamReader, seen: Stream) -> None:
-        status, chunked = await _head(reader)
-        if status != 200:
-            raise ServerError(f"status {status}: {(await reader.read(2000)).decode()}")
+        head = await _head(reader)
+        if head.status != 200:
+            raise ServerError(f"status {head.status}: {(await reader.read(2000)).decode()}")
+        seen.owner = head.owner
         lines = _Lines()
-        async for data in _body(reader, chunked=chunked):
+        async for data in _body(reader, chunked=head.chunked):
             now = time.monotonic()
             for line in lines.feed(data):
                 if line == b"data: [DONE]":
@@ -102,16 +106,20 @@ class Client:
 
     async def get_json(self, path: str) -> Any:
         """Return the JSON of a GET, or raise ServerError."""
+        return json.loads(await self.get(path))
+
+    async def get(self, path: str) -> bytes:
+        """Return the body of a GET, or raise ServerError."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
         try:
             writer.write(_request("GET", path, b""))
-            status, chunked = await _head(reader)
-            data = b"".join([part async for part in _body(reader, chunked=chunked)])
+            head = await _head(reader)
+            data = b"".join([part async for part in _body(reader, chunked=head.chunked)])
         finally:
             writer.transport.abort()
-        if status != 200:
-            raise ServerError(f"{path}: status {status}: {data[:500].decode()}")
-        return json.loads(data)
+        if head.status != 200:
+            raise ServerError(f"{path}: status {head.status}: {data[:500].decode()}")
+        return data
 
 
 def _request(method: str, path: str, body: bytes) -> bytes:
@@ -122,10 +130,23 @@ def _request(method: str, path: str, body: bytes) -> bytes:
     return head.encode() + body
 
 
-async def _head(reader: asyncio.StreamReader) -> tuple[int, bool]:
-    """Return the status, and whether the body comes in chunks."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Head:
+    """The head of an answer. ``chunked``: its body comes in chunks."""
+
+    status: int
+    chunked: bool
+    owner: int | None
+
+
+async def _head(reader: asyncio.StreamReader) -> _Head:
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
-    return int(head.split(None, 2)[1]), "transfer-encoding: chunked" in head
+    owner = re.search(r"^x-dp-rank: *([0-9]+)", head, re.MULTILINE)
+    return _Head(
+        status=int(head.split(None, 2)[1]),
+        chunked="transfer-encoding: chunked" in head,
+        owner=int(owner[1]) if owner else None,
+    )
 
 
 async def _body(reader: asyncio.StreamReader, *, chunked: bool) -> AsyncIterator[bytes]:

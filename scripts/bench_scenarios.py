@@ -51,13 +51,13 @@ async def long_prompt(server: Server, running: Sequence[Request], arriving: Requ
         for request, stream in zip(running, seen, strict=True)
     ]
     try:
-        await _all_have(seen, WARM_CHUNKS, tasks)
+        await all_have(seen, WARM_CHUNKS, tasks)
         await server.client.stream(arriving, late)
         first_token_s = late.first_s
         # A stream that stood still has its gap closed only by the token that follows.
         await _all_have_after(seen, first_token_s, tasks)
     finally:
-        await _cancel(tasks)
+        await cancel_all(tasks)
     gaps = [
         after - before
         for stream in seen
@@ -82,7 +82,7 @@ async def client_leaves(server: Server, running: Sequence[Request]) -> Measures:
         for request, stream in zip(running, seen, strict=True)
     ]
     try:
-        await _all_have(seen, WARM_CHUNKS, tasks)
+        await all_have(seen, WARM_CHUNKS, tasks)
         before = await running_requests(server)
         step_s = quantile(seen[0].gaps_s, 0.5)
         tasks[0].cancel()
@@ -93,7 +93,7 @@ async def client_leaves(server: Server, running: Sequence[Request]) -> Measures:
             await asyncio.sleep(POLL_S)
         freed_s = time.monotonic() - left_s
     finally:
-        await _cancel(tasks)
+        await cancel_all(tasks)
     return {"freed_after_s": freed_s, "freed_after_steps": freed_s / step_s, "step_s": step_s}
 
 
@@ -103,9 +103,10 @@ async def running_requests(server: Server) -> int:
     return sum(load["num_running_reqs"] for load in loads["loads"])
 
 
-async def _all_have(
+async def all_have(
     streams: Sequence[Stream], chunks: int, tasks: Sequence[asyncio.Task[Stream]]
 ) -> None:
+    """Return once each of them has so many chunks. Raises RuntimeError when one ends before."""
     while any(len(stream.chunks_s) < chunks for stream in streams):
         _require_running(tasks)
         await asyncio.sleep(POLL_S)
@@ -125,7 +126,8 @@ def _require_running(tasks: Sequence[asyncio.Task[Stream]]) -> None:
             raise RuntimeError(f"a stream ended too early to measure it: {task.result()}")
 
 
-async def _cancel(tasks: Sequence[asyncio.Task[Stream]]) -> None:
+async def cancel_all(tasks: Sequence[asyncio.Task[Stream]]) -> None:
+    """Let the clients leave."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

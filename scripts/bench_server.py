@@ -62,7 +62,7 @@ class Server:
     def __init__(self, spec: ServerSpec, log: Path) -> None:
         self.spec = spec
         self._log = log
-        port = _free_port()
+        port = free_port()
         self.client = Client(port, spec.model)
         with log.open("wb") as output:
             self._process = subprocess.Popen(
@@ -156,7 +156,8 @@ class MemoryPeak:
         self._thread.join()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port that nobody listens to at this moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -9,6 +9,7 @@ from typing import Any
 import mlx.core as mx
 from bench_side import PATIENCE_STEPS, Emitted
 
+from mlx_dp.proto.group import GroupPlace
 from mlx_dp.proto.messages import (
     Abort,
     Down,
@@ -29,26 +30,39 @@ from mlx_dp.proto.parallel import resolve_topology
 from mlx_dp.proto.sampling_params import SamplingParams
 from mlx_dp.worker import startup
 from mlx_dp.worker.engine import Engine
+from mlx_dp.worker.held_verbs import HeldVerbs
 from mlx_dp.worker.loop import WorkerLoop
 from mlx_dp.worker.mlx_engine import MlxEngine
+from mlx_dp.worker.start_beats import StartBeats
 
 GREEDY = SamplingParams(temperature=0.0)
 
 
 def start_message(
-    directory: Path, limits: Limits, *, chunk: int, memory_nbytes: int | None, prefix_cache: bool
+    directory: Path,
+    limits: Limits,
+    *,
+    chunk: int,
+    memory_nbytes: int | None,
+    prefix_cache: bool,
+    group: GroupPlace | None = None,
 ) -> Start:
-    """What a controller with one worker says to it, through the division that it makes."""
-    topology = resolve_topology(dp_size=1, tp_size=None, enable_dp_attention=False)
+    """What a controller says to a worker that is alone or a rank of this group.
+
+    The limits are divided as it divides them.
+    """
+    size = 1 if group is None else group.size
+    topology = resolve_topology(dp_size=size, tp_size=None, enable_dp_attention=size > 1)
     return Start(
         engine=EngineKind.MLX,
         model_path=str(directory),
-        share=divide(topology, limits).slices[0],
+        share=divide(topology, limits).slices[0 if group is None else group.rank],
         memory_nbytes=memory_nbytes,
         context_length=None,
         chunked_prefill_size=chunk,
         prefix_cache=prefix_cache,
         heartbeat_interval_s=60.0,
+        group=group,
     )
 
 
@@ -74,7 +88,7 @@ class LocalChannel:
         taken, self.down = self.down, []
         return taken
 
-    def wait(self, timeout_s: float) -> bool:
+    def wait(self, timeout_s: float, beside: int | None = None) -> bool:
         return True
 
 
@@ -83,10 +97,12 @@ class LocalWorker:
 
     def __init__(self, start: Start) -> None:
         self._channel = LocalChannel()
-        started = startup._bring_up(start, self._channel, time.monotonic)
+        held = HeldVerbs(self._channel)
+        beats = StartBeats(held, start.heartbeat_interval_s, time.monotonic)
+        started = startup._bring_up(start, beats, time.monotonic)
         self.engine: Engine = started.engine
         self.capacity = started.capacity
-        self.loop: WorkerLoop = startup._loop(start, started, self._channel, time.monotonic)
+        self.loop: WorkerLoop = startup._loop(start, started, held, time.monotonic)
         self._channel.up.clear()
 
     @property

@@ -1,0 +1,128 @@
+"""Where the time of a step in lockstep goes: to computing, to exchange, or to waiting for peers."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from bench_cases import fine_milliseconds
+from bench_group import Ranks, started
+from bench_report import median, table
+
+PROMPT_TOKENS: Final = 32
+SMALL_VOCABULARY: Final = 1000
+"""Tokens that every model has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """One rank's seconds for a step, in sum those of a traced step."""
+
+    compute_s: float
+    exchange_s: float
+    wait_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Steps of decode with so many ``rows`` on each rank.
+
+    ``alone_s`` is one process with all rows, ``together_s`` a step of rank 0 as it is served, and
+    the splits are of traced steps, by rank.
+    """
+
+    rows: tuple[int, ...]
+    alone_s: float
+    together_s: float
+    splits: tuple[Split, ...]
+
+
+def split(
+    step_s: float, steps: int, waited_s: Sequence[float], took_s: Sequence[Sequence[float]]
+) -> tuple[Split, ...]:
+    """Divide each rank's time: ``waited_s`` before passes, ``took_s`` in each collective.
+
+    The rank that comes to a collective last waits for nobody there: what it takes is exchange.
+    """
+    pure_s = sum(min(each) for each in zip(*took_s, strict=True)) / steps
+    splits = []
+    for waited, took in zip(waited_s, took_s, strict=True):
+        wait_s = waited / steps + sum(took) / steps - pure_s
+        splits.append(Split(compute_s=step_s - pure_s - wait_s, exchange_s=pure_s, wait_s=wait_s))
+    return tuple(splits)
+
+
+async def measure_splits(
+    model: Path, cases: Sequence[tuple[int, ...]], steps: int, rounds: int
+) -> list[Measured]:
+    """Measure each case, the group and one process in turns."""
+    size = len(cases[0])
+    async with started(model, 1) as (alone, _), started(model, size) as (group, _):
+        return [await _measure(alone, group, rows, steps, rounds) for rows in cases]
+
+
+async def _measure(
+    alone: Ranks, group: Ranks, rows: tuple[int, ...], steps: int, rounds: int
+) -> Measured:
+    chance = random.Random(f"{rows}")
+    await _fill(alone, (sum(rows),), chance)
+    await _fill(group, rows, chance)
+    alone_s, together_s = [], []
+    for _ in range(rounds):
+        alone_s.append((await alone.order(0, do="steps", count=steps))["step_s"])
+        together_s.append((await _steps(group, rows, steps))[0])
+    await _all(group, do="begin", trace=True)
+    traced_s = await _steps(group, rows, steps)
+    told = await _all(group, do="end")
+    measured = Measured(
+        rows=rows,
+        alone_s=median(alone_s),
+        together_s=median(together_s),
+        splits=split(
+            max(traced_s),
+            steps,
+            [answer["waited_s"] for answer in told],
+            [answer["collectives_s"] for answer in told],
+        ),
+    )
+    await _all(alone, do="clear")
+    # One after another: each has to take part while the other ends what it has under way.
+    for rank in range(len(rows)):
+        await group.order(rank, do="clear")
+    return measured
+
+
+async def _fill(ranks: Ranks, rows: Sequence[int], chance: random.Random) -> None:
+    prompts = [
+        [[chance.randrange(SMALL_VOCABULARY) for _ in range(PROMPT_TOKENS)] for _ in range(count)]
+        for count in rows
+    ]
+    await ranks.order_all([{"do": "fill", "prompts": mine} if mine else None for mine in prompts])
+
+
+async def _steps(ranks: Ranks, rows: Sequence[int], steps: int) -> list[float]:
+    """Seconds a step on each rank that has rows."""
+    orders = [{"do": "steps", "count": steps} if count else None for count in rows]
+    return [answer["step_s"] for answer in await ranks.order_all(orders)]
+
+
+async def _all(ranks: Ranks, **order: Any) -> list[Any]:
+    return await ranks.order_all([order] * ranks.size)
+
+
+def split_table(measured: Sequence[Measured]) -> str:
+    headers = ["rows", "one process", "in lockstep", "ratio", "rank", "compute", "exchange", "wait"]
+    lines = []
+    for case in measured:
+        whole = [
+            " + ".join(str(count) for count in case.rows),
+            fine_milliseconds(case.alone_s),
+            fine_milliseconds(case.together_s),
+            f"{case.together_s / case.alone_s:.2f}x",
+        ]
+        for rank, part in enumerate(case.splits):
+            times = [part.compute_s, part.exchange_s, part.wait_s]
+            cells = [str(rank), *[fine_milliseconds(seconds) for seconds in times]]
+            lines.append([*(whole if rank == 0 else [""] * len(whole)), *cells])
+    return table(headers, lines)
