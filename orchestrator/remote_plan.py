@@ -65,7 +65,7 @@ def plan_remote(flags: Flags, ownership: Ownership) -> RemotePlan:
         hosts=hosts,
         launch=bool(hosts) and remote.launch,
         beat_s=beat_s,
-        silence_s=max(_SILENCE_S, _FEWEST_BEATS * beat_s),
+        silence_s=max(min(_SILENCE_S, flags.owners.hang_timeout), _FEWEST_BEATS * beat_s),
     )
 
 

@@ -27,7 +27,7 @@ from mlx_dp.orchestrator.process.launcher import ProcessLauncher
 from mlx_dp.orchestrator.process.log_output import StderrConsole, configure_logging, write_plain
 from mlx_dp.orchestrator.process.open_files import raise_open_files
 from mlx_dp.orchestrator.process.worker_environment import WorkerEnvironment, worker_environment
-from mlx_dp.orchestrator.remote_plan import plan_remote
+from mlx_dp.orchestrator.remote_plan import RemotePlan, plan_remote
 from mlx_dp.orchestrator.remote_side import RemoteSide, mlx_launch, remote_model
 from mlx_dp.orchestrator.service_run import ServiceRun
 from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
@@ -64,10 +64,18 @@ def serve(flags: Flags, environment: Mapping[str, str]) -> int:
                 channel.remote_endpoint,
                 lambda line: write_plain(console, f"mlx.launch: {line}"),
             )
+            if remote.ranks:
+                write_plain(console, _where_to_connect(remote, channel))
             local = _local_launcher(options, workers, console)
             model_there = remote_model(options.worker.model_path, options.worker.log_level)
             side = RemoteSide(remote, local, channel, model_there, launch)
             return asyncio.run(_run(options, text, side, channel, console, listener))
+
+
+def _where_to_connect(remote: RemotePlan, channel: ControllerChannel) -> str:
+    ranks = ", ".join(map(str, sorted(remote.ranks)))
+    how = f"mlx-dp worker --controller {channel.remote_endpoint}"
+    return f"mlx-dp: other machines run ranks {ranks} with {how}"
 
 
 def _local_launcher(

@@ -23,9 +23,15 @@ COMMAND = (sys.executable, "-m", "mlx_dp.orchestrator.cli", "serve")
 class Served:
     """Starts the service, reads what it says, and leaves no process behind."""
 
-    def __init__(self, *arguments: str, environment: dict[str, str] | None = None) -> None:
-        command = [*COMMAND, *arguments]
-        if "--port" not in arguments:
+    def __init__(
+        self,
+        *arguments: str,
+        environment: dict[str, str] | None = None,
+        command: tuple[str, ...] = COMMAND,
+    ) -> None:
+        serves = command is COMMAND
+        command = [*command, *arguments]
+        if serves and "--port" not in arguments:
             command += ["--port", "0"]
         self.lines: list[str] = []
         self._news: queue.Queue[str | None] = queue.Queue()
