@@ -83,7 +83,7 @@ async def _arrived(channel: ControllerChannel, num_messages: int) -> list:
             done.set_result(None)
 
     channel.attach(loop, take)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await done
     return arrived
 
@@ -115,7 +115,7 @@ def test_a_worker_channel_is_heard_and_answered(channel: ControllerChannel) -> N
     worker.send(HELLO)
     assert arrived(channel, 1) == [("w0-1", HELLO)]
     channel.send("w0-1", Drain())
-    assert worker.wait(5.0)
+    assert worker.wait(30.0)
     assert worker.drain() == [Drain()]
     worker.close()
 
@@ -132,7 +132,7 @@ def test_one_that_was_given_up_and_speaks_again_is_sent_away_and_a_stranger_is_n
     stranger.send(encode(HELLO))
     worker.send(HELLO)
     assert arrived(channel, 2) == []
-    assert worker.wait(5.0)
+    assert worker.wait(30.0)
     assert worker.drain() == [Shutdown()]
     # Once is enough: messages do not overtake each other.
     worker.send(HELLO)
@@ -232,7 +232,7 @@ def test_a_message_that_is_too_big_is_never_read_and_cuts_the_connection(
 
     async def run() -> list:
         # What follows it is lost too, until the sender has connected again.
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not (heard := channel.drain()):
                 worker.send(encode(HELLO))
                 await asyncio.sleep(0.02)
@@ -258,7 +258,7 @@ def test_a_peer_that_does_not_read_is_congested_and_nothing_is_dropped(
     sent = send_until_congested(channel, submit)
     assert sent < 100
     for _ in range(sent):
-        assert worker.poll(5000)
+        assert worker.poll(30_000)
         assert worker.recv() == encode(submit)
 
 
@@ -295,9 +295,9 @@ def test_messages_that_came_in_during_a_send_are_seen(
         channel.attach(loop, take)
         worker.send(encode(HELLO))
         # The frame is there before the loop turns; the send below swallows its edge.
-        assert channel._socket._socket.poll(5000)
+        assert channel._socket._socket.poll(30_000)
         channel.send("w0-1", Drain())
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await done
         return seen
 
@@ -325,7 +325,7 @@ def test_workers_of_this_machine_and_of_others_are_heard_alike(keys: Path) -> No
             far.send(HELLO)
             assert sorted(arrived(channel, 2), key=str) == [("w0-1", HELLO), ("w1-1", HELLO)]
             channel.send("w1-1", Drain())
-            assert far.wait(10.0)
+            assert far.wait(30.0)
             assert far.drain() == [Drain()]
 
 
@@ -344,7 +344,7 @@ def test_a_host_is_heard_apart_from_workers(keys: Path) -> None:
                 assert channel.drain() == []
             assert heard == [(host, Alive())]
             channel.send_host(host, Ping())
-            assert link.wait(10.0)
+            assert link.wait(30.0)
             assert link.drain() == [Ping()]
 
 

@@ -51,7 +51,7 @@ def test_messages_pass_both_ways_as_single_frames(router, channel) -> None:
     assert identity == b"w3-abc"
     assert decode_up(frame) == Hello(pid=17)
     router.send_multipart([identity, encode(Drain())])
-    assert channel.wait(10.0)
+    assert channel.wait(30.0)
     assert channel.drain() == [Drain()]
     assert channel.drain() == []
 
@@ -79,7 +79,7 @@ def test_a_malformed_message_is_counted_logged_without_its_bytes_and_dropped(
     messages = []
     with caplog.at_level(logging.WARNING):
         while not messages:
-            assert channel.wait(10.0)
+            assert channel.wait(30.0)
             messages = channel.drain()
     assert messages == [Drain()]
     assert channel.malformed_frames == 1

@@ -93,7 +93,7 @@ def balanced(tmp_path: Path) -> Iterator[Balanced]:
         )
         stack.callback(nginx.wait)
         stack.callback(nginx.kill)
-        wait_until(lambda: answers(port), "nginx listens", 10.0)
+        wait_until(lambda: answers(port), "nginx listens")
         yield Balanced(port, instances)
 
 
@@ -105,8 +105,8 @@ def test_events_come_one_by_one_and_a_client_that_leaves_frees_its_slot(
         assert answer.headers.get_all("X-Request-Id") == ["mine"]
         # 4,000 tokens take 80 s: whoever sees an event now sees them as they come.
         assert answer.readline().startswith(b"data: ")
-        wait_until(lambda: balanced.running() == 1, "the request runs", 5.0)
-    wait_until(lambda: balanced.running() == 0, "its slot is free", 5.0)
+        wait_until(lambda: balanced.running() == 1, "the request runs")
+    wait_until(lambda: balanced.running() == 0, "its slot is free")
 
 
 def test_an_instance_that_drains_loses_no_request(balanced: Balanced) -> None:
@@ -121,7 +121,7 @@ def test_an_instance_that_drains_loses_no_request(balanced: Balanced) -> None:
     leaving = balanced.instances[0]
     held = threading.Thread(target=lambda: list(leaving.stream({**COMPLETION, "max_tokens": 50})))
     held.start()
-    wait_until(lambda: balanced.running() == 1, "the long answer runs", 5.0)
+    wait_until(lambda: balanced.running() == 1, "the long answer runs")
     clients = [threading.Thread(target=ask, args=(number,)) for number in range(40)]
     for number, client in enumerate(clients):
         if number == 5:

@@ -103,7 +103,7 @@ def test_a_terminated_worker_is_gone_at_once_and_an_interrupt_is_not_for_it(
     controller.receive_until(Tokens if busy else Heartbeat)
     controller.receive_until(Tokens if busy else Heartbeat)
     process.terminate()
-    assert process.wait(timeout=2) == -signal.SIGTERM
+    assert process.wait(timeout=30) == -signal.SIGTERM
 
 
 def test_a_worker_shows_its_stacks_when_asked(

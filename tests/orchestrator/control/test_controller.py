@@ -64,7 +64,7 @@ def play(act: Callable[[Stage], Coroutine], options: ServeOptions | None = None)
         stage = Stage(options)
         turning = asyncio.create_task(stage.turn())
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 await stage.controller.start()
                 await act(stage)
                 await stage.controller.stop()

@@ -271,7 +271,7 @@ def test_silence_is_filled_with_comments() -> None:
             "headers": [(b"content-type", b"application/json")],
         }
         task = asyncio.create_task(app(scope, requests.get, send))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await commented.wait()
             service.answers[0].feed(says("late"))
             await task

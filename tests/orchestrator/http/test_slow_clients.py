@@ -244,7 +244,7 @@ def test_requests_that_servers_read_differently_are_refused(name: str) -> None:
 def test_chunks_that_are_none_are_refused_and_reach_no_route() -> None:
     async def run() -> None:
         service = ScriptedService()
-        async with asyncio.timeout(5), served(service) as port:
+        async with asyncio.timeout(DEADLINE_S), served(service) as port:
             reader, writer = await connect(port)
             head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
             writer.write(f"{head}Transfer-Encoding: chunked\r\n\r\n1\r\n{{\r\n".encode())
@@ -296,7 +296,7 @@ def test_a_head_of_one_packet_is_bounded_too() -> None:
 def test_a_client_that_sends_early_is_seen_to_leave(leaves: bool) -> None:
     async def run() -> None:
         service = ScriptedService(lambda _: [granted()])
-        async with asyncio.timeout(5), served(service) as port:
+        async with asyncio.timeout(DEADLINE_S), served(service) as port:
             reader, writer = await connect(port)
             content = json.dumps({"messages": HI, "stream": True}).encode()
             head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"

@@ -45,7 +45,7 @@ def test_the_signal_reaches_it() -> None:
             asyncio.get_running_loop()
         )
         os.kill(os.getpid(), signal.SIGHUP)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await received.wait()
 
     asyncio.run(run())

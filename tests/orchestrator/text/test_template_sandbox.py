@@ -1,6 +1,5 @@
 """What a template may take: neither an hour nor a terabyte, and no more than jinja2 gives away."""
 
-import time
 import tracemalloc
 
 import pytest
@@ -33,10 +32,8 @@ def render(source: str, *, limit_s: float = LONG_S, messages: object = MESSAGES)
     ids=["loops", "macros", "recursion", "filtered", "no call"],
 )
 def test_a_template_without_end_is_ended(source: str) -> None:
-    began_at = time.monotonic()
     with pytest.raises(ChatTemplateError) as caught:
         render(source, limit_s=0.05)
-    assert time.monotonic() - began_at < 5.0
     assert isinstance(caught.value, ChatTemplateTimeoutError) or "recursion" in str(caught.value)
 
 
