@@ -27,18 +27,19 @@ async def kill_worker(server: Server, running: Sequence[Request]) -> Measures:
     try:
         await all_have(seen, WARM_CHUNKS, tasks)
         victim = seen[0].owner
-        pids = await _ready_pids(server)
-        assert victim is not None and pids[victim] is not None, (victim, pids)
-        os.kill(pids[victim], signal.SIGKILL)
+        assert victim is not None, "the server does not say who answers"
+        pid = (await _ready_pids(server))[victim]
+        assert pid is not None, f"worker {victim} streams and is not ready"
+        os.kill(pid, signal.SIGKILL)
         killed_s = time.monotonic()
         before = [len(stream.chunks_s) for stream in seen]
         await _all_go_on(seen, before, tasks)
     finally:
         await cancel_all(tasks)
-    gaps = [_longest_gap(stream, killed_s) for stream in seen]
+    gaps = [longest_gap(stream, killed_s) for stream in seen]
     own = [gap for gap, stream in zip(gaps, seen, strict=True) if stream.owner == victim]
     others = [gap for gap, stream in zip(gaps, seen, strict=True) if stream.owner != victim]
-    healed_s = await _healed(server, gone=pids[victim])
+    healed_s = await _healed(server, gone=pid)
     return {
         "next_token_s": max(after - killed_s for _, after in own),
         "streams": len(own),
@@ -61,7 +62,7 @@ async def _all_go_on(
         await asyncio.sleep(POLL_S)
 
 
-def _longest_gap(stream: Stream, killed_s: float) -> tuple[float, float]:
+def longest_gap(stream: Stream, killed_s: float) -> tuple[float, float]:
     """The longest gap that ends after the kill: when it began and ended."""
     gaps = [(begun, after) for begun, after in pairwise(stream.chunks_s) if after > killed_s]
     return max(gaps, key=lambda gap: gap[1] - gap[0])
@@ -76,7 +77,7 @@ async def _ready_pids(server: Server) -> dict[int, int | None]:
     }
 
 
-async def _healed(server: Server, *, gone: int | None) -> float:
+async def _healed(server: Server, *, gone: int) -> float:
     """Return when every owner was ready again, with another process in the place of ``gone``."""
     until = time.monotonic() + HEALED_TIMEOUT_S
     while time.monotonic() < until:
