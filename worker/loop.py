@@ -110,6 +110,11 @@ class WorkerLoop:
             self._end((slot,))
 
     def _admit(self, submit: Submit) -> None:
+        running = self._scheduler.requests.find(submit.request_id)
+        if running is not None and running.submit.epoch == submit.epoch:
+            # Refused, it would be over for the controller, which may not know yet that it runs.
+            _logger.warning("request %d: the same grant came twice", submit.request_id)
+            return
         # A request that is granted anew has been given up in its earlier grants, whose abort may
         # not have come through.
         self._abort(Abort(request_id=submit.request_id, epoch=submit.epoch - 1))

@@ -40,7 +40,7 @@ def limits_of(setting: Setting) -> ControlLimits:
         restart_drain_s=1.0,
         liveness=LIVENESS,
         supervisor=SupervisorLimits(
-            start=StartLimits(hello_timeout_s=1.0, start_timeout_s=2.0),
+            start=StartLimits(hello_timeout_s=1.0, form_timeout_s=2.0, start_timeout_s=2.0),
             kill=KillLimits(abort_grace_s=0.5, exit_grace_s=0.5, dismiss_grace_s=0.5),
             restart=RestartLimits(
                 max_restarts=setting.max_restarts,

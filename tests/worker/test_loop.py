@@ -78,16 +78,23 @@ def test_a_newer_grant_of_a_request_takes_the_place_of_the_one_that_runs() -> No
     assert accepted == Accepted(request_id=1, epoch=3, slot=0)
 
 
-@pytest.mark.parametrize("epoch", [1, 2])
-def test_the_grant_that_runs_is_not_ended_by_itself_or_an_earlier_one(epoch: int) -> None:
+def test_an_earlier_grant_of_a_request_does_not_end_the_one_that_runs() -> None:
     bench = Bench()
     bench.turn(replace(submit(1, max_tokens=50), epoch=2))
     bench.turn()
-    refused, *_, tokens = bench.turn(replace(submit(1), epoch=epoch))
+    refused, *_, tokens = bench.turn(replace(submit(1), epoch=1))
     assert isinstance(refused, Rejected)
-    assert (refused.epoch, refused.reason) == (epoch, RejectReason.INVALID)
+    assert (refused.epoch, refused.reason) == (1, RejectReason.INVALID)
     assert isinstance(tokens, Tokens)
     assert tokens.chunks[0].epoch == 2
+
+
+def test_the_same_grant_once_more_changes_nothing() -> None:
+    bench = Bench()
+    again = submit(1, max_tokens=50)
+    bench.turn(again)
+    bench.turn()
+    assert [message.tag for message in bench.turn(again)] == ["tokens"]
 
 
 def test_the_engine_has_let_go_before_the_end_is_reported() -> None:
