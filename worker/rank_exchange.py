@@ -11,14 +11,11 @@ from typing import Final
 
 import zmq
 
+from mlx_dp.proto.curve import KeyGuard, join_curve, serve_curve
+from mlx_dp.proto.curve_keys import CurveKeys
 from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.group import GroupPlace
-from mlx_dp.worker.announcement import (
-    FRAME_BYTES,
-    Announcement,
-    ForeignFrameError,
-    decode,
-)
+from mlx_dp.worker.announcement import Announcement, ForeignFrameError, decode
 from mlx_dp.worker.announcement_board import AnnouncementBoard
 from mlx_dp.worker.peers import PeerLostError
 
@@ -26,6 +23,8 @@ _SLICE_S: Final = 0.05
 """So long one waits for a peer before anyone is told."""
 _HIGH_WATER_MARK: Final = 16
 """More frames than a peer can be ahead by."""
+_MAX_FRAME_BYTES: Final = 4_096
+"""The frames of a CURVE handshake count as well, and are longer than an announcement."""
 
 _logger = logging.getLogger(__name__)
 
@@ -48,13 +47,15 @@ class RankExchange:
         self._fingerprint: Final = fingerprint
         self._deadline_s: Final = deadline_s
         self._clock: Final = clock
-        self._key: Final = b"" if place.curve is None else place.curve.secret.encode()
         self._board: Final = AnnouncementBoard(
             generation=place.generation, rank=place.rank, size=place.size
         )
         self.dropped_frames = 0
         self._context: Final = zmq.Context()
+        self._guard: Final = self._guarded(place.curve)
         self._inbox: Final = self._socket(zmq.PULL)
+        if place.curve is not None:
+            serve_curve(self._inbox, place.curve)
         self._inbox.bind(place.peers[place.rank])
         self._outboxes: Final = [
             self._connected(endpoint)
@@ -94,7 +95,11 @@ class RankExchange:
         return self._board.agree(self._place.rank, tokens)
 
     def close(self) -> None:
-        self._context.destroy(linger=0)
+        for socket in (self._inbox, *self._outboxes):
+            socket.close(linger=0)
+        self._context.term()
+        if self._guard is not None:
+            self._guard.close()
 
     def _announce(self, tokens: int) -> None:
         announcement = Announcement(
@@ -104,7 +109,7 @@ class RankExchange:
             tokens=tokens,
             fingerprint=self._fingerprint,
         )
-        frame = announcement.encode(self._key)
+        frame = announcement.encode()
         for outbox in self._outboxes:
             # Never full: a peer that has not read the last one has not let this rank go on.
             outbox.send(frame, zmq.NOBLOCK)
@@ -116,7 +121,7 @@ class RankExchange:
             except zmq.Again:
                 return
             try:
-                announcement = decode(frame, self._key)
+                announcement = decode(frame)
                 self._board.take(announcement)
             except ForeignFrameError as error:
                 self.dropped_frames += 1
@@ -128,10 +133,15 @@ class RankExchange:
                     "divides it otherwise: all ranks need the same files and the same versions"
                 )
 
+    def _guarded(self, curve: CurveKeys | None) -> KeyGuard | None:
+        """With keys, only their holders may connect."""
+        return None if curve is None else KeyGuard(self._context, frozenset({curve.public}))
+
     def _connected(self, endpoint: str) -> "zmq.Socket[bytes]":
         outbox = self._socket(zmq.PUSH)
-        if self._place.curve is not None:
-            outbox.setsockopt(zmq.CURVE_SERVERKEY, self._place.curve.public.encode())
+        curve = self._place.curve
+        if curve is not None:
+            join_curve(outbox, curve, curve.public)
         outbox.connect(endpoint)
         return outbox
 
@@ -140,11 +150,5 @@ class RankExchange:
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.SNDHWM, _HIGH_WATER_MARK)
         socket.setsockopt(zmq.RCVHWM, _HIGH_WATER_MARK)
-        socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES)
-        curve = self._place.curve
-        if curve is not None:
-            socket.setsockopt(zmq.CURVE_PUBLICKEY, curve.public.encode())
-            socket.setsockopt(zmq.CURVE_SECRETKEY, curve.secret.encode())
-            if kind == zmq.PULL:
-                socket.setsockopt(zmq.CURVE_SERVER, 1)
+        socket.setsockopt(zmq.MAXMSGSIZE, _MAX_FRAME_BYTES)
         return socket
