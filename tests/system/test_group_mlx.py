@@ -14,8 +14,8 @@ from served import Served, wait_until
 pytestmark = [pytest.mark.system, pytest.mark.mlx, pytest.mark.model]
 
 RANKS = (0, 1)
-TOKENS = 40
-FLAGS = ("--dp-size", "2", "--tp-size", "2", "--enable-dp-attention", "--hang-timeout", "5")
+TOKENS = 24
+FLAGS = ("--dp-size", "2", "--tp-size", "2", "--enable-dp-attention", "--hang-timeout", "3")
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +90,10 @@ def test_each_owner_holds_its_share_as_planned(served: Served) -> None:
 
 @pytest.mark.parametrize(
     ("number", "cause"),
-    [(signal.SIGKILL, "killed by SIGKILL"), (signal.SIGSTOP, "it was stopped by a signal")],
+    [
+        (signal.SIGKILL, "killed by SIGKILL"),
+        pytest.param(signal.SIGSTOP, "it was stopped by a signal", marks=pytest.mark.slow),
+    ],
     ids=["killed", "stopped"],
 )
 def test_no_client_notices_that_a_rank_is_gone(
