@@ -4,7 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-REFUSALS: Final[Mapping[str, str]] = {}
+REFUSALS: Final[Mapping[str, str]] = {
+    "gemma3n": "no sum of its shards",
+    "prism_hadamard_qwen35": "HadamardQuantizedLinear, of which no part can be taken",
+    "mamba": "no layer has an MLP or experts",
+    "mamba2": "no layer has an MLP or experts",
+    "falcon_mamba": "no layer has an MLP or experts",
+    "rwkv7": "no layer has an MLP or experts",
+}
 """A part of the reason that each of them must be refused for."""
 
 
