@@ -62,6 +62,12 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--workers", type=_positive, default=3, help="(default 3)")
     parser.add_argument("--streams", type=_positive, default=6, help="clients (default 6)")
+    parser.add_argument(
+        "--jobs",
+        type=_positive,
+        default=1,
+        help="rows at a time, each with a service of its own; most rows mainly wait (default 1)",
+    )
     parser.add_argument("--seed", type=int, default=1, help="of every choice (default 1)")
     parser.add_argument(
         "--slack",
@@ -107,18 +113,21 @@ async def run(options: argparse.Namespace) -> list[RowResult]:
         findings=options.findings,
     )
     stop_on_sigterm()
-    results = []
-    for row in chosen(options):
+    room = asyncio.Semaphore(options.jobs)
+    return await asyncio.gather(*(_run_row(row, settings, room) for row in chosen(options)))
+
+
+async def _run_row(row: Row, settings: Settings, room: asyncio.Semaphore) -> RowResult:
+    async with room:
         print(f"{row.name} {row.title} ...", file=sys.stderr, flush=True)
         result = await Stage(row, settings).run()
-        results.append(result)
-        print(
-            f"{row.name}: {result.trials} trials, {result.requests} requests, "
-            f"{len(result.violations)} violations, {result.seconds:.0f} s",
-            file=sys.stderr,
-            flush=True,
-        )
-    return results
+    print(
+        f"{row.name}: {result.trials} trials, {result.requests} requests, "
+        f"{len(result.violations)} violations, {result.seconds:.0f} s",
+        file=sys.stderr,
+        flush=True,
+    )
+    return result
 
 
 def main(arguments: list[str]) -> int:
