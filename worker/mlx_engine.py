@@ -101,6 +101,7 @@ class MlxEngine:
             prefix_cache=start.prefix_cache and form.resumes,
             stateful=loaded.layout.stateful,
             trims_to=loaded.layout.trims_to,
+            blocks=device.launch_blocks(),
         )
         grammars = GrammarCompiler(
             Path(start.model_path),
@@ -224,10 +225,13 @@ class MlxEngine:
 
     def close(self) -> None:
         mx.synchronize()
+        if self._peers is not None:
+            self._peers.close()
 
     def _prefill(self, step: PrefillStep, chunk: PrefillChunk) -> None:
         occupant = self._slots[chunk.slot]
         assert occupant.prefill is not None, f"slot {chunk.slot} has its prompt already"
+        self._caches.prepare(occupant.room, occupant.prefill.share(chunk.num_tokens))
         step.run(occupant.prefill, chunk, lambda: self._join(occupant))
 
     def _set_spare(self) -> None:
