@@ -1,4 +1,5 @@
 import logging
+import socket
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -54,6 +55,21 @@ def test_messages_pass_both_ways_as_single_frames(router, channel) -> None:
     assert channel.wait(30.0)
     assert channel.drain() == [Drain()]
     assert channel.drain() == []
+
+
+@pytest.mark.timeout(20)
+def test_a_wait_ends_for_what_is_waited_for_beside_the_controller(router, channel) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        greet(router, channel)
+        assert not channel.wait(0.0, ours.fileno())
+        theirs.send(b"news")
+        # Nothing of the controller's is to be read, so that only the news can end it.
+        assert not channel.wait(30.0, ours.fileno())
+        router.send_multipart([b"w3-abc", encode(Drain())])
+        while not channel.wait(30.0, ours.fileno()):
+            pass
+        assert channel.drain() == [Drain()]
 
 
 def test_waiting_in_vain_ends_when_the_time_is_up(channel) -> None:

@@ -5,7 +5,15 @@ from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.fields import MAX_TEXT_CHARS
 from mlx_dp.proto.messages import Failed, FailureKind
 from mlx_dp.worker.engine import UnsupportedModelError
-from mlx_dp.worker.failure import kind_of, sentence
+from mlx_dp.worker.failure import (
+    kind_of,
+    says_of_model,
+    sentence,
+    serving_failure,
+    starting_failure,
+)
+from mlx_dp.worker.held_verbs import ShutdownAskedError
+from mlx_dp.worker.peers import PeerLostError
 
 
 @pytest.mark.parametrize(
@@ -28,6 +36,8 @@ from mlx_dp.worker.failure import kind_of, sentence
         ),
         (RuntimeError("[load_safetensors] Failed to open file"), FailureKind.INTERNAL),
         (KeyError("rope"), FailureKind.INTERNAL),
+        (PeerLostError("rank 1 did not come", 1), FailureKind.PEER_LOST),
+        (RuntimeError("[ring] connection to a peer was lost"), FailureKind.PEER_LOST),
     ],
 )
 def test_an_error_has_a_kind(error: Exception, kind: FailureKind) -> None:
@@ -48,3 +58,39 @@ def test_an_error_that_names_a_file_in_no_encoding_can_be_sent() -> None:
     error = ConfigError("no model in /m\udcff")
     failed = Failed(kind=FailureKind.CONFIG, message=sentence(error))
     assert decode_up(encode(failed)) == failed
+
+
+@pytest.mark.parametrize(
+    ("error", "starting", "serving"),
+    [
+        (ConfigError("no such model"), FailureKind.CONFIG, FailureKind.INTERNAL),
+        (MemoryError(), FailureKind.OUT_OF_MEMORY, FailureKind.INTERNAL),
+        (PeerLostError("gone", 3), FailureKind.PEER_LOST, FailureKind.PEER_LOST),
+    ],
+)
+def test_what_worked_once_may_work_again(
+    error: Exception, starting: FailureKind, serving: FailureKind
+) -> None:
+    assert starting_failure(error).kind is starting
+    assert serving_failure(error).kind is serving
+
+
+def test_the_lost_rank_is_told() -> None:
+    failed = starting_failure(PeerLostError("rank 3 did not come", 3))
+    assert (failed.lost_rank, failed.message) == (3, "rank 3 did not come")
+
+
+@pytest.mark.parametrize(
+    ("error", "of_model"),
+    [
+        (ValueError("[broadcast_shapes] Shapes cannot be broadcast"), True),
+        (RuntimeError("[matmul] odd shapes"), True),
+        (MemoryError(), False),
+        (PeerLostError("gone", 3), False),
+        (RuntimeError("[ring] connection to a peer was lost"), False),
+        (ShutdownAskedError("now"), False),
+        (ConfigError("another model"), False),
+    ],
+)
+def test_what_ends_the_process_says_nothing_of_the_model(error: Exception, of_model: bool) -> None:
+    assert says_of_model(error) is of_model

@@ -1,0 +1,88 @@
+"""How a rank starts: what it tells while it waits for others, and what it divides by them."""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
+
+import pytest
+from worker_bench import FakeChannel, VirtualTime, submit
+
+from mlx_dp.proto.exit_codes import ExitCode
+from mlx_dp.proto.group import DistributedBackend, GroupPlace
+from mlx_dp.proto.messages import Down, Heartbeat, Hello, Ready, Shutdown, Start, WorkerPhase
+from mlx_dp.worker import startup
+from mlx_dp.worker.engine import Engine
+from mlx_dp.worker.held_verbs import HeldVerbs, ShutdownAskedError
+from mlx_dp.worker.start_beats import StartBeats
+
+
+def group_of(size: int) -> GroupPlace:
+    return GroupPlace(
+        backend=DistributedBackend.RING,
+        rank=0,
+        size=size,
+        addresses=tuple(f"127.0.0.1:{5000 + rank}" for rank in range(size)),
+        peers=tuple(f"ipc://{rank}" for rank in range(size)),
+        generation=1,
+    )
+
+
+@pytest.mark.parametrize(("size", "chunk"), [(1, 512), (2, 256), (3, 170), (64, 8)])
+def test_ranks_share_the_prompt_tokens_of_a_step(
+    controller, worker_thread: Callable[[], Future[ExitCode]], shares, start_message, size, chunk
+) -> None:
+    start: Start = start_message(*shares(), heartbeat_interval_s=60.0)
+    ended = worker_thread()
+    controller.receive_until(Hello)
+    controller.send(replace(start, group=group_of(size)))
+    controller.receive_until(Ready)
+    controller.send(submit(1, prompt=2_000, max_tokens=1))
+    while not (beat := controller.receive_until(Heartbeat)).step_tokens:
+        pass
+    assert beat.step_tokens == chunk
+    controller.send(Shutdown())
+    assert ended.result(timeout=30.0) is ExitCode.OK
+
+
+def test_a_late_peer_is_named_as_often_as_a_heartbeat_is_due() -> None:
+    time = VirtualTime()
+    channel = FakeChannel(time)
+    beats = StartBeats(HeldVerbs(channel), 1.0, time.clock)
+    beats.enter(WorkerPhase.WARMING)
+    for _ in range(5):
+        time.sleep(0.5)
+        beats.awaiting(2)
+    told = [(beat.phase, beat.awaits_rank) for beat in channel.sent_of(Heartbeat)]
+    assert told == [(WorkerPhase.WARMING, rank) for rank in (None, 2, 2)]
+
+
+def test_shutdown_ends_a_start_that_waits_for_a_peer(
+    monkeypatch: pytest.MonkeyPatch, shares, start_message
+) -> None:
+    class Started(FakeChannel):
+        def drain(self) -> list[Down]:
+            return [verbs.pop(0)] if verbs else []
+
+    def load(start: Start, beats: StartBeats, clock: Callable[[], float]) -> Engine:
+        beats.enter(WorkerPhase.FORMING)
+        verbs.append(Shutdown())
+        beats.awaiting(1)
+        raise AssertionError("it goes on")
+
+    verbs: list[Down] = []
+    monkeypatch.setattr(startup, "_load", load)
+    channel = Started(VirtualTime())
+    verbs.append(start_message(*shares()))
+    assert startup.run_worker(channel, clock=lambda: 0.0) is ExitCode.OK
+    assert [message.tag for message in channel.sent] == ["hello", "heartbeat"]
+
+
+def test_what_was_said_during_the_start_is_obeyed_afterwards() -> None:
+    channel = FakeChannel(VirtualTime())
+    held = HeldVerbs(channel)
+    channel.verbs = [submit(1)]
+    StartBeats(held, 1.0, lambda: 0.0).awaiting(1)
+    assert [verb.tag for verb in held.drain()] == ["submit"]
+    channel.verbs = [Shutdown()]
+    with pytest.raises(ShutdownAskedError):
+        StartBeats(held, 1.0, lambda: 0.0).awaiting(1)
