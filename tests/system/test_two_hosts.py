@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from network_hosts import NEAR, FarHost, why_not
+from network_hosts import FAR, NEAR, FarHost, why_not
 from served import Served, wait_until
 
 from mlx_dp.proto.key_files import write_keys
@@ -70,3 +70,35 @@ def test_a_cut_cable_moves_the_stream_and_the_far_worker_comes_back(far, keys) -
             assert worker(served, 1)["incarnation"] != incarnation
             pinned = {**BODY, "max_tokens": 20, "data_parallel_rank": 1}
             assert undisturbed.startswith(text_of(list(served.stream(pinned))))
+
+
+@pytest.mark.mlx
+def test_a_group_over_the_cable_forms_again_and_its_answers_go_on(far, keys, tmp_path) -> None:
+    from tiny_models import DENSE
+
+    model = str(DENSE["llama"].write(tmp_path / "model"))
+    hosts = tmp_path / "hosts.json"
+    hosts.write_text(json.dumps([{"ssh": ip, "ips": [ip]} for ip in (NEAR, FAR)]))
+    group = ("--dp-size", "2", "--enable-dp-attention", "--hostfile", str(hosts), "--no-launch")
+    serve = ("--model", model, "--served-model-name", "fake", *group)
+    with Served(*serve, "--dist-init-addr", f"{NEAR}:0", "--keys", keys) as served:
+        there = ("--controller", endpoint_of(served), "--keys", keys, "--rank")
+        with (
+            Served(*there, "0", command=WORKER),
+            Served(*there, "1", command=far.command(*WORKER)) as host,
+        ):
+            served.wait_until_ready()
+            body = {**BODY, "max_tokens": 600, "temperature": 0, "routed_dp_rank": 1}
+            undisturbed = text_of(list(served.stream(body)))
+            events = []
+            for event in served.stream(body):
+                events.append(event)
+                if len(events) == 5:
+                    far.cut()
+                    wait_until(lambda: far.pids() == [host.process.pid], "the rank there has ended")
+                    wait_until(lambda: worker(served, 1)["host"] is None, "it is missed")
+                    assert worker(served, 0)["status"] != "ready"
+                    far.mend()
+            assert text_of(events) == undisturbed
+            assert [worker(served, rank)["epoch"] for rank in (0, 1)] == [1, 1]
+            assert worker(served, 1)["status"] == "ready"
