@@ -69,7 +69,7 @@ class WorkerHost:
         self._unwanted = ""
 
     async def run(self) -> int:
-        """Until a signal, or a reason for which trying again is of no use."""
+        """Until a signal. Raises ConfigError where trying again is of no use."""
         stopping = asyncio.create_task(self._stop.wait())
         stopping.add_done_callback(lambda _: self._news.set())
         rng = random.SystemRandom()
@@ -85,9 +85,9 @@ class WorkerHost:
                     channel.close(linger_s=_LAST_WORDS_S)
                 if self._stop.is_set():
                     return ExitCode.OK
-                _logger.warning("%s", lost.reason)
                 if lost.final:
-                    return ExitCode.CONFIG
+                    raise ConfigError(lost.reason)
+                _logger.warning("%s", lost.reason)
                 if self._once:
                     return ExitCode.PARENT_GONE
                 delay_s = self._back_off.delay(time.monotonic() - began, rng)
