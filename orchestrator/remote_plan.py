@@ -34,14 +34,14 @@ def plan_remote(flags: Flags, ownership: Ownership) -> RemotePlan:
     remote = flags.remote
     hosts = () if remote.hostfile is None else read_host_file(remote.hostfile)
     count = len(hosts) if hosts else remote.remote_workers
-    if count == 0:
-        _refuse_idle(flags)
-        return RemotePlan()
     if not 0 <= remote.remote_workers <= workers:
         raise ConfigError(
             f"--remote-workers {remote.remote_workers} is out of range: use 0 to {workers}, the "
             "number of workers"
         )
+    if count == 0:
+        _refuse_idle(flags)
+        return RemotePlan()
     if hosts and len(hosts) != workers:
         raise ConfigError(
             f"--hostfile {remote.hostfile} names {len(hosts)} hosts, and there are {workers} "

@@ -7,6 +7,7 @@ from mlx_dp.orchestrator.flags import (
     ModelFlags,
     OwnerFlags,
     QueueFlags,
+    RemoteFlags,
 )
 from mlx_dp.proto.messages import EngineKind
 
@@ -20,6 +21,7 @@ def flags(
     queue: QueueFlags | None = None,
     http: HttpFlags | None = None,
     fake: FakeFlags | None = None,
+    remote: RemoteFlags | None = None,
 ) -> Flags:
     return Flags(
         model=model,
@@ -27,4 +29,5 @@ def flags(
         queue=queue or QueueFlags(),
         http=http or HttpFlags(),
         fake=fake or FakeFlags(),
+        remote=remote or RemoteFlags(),
     )
