@@ -15,6 +15,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
+from bench_cases import Goal
 from bench_client import Request
 from bench_kill import kill_worker
 from bench_models import named_model
@@ -26,7 +27,7 @@ from bench_modes import (
     weights_nbytes,
     workers_rss_nbytes,
 )
-from bench_modes_tables import kill_table, passes_table, speed_table, weights_table
+from bench_modes_tables import MOE_WEIGHTS, kill_table, passes_table, speed_table, weights_table
 from bench_moe import write_moe
 from bench_report import machine, milliseconds
 from bench_scenarios import Measures, throughput
@@ -89,7 +90,7 @@ async def serve_rounds(
                     f"{name} {rank}": value - before[name, rank]
                     for (name, rank), value in after.items()
                 }
-                by_server = found.setdefault(f"clients {level}", {})
+                by_server = found.setdefault(f"{level} clients", {})
                 by_server.setdefault(server.spec.name, []).append(measures)
                 speed = f"{measures['tokens_per_s']:.1f} tokens/s"
                 say(f"round {number + 1}, {level} clients, {server.spec.name}: {speed}")
@@ -127,7 +128,8 @@ async def run_model(name: str, model: Path, options: argparse.Namespace) -> dict
         workload = Workload(model, options.seed)
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
             async with running(mode_specs(model), workload, Path(folder)) as servers:
-                found |= await run_servers(servers, workload, options)
+                goal = MOE_WEIGHTS if name == "moe" else None
+                found |= await run_servers(servers, workload, options, goal)
     if "split" in options.parts:
         cases = CASES[:2] if options.quick else CASES
         splits = await measure_splits(model, cases, options.steps, options.rounds)
@@ -137,12 +139,15 @@ async def run_model(name: str, model: Path, options: argparse.Namespace) -> dict
 
 
 async def run_servers(
-    servers: Sequence[Server], workload: Workload, options: argparse.Namespace
+    servers: Sequence[Server],
+    workload: Workload,
+    options: argparse.Namespace,
+    goal: Goal | None,
 ) -> dict[str, Any]:
     weights = {server.spec.name: await weights_nbytes(server) for server in servers}
     resident = {server.spec.name: await workers_rss_nbytes(server) for server in servers}
     found: dict[str, Any] = {"weights": weights, "rss": resident}
-    print(weights_table(weights, resident), flush=True)
+    print(weights_table(weights, resident, goal), flush=True)
     if "serve" in options.parts:
         found["serve"] = await serve_rounds(servers, workload, options)
         for level, runs in found["serve"].items():

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from bench_cases import Goal, fine_milliseconds
-from bench_modes import ONE, REPLICAS
+from bench_modes import ONE, RANKS, REPLICAS
 from bench_report import (
     column,
     mebibytes,
@@ -15,7 +15,7 @@ from bench_report import (
 )
 from bench_scenarios import Measures
 
-WEIGHTS = Goal(at_most=0.6)
+MOE_WEIGHTS = Goal(at_most=0.6)
 """For a model with nine tenths of its weights in experts, to two replicas."""
 
 Runs = Mapping[str, Sequence[Measures]]
@@ -23,7 +23,9 @@ Runs = Mapping[str, Sequence[Measures]]
 
 
 def weights_table(
-    weights: Mapping[str, Sequence[int]], resident: Mapping[str, Sequence[int]]
+    weights: Mapping[str, Sequence[int]],
+    resident: Mapping[str, Sequence[int]],
+    goal: Goal | None = None,
 ) -> str:
     """Weights are what workers say of their arrays, resident memory what the system says."""
     whole = sum(weights[REPLICAS])
@@ -36,11 +38,11 @@ def weights_table(
                 " + ".join(mebibytes(nbytes) for nbytes in held),
                 mebibytes(sum(held)),
                 f"{ratio:.3f}x",
-                WEIGHTS.judge(ratio) if name not in (ONE, REPLICAS) else "",
+                goal.judge(ratio) if goal is not None and name == RANKS else "",
                 " + ".join(mebibytes(nbytes) for nbytes in resident[name]),
             ]
         )
-    headers = ["server", "weights", "in all", f"to {REPLICAS}", "goal of the MoE", "resident"]
+    headers = ["server", "weights", "in all", f"to {REPLICAS}", "goal", "resident"]
     return f"### Weights\n\n{table(headers, rows)}\n"
 
 

@@ -33,6 +33,7 @@ class RankProcess:
         self._batch = OurBatch(worker)
         self._clock = clock
         self._orders = b""
+        self._begun_cpu_s = 0.0
         self._asleep_s = 0.0
         """Between passes of peers, since the last ``begin``."""
         self._waited_s: float | None = None
@@ -52,11 +53,16 @@ class RankProcess:
                 # Nobody steps now, so that all ranks begin with the same pass.
                 self._clock.begin(trace=trace)
                 self._asleep_s, self._waited_s = 0.0, None
+                self._begun_cpu_s = time.process_time()
             case {"do": "steps", "count": count}:
                 return {"step_s": self._steps(count)}
             case {"do": "end"}:
                 waited_s = self._asleep_s if self._waited_s is None else self._waited_s
-                return {"waited_s": waited_s, "collectives_s": self._clock.end()}
+                return {
+                    "cpu_s": time.process_time() - self._begun_cpu_s,
+                    "waited_s": waited_s,
+                    "collectives_s": self._clock.end(),
+                }
             case {"do": "clear"}:
                 self._batch.clear()
             case _:

@@ -25,16 +25,23 @@ class Split:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """Steps as they are served: seconds of one, and of all processors in one, by rank."""
+
+    step_s: float
+    cpu_s: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
     """Steps of decode with so many ``rows`` on each rank.
 
-    ``alone_s`` is one process with all rows, ``together_s`` a step of rank 0 as it is served, and
-    the splits are of traced steps, by rank.
+    ``alone`` is one process with all rows; the splits are of traced steps, by rank.
     """
 
     rows: tuple[int, ...]
-    alone_s: float
-    together_s: float
+    alone: Steps
+    together: Steps
     splits: tuple[Split, ...]
 
 
@@ -66,31 +73,47 @@ async def _measure(
     alone: Ranks, group: Ranks, rows: tuple[int, ...], steps: int, rounds: int
 ) -> Measured:
     chance = random.Random(f"{rows}")
-    await _fill(alone, (sum(rows),), chance)
+    whole = (sum(rows),)
+    await _fill(alone, whole, chance)
     await _fill(group, rows, chance)
-    alone_s, together_s = [], []
+    one, both = [], []
     for _ in range(rounds):
-        alone_s.append((await alone.order(0, do="steps", count=steps))["step_s"])
-        together_s.append((await _steps(group, rows, steps))[0])
-    await _all(group, do="begin", trace=True)
-    traced_s = await _steps(group, rows, steps)
-    told = await _all(group, do="end")
+        one.append(await _served(alone, whole, steps))
+        both.append(await _served(group, rows, steps))
     measured = Measured(
         rows=rows,
-        alone_s=median(alone_s),
-        together_s=median(together_s),
-        splits=split(
-            max(traced_s),
-            steps,
-            [answer["waited_s"] for answer in told],
-            [answer["collectives_s"] for answer in told],
-        ),
+        alone=_medians(one),
+        together=_medians(both),
+        splits=await _traced(group, rows, steps),
     )
-    await _all(alone, do="clear")
-    # One after another: each has to take part while the other ends what it has under way.
-    for rank in range(len(rows)):
-        await group.order(rank, do="clear")
+    for ranks in (alone, group):
+        # One after another: each has to take part while the other ends what it has under way.
+        for rank in range(ranks.size):
+            await ranks.order(rank, do="clear")
     return measured
+
+
+async def _served(ranks: Ranks, rows: Sequence[int], steps: int) -> Steps:
+    await _all(ranks, do="begin", trace=False)
+    step_s = await _steps(ranks, rows, steps)
+    told = await _all(ranks, do="end")
+    return Steps(step_s=step_s[0], cpu_s=tuple(answer["cpu_s"] / steps for answer in told))
+
+
+async def _traced(group: Ranks, rows: Sequence[int], steps: int) -> tuple[Split, ...]:
+    await _all(group, do="begin", trace=True)
+    step_s = await _steps(group, rows, steps)
+    told = await _all(group, do="end")
+    waited_s = [answer["waited_s"] for answer in told]
+    return split(max(step_s), steps, waited_s, [answer["collectives_s"] for answer in told])
+
+
+def _medians(runs: Sequence[Steps]) -> Steps:
+    by_rank = zip(*[run.cpu_s for run in runs], strict=True)
+    return Steps(
+        step_s=median([run.step_s for run in runs]),
+        cpu_s=tuple(median(each) for each in by_rank),
+    )
 
 
 async def _fill(ranks: Ranks, rows: Sequence[int], chance: random.Random) -> None:
@@ -112,17 +135,20 @@ async def _all(ranks: Ranks, **order: Any) -> list[Any]:
 
 
 def split_table(measured: Sequence[Measured]) -> str:
-    headers = ["rows", "one process", "in lockstep", "ratio", "rank", "compute", "exchange", "wait"]
+    """The three times are of traced steps, which overlap with nothing."""
+    headers = ["rows", "one process", "its CPU", "in lockstep", "ratio"]
+    headers += ["rank", "CPU", "compute", "exchange", "wait"]
     lines = []
     for case in measured:
         whole = [
             " + ".join(str(count) for count in case.rows),
-            fine_milliseconds(case.alone_s),
-            fine_milliseconds(case.together_s),
-            f"{case.together_s / case.alone_s:.2f}x",
+            fine_milliseconds(case.alone.step_s),
+            fine_milliseconds(case.alone.cpu_s[0]),
+            fine_milliseconds(case.together.step_s),
+            f"{case.together.step_s / case.alone.step_s:.2f}x",
         ]
         for rank, part in enumerate(case.splits):
-            times = [part.compute_s, part.exchange_s, part.wait_s]
+            times = [case.together.cpu_s[rank], part.compute_s, part.exchange_s, part.wait_s]
             cells = [str(rank), *[fine_milliseconds(seconds) for seconds in times]]
             lines.append([*(whole if rank == 0 else [""] * len(whole)), *cells])
     return table(headers, lines)

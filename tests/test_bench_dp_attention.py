@@ -102,7 +102,7 @@ def test_more_than_the_goal_of_weights_is_called_missed(load: Any) -> None:
     tables = load("bench_modes_tables")
     for held, verdict in ((60, "met"), (61, "MISSED")):
         nbytes = {"one process": [100], "2 replicas": [100, 100], "2 ranks": [60, held]}
-        page = tables.weights_table(nbytes, nbytes)
+        page = tables.weights_table(nbytes, nbytes, tables.MOE_WEIGHTS)
         assert page.count(verdict) == 1, page
 
 
