@@ -19,6 +19,7 @@ from mlx_dp.orchestrator.plan import ServicePlan, make_plan
 from mlx_dp.orchestrator.plan_table import plan_json, plan_view
 from mlx_dp.orchestrator.preparation import prepare_model
 from mlx_dp.orchestrator.process.stop_signals import EXIT_SIGNAL_BASE, STOP_SIGNALS
+from mlx_dp.orchestrator.remote_plan import plan_remote
 from mlx_dp.proto.errors import ConfigError
 
 EXIT_CONFIG = 2
@@ -188,6 +189,7 @@ def _plan(flags: Flags, environment: Mapping[str, str]) -> ServicePlan:
     """Every refusal that needs no model comes before a model is fetched."""
     configuration.check_flags(flags)
     ownership = configuration.ownership(flags.owners)
+    plan_remote(flags, ownership)
     return make_plan(flags, ownership, prepare_model(flags, environment))
 
 

@@ -7,6 +7,7 @@ from mlx_dp.orchestrator.flags import Flags
 from mlx_dp.orchestrator.planned_weights import PlannedWeights, shapes_by_process
 from mlx_dp.orchestrator.preparation import PreparedModel
 from mlx_dp.orchestrator.process.memory_share import share_memory
+from mlx_dp.orchestrator.remote_plan import plan_remote
 from mlx_dp.proto.messages import FakeEngineOptions
 from mlx_dp.proto.model_shape import ModelShape, resolve_context_length
 from mlx_dp.proto.ownership import OwnerCapacity, Ownership, OwnerSlice, resolve_capacity
@@ -53,7 +54,7 @@ def make_plan(flags: Flags, ownership: Ownership, model: PreparedModel) -> Servi
         share_nbytes = share_memory(
             model.memory,
             max(shapes, key=lambda shape: shape.weights_nbytes),
-            workers=len(shapes),
+            workers=max(1, len(shapes) - len(plan_remote(flags, ownership).ranks)),
             fraction=flags.owners.mem_fraction_static,
             divided=model.rank_weights is not None,
         )

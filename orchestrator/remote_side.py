@@ -1,6 +1,7 @@
 """Joins what ``serve`` needs for workers on other machines."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -67,7 +68,12 @@ def mlx_launch(
     if not plan.launch:
         return None
     assert flags.remote.hostfile is not None and endpoint is not None
-    arguments = ["--controller", endpoint, "--log-level", flags.http.log_level]
+    together = max(Counter(host.ssh for host in plan.hosts).values())
+    arguments = [
+        *("--controller", endpoint),
+        *("--mem-fraction-static", f"{flags.owners.mem_fraction_static / together:g}"),
+        *("--log-level", flags.http.log_level),
+    ]
     if flags.remote.keys is not None:
         arguments += ["--keys", str(flags.remote.keys.absolute())]
     return MlxLaunch(launch_command(flags.remote.hostfile, arguments), write_line)

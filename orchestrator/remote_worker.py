@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from mlx_dp.orchestrator.configuration import LOG_LEVELS
 from mlx_dp.orchestrator.control.worker_process import Launcher
 from mlx_dp.orchestrator.model.fingerprint import model_fingerprint
 from mlx_dp.orchestrator.model.model_probe import probe_model
@@ -76,6 +77,10 @@ def _connect(endpoint: str, keys: WorkerKeys | None, identity: str) -> HostChann
 
 
 def _check(options: HostOptions) -> None:
+    if options.log_level not in LOG_LEVELS:
+        raise ConfigError(
+            f"--log-level {options.log_level!r} is unknown: use one of {', '.join(LOG_LEVELS)}"
+        )
     found = _ENDPOINT.fullmatch(options.controller)
     if found is None:
         raise ConfigError(

@@ -1,0 +1,17 @@
+from pathlib import Path
+
+from worker_starts import mlx_start
+
+from mlx_dp.worker.own_machine import OwnMachine
+
+START = mlx_start(Path("/there"), memory_nbytes=10)
+
+
+def test_what_this_machine_has_takes_the_place_of_what_the_controller_has() -> None:
+    start = OwnMachine(model_path="/here", memory_nbytes=7).apply(START)
+    assert (start.model_path, start.memory_nbytes) == ("/here", 7)
+    assert start.share == START.share
+
+
+def test_without_anything_of_its_own_it_does_as_it_is_told() -> None:
+    assert OwnMachine().apply(START) == START
