@@ -380,3 +380,20 @@ def test_exits_are_told_in_words(status: int, words: str) -> None:
 def test_every_exit_code_has_a_failure() -> None:
     final = {code for code in ExitCode if not failure_of(code).transient}
     assert final == {code for code in ExitCode if code.would_fail_again}
+
+
+def test_a_rank_is_spawned_once_the_process_of_the_one_before_is_there() -> None:
+    made = supervisor(2, group=True)
+    (first,) = made.start(0.0)
+    assert made.tick(1.0) == []
+    (second,) = made.spawned(0, 100, 1.0)
+    assert [first.index, second.index] == [0, 1]
+    assert made.spawned(1, 101, 1.0) == []
+
+
+def test_of_a_group_nobody_is_spawned_after_one_that_had_no_process() -> None:
+    made = supervisor(2, group=True)
+    made.start(0.0)
+    assert kinds(made.spawn_failed(0, "no more processes", 0.0)) == [RemoveOwner]
+    assert made.workers[1].status is WorkerStatus.LOST
+    assert [step.index for step in due(made, 0.0)[1]] == [0]
