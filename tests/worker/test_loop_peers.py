@@ -154,6 +154,7 @@ def test_shutdown_ends_a_wait_for_a_peer(bench: Bench) -> None:
     def late(watch: PassWatch) -> None:
         bench.channel.verbs.append(Shutdown())
         watch.awaiting(1)
+        raise AssertionError("the wait goes on")
 
     bench.engine.in_step = late
     bench.channel.verbs = [submit(1)]
