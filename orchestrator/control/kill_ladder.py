@@ -63,7 +63,7 @@ def hasten(
     ``stopping``: all of them were asked.
     """
     due = now + limits.abort_grace_s
-    for member in members if len(members) > 1 else ():
+    for member in members:
         if member.kill_at is not None:
             member.kill_at = min(due, member.kill_at)
         elif stopping and member.process:

@@ -217,7 +217,6 @@ class Supervisor:
             member.move(WorkerStatus.STARTING, now)
             member.epoch += 1
             member.identity = ""
-            member.greeted = member.told = False
 
     def _spawn_next(self, now: float) -> list[Instruction]:
         return [] if self._stopping else [*self._staging.next(now)]

@@ -107,6 +107,12 @@ def test_fewer_ranks_are_no_help_to_a_group_that_does_not_fit() -> None:
     assert "--dp-size" not in str(refused.value)
 
 
+def test_the_rank_that_holds_most_has_to_fit() -> None:
+    uneven = real(DENSE, nbytes=GB, rank_weights=RankWeights(nbytes=(100_000_000, 390_000_000)))
+    with pytest.raises(ConfigError, match=r"0\.39 GB of weights"):
+        planned(flags(owners=GROUP, model=ModelFlags()), uneven)
+
+
 def test_a_model_that_ranks_cannot_divide_is_refused_with_the_reason() -> None:
     model = real(DENSE, rank_weights=RankWeights(refusal="layer 0 has no MLP: use data-parallel"))
     with pytest.raises(ConfigError, match="layer 0 has no MLP: use data-parallel"):

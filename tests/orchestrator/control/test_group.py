@@ -241,6 +241,7 @@ def test_a_rank_that_waits_reads_no_requests_and_is_not_to_blame_for_that() -> N
         waiting.index: False,
         1 - waiting.index: True,
     }
+    assert world.workers[1 - waiting.index].signals == ["abort"]
 
 
 @pytest.mark.parametrize("named", [True, False])

@@ -397,3 +397,23 @@ def test_of_a_group_nobody_is_spawned_after_one_that_had_no_process() -> None:
     assert kinds(made.spawn_failed(0, "no more processes", 0.0)) == [RemoveOwner]
     assert made.workers[1].status is WorkerStatus.LOST
     assert [step.index for step in due(made, 0.0)[1]] == [0]
+
+
+def test_a_rank_cannot_be_ready_before_its_whole_group_is_up() -> None:
+    made = supervisor(2, group=True)
+    made.start(0.0)
+    made.spawned(0, 100, 0.0)
+    made.spawned(1, 101, 0.0)
+    assert made.greeted(0, 0.0) == []
+    with pytest.raises(ProtocolError, match="ready while starting"):
+        made.ready(0, 0.0)
+    assert kinds(made.greeted(1, 0.0)) == [SendStart, SendStart]
+    made.ready(0, 0.0)
+
+
+def test_those_that_left_since_they_lost_a_peer_are_not_the_one_that_was_lost() -> None:
+    made = up(3, group=True)
+    made.domains.of(0).exits.update({0: int(ExitCode.PEER_LOST), 2: -9})
+    steps = made.failed(1, failed("no answer", FailureKind.PEER_LOST), 10.0)
+    blamed = [step.index for step in steps if isinstance(step, RemoveOwner) and step.culprit]
+    assert blamed == [2]
