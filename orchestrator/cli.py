@@ -136,6 +136,12 @@ def worker(
     mem_fraction_static: Annotated[
         float, typer.Option(help="The part of this machine's device that the worker may use.")
     ] = 0.8,
+    trust_remote_code: Annotated[
+        bool,
+        typer.Option(
+            "--trust-remote-code", help="Run code that the model's directory here brings."
+        ),
+    ] = False,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     once: Annotated[
         bool,
@@ -158,6 +164,7 @@ def worker(
         mem_fraction_static=mem_fraction_static,
         log_level=log_level,
         once=once,
+        trust_remote_code=trust_remote_code,
     )
     sys.exit(serve_worker(options, _environment()))
 

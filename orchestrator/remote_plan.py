@@ -6,6 +6,7 @@ from typing import Final
 from mlx_dp.orchestrator.flags import Flags
 from mlx_dp.orchestrator.process.host_file import Host, read_host_file
 from mlx_dp.proto.errors import ConfigError
+from mlx_dp.proto.group import DistributedBackend
 from mlx_dp.proto.key_files import ControllerKeys, read_controller_keys
 from mlx_dp.proto.ownership import Ownership
 from mlx_dp.proto.parallel import ReplicaMode
@@ -56,6 +57,11 @@ def plan_remote(flags: Flags, ownership: Ownership) -> RemotePlan:
         raise ConfigError(
             "a dp-attention group on several machines needs their addresses: give --hostfile in "
             "place of --remote-workers"
+        )
+    if hosts and flags.owners.distributed_backend is DistributedBackend.MPI:
+        raise ConfigError(
+            "--distributed-backend mpi starts its processes itself, which --hostfile does too: "
+            "use ring, jaccl or nccl"
         )
     beat_s = flags.owners.heartbeat_interval
     return RemotePlan(

@@ -18,6 +18,7 @@ from mlx_dp.orchestrator.process.mlx_launch import MlxLaunch, launch_command
 from mlx_dp.orchestrator.process.remote_launcher import RemoteLauncher, RemoteModel
 from mlx_dp.orchestrator.remote_plan import RemotePlan
 from mlx_dp.proto.controller_channel import ControllerChannel
+from mlx_dp.proto.group import DistributedBackend
 
 
 class RemoteSide:
@@ -74,6 +75,9 @@ def mlx_launch(
         *("--mem-fraction-static", f"{flags.owners.mem_fraction_static / together:g}"),
         *("--log-level", flags.http.log_level),
     ]
+    if flags.model.trust_remote_code:
+        arguments.append("--trust-remote-code")
     if flags.remote.keys is not None:
         arguments += ["--keys", str(flags.remote.keys.absolute())]
-    return MlxLaunch(launch_command(flags.remote.hostfile, arguments), write_line)
+    backend = flags.owners.distributed_backend or DistributedBackend.RING
+    return MlxLaunch(launch_command(flags.remote.hostfile, backend, arguments), write_line)

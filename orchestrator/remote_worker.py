@@ -19,7 +19,7 @@ from mlx_dp.orchestrator.process.cuda_devices import cuda_devices
 from mlx_dp.orchestrator.process.host_memory import ram_nbytes
 from mlx_dp.orchestrator.process.launcher import ProcessLauncher
 from mlx_dp.orchestrator.process.log_output import StderrConsole, configure_logging, write_plain
-from mlx_dp.orchestrator.process.memory_share import share_memory, shared_memory
+from mlx_dp.orchestrator.process.memory_share import shared_memory
 from mlx_dp.orchestrator.process.stop_signals import EXIT_SIGNAL_BASE, StopSignals
 from mlx_dp.orchestrator.process.worker_environment import WorkerEnvironment, worker_environment
 from mlx_dp.orchestrator.process.worker_host import WorkerHost
@@ -44,6 +44,7 @@ class HostOptions:
     mem_fraction_static: float
     log_level: str
     once: bool
+    trust_remote_code: bool = False
 
 
 def serve_worker(options: HostOptions, environment: Mapping[str, str]) -> int:
@@ -120,14 +121,16 @@ class Here:
         environment = WorkerEnvironment(common={**self._environment, "PYTHONUNBUFFERED": "1"})
         if launch.model_path:
             path = self._model(launch)
-            probe = probe_model(path)
+            trusted = self._options.trust_remote_code
+            probe = probe_model(path, trust_remote_code=trusted)
             devices = cuda_devices(self._environment) if probe.device.kind == "cuda" else ()
             memory = shared_memory(
                 probe.device, ram_nbytes=ram_nbytes(), cuda_devices=max(1, len(devices))
             )
-            fraction = self._options.mem_fraction_static
-            share = share_memory(memory, probe.shape, workers=1, fraction=fraction)
+            # Whether the model fits is for the worker to say: in a group it holds a part of it.
+            share = memory.of_one(1, self._options.mem_fraction_static)
             command += ["--model-path", str(path), "--memory-nbytes", str(share)]
+            command += ["--trust-remote-code" if trusted else "--no-trust-remote-code"]
             environment = worker_environment(
                 self._environment, device=probe.device.kind, cuda_devices=devices, workers=1
             )

@@ -72,6 +72,11 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--keys", type=Path, help="directory of the keys, on another machine")
     serve.add_argument("--model-path", help="the model here, in place of the controller's")
     serve.add_argument("--memory-nbytes", type=int, help="this worker's share of its device")
+    serve.add_argument(
+        "--trust-remote-code",
+        action=argparse.BooleanOptionalAction,
+        help="whether the model here may bring code, in place of the controller's choice",
+    )
     commands.add_parser("convert", add_help=False, help="make a model directory of a GGUF file")
     commands.add_parser("probe", add_help=False, help="measure a model without serving it")
     return parser
@@ -95,7 +100,11 @@ def _serve(arguments: argparse.Namespace) -> int:
 
     keys = None if arguments.keys is None else read_worker_keys(arguments.keys)
     channel = WorkerChannel(arguments.endpoint, arguments.identity, keys)
-    own = OwnMachine(model_path=arguments.model_path, memory_nbytes=arguments.memory_nbytes)
+    own = OwnMachine(
+        model_path=arguments.model_path,
+        memory_nbytes=arguments.memory_nbytes,
+        trust_remote_code=arguments.trust_remote_code,
+    )
     try:
         return run_worker(channel, own)
     finally:

@@ -11,10 +11,14 @@ class OwnMachine:
 
     model_path: str | None = None
     memory_nbytes: int | None = None
+    trust_remote_code: bool | None = None
+    """Whose machine it is decides whether the model may bring code that is run."""
 
     def apply(self, start: Start) -> Start:
         if self.model_path is not None:
             start = replace(start, model_path=self.model_path)
         if self.memory_nbytes is not None:
             start = replace(start, memory_nbytes=self.memory_nbytes)
+        if self.trust_remote_code is not None:
+            start = replace(start, trust_remote_code=self.trust_remote_code)
         return start

@@ -12,7 +12,7 @@ _MAX_HEADER_NBYTES: Final = 100 * 2**20
 
 
 def model_fingerprint(directory: Path) -> str:
-    """A hash of the configuration and of each weight file's name, size and table of tensors.
+    """A hash of configuration, code, and each weight file's name, size and table of tensors.
 
     Raises ConfigError when the directory holds no model.
     """
@@ -23,6 +23,9 @@ def model_fingerprint(directory: Path) -> str:
         for path in weights:
             digest.update(f"\0{path.name}\0{path.stat().st_size}\0".encode())
             digest.update(_header(path))
+        for path in sorted(directory.glob("*.py")):
+            # Code that the model brings is part of it.
+            digest.update(f"\0{path.name}\0".encode() + path.read_bytes())
     except OSError as error:
         raise ConfigError(f"no model can be read from {directory}: {error}") from None
     if not weights:

@@ -17,20 +17,21 @@ from mlx_dp.orchestrator.control.restart_budget import BackOff
 from mlx_dp.orchestrator.process.exit_status import describe_exit
 from mlx_dp.orchestrator.process.exit_watch import watch_exit
 from mlx_dp.orchestrator.process.worker_output import WorkerOutput
+from mlx_dp.proto.group import DistributedBackend
 
 _logger = logging.getLogger(__name__)
 
 _END_GRACE_S: Final = 3.0
 
 
-def launch_command(host_file: Path, worker: list[str]) -> list[str]:
+def launch_command(host_file: Path, backend: DistributedBackend, worker: list[str]) -> list[str]:
     """``worker``: the arguments of ``mlx-dp worker``, which has the same place on all hosts.
 
-    Workers get their rank from the launcher, and their group's backend from the controller.
+    The launcher tells each its rank, and of its devices what only a host file knows.
     """
     launcher = str(Path(sys.executable).with_name("mlx.launch"))
     ours = [sys.executable, "-m", "mlx_dp.orchestrator.cli", "worker", *worker, "--once"]
-    return [launcher, "--backend", "ring", "--hostfile", str(host_file), "--", *ours]
+    return [launcher, "--backend", backend.value, "--hostfile", str(host_file), "--", *ours]
 
 
 class MlxLaunch:

@@ -8,6 +8,7 @@ from mlx_dp.orchestrator import configuration
 from mlx_dp.orchestrator.flags import OwnerFlags, RemoteFlags
 from mlx_dp.orchestrator.remote_plan import RemotePlan, plan_remote
 from mlx_dp.proto.errors import ConfigError
+from mlx_dp.proto.group import DistributedBackend
 from mlx_dp.proto.key_files import write_keys
 
 HERE = "127.0.0.1:7801"
@@ -79,6 +80,15 @@ def test_a_host_file_must_have_a_host_for_each_worker(tmp_path) -> None:
     remote = RemoteFlags(hostfile=host_file(tmp_path, 2), dist_init_addr=HERE)
     with pytest.raises(ConfigError, match="names 2 hosts, and there are 3 workers"):
         plan(remote)
+
+
+def test_mpi_and_a_host_file_are_refused_together(tmp_path) -> None:
+    remote = RemoteFlags(hostfile=host_file(tmp_path, 2), dist_init_addr=HERE)
+    group = OwnerFlags(
+        dp_size=2, enable_dp_attention=True, distributed_backend=DistributedBackend.MPI
+    )
+    with pytest.raises(ConfigError, match="use ring, jaccl or nccl"):
+        plan(remote, group)
 
 
 def test_silence_is_never_shorter_than_a_few_beats() -> None:

@@ -36,9 +36,10 @@ def test_a_copy_elsewhere_is_the_same_model(model, tmp_path) -> None:
         lambda model: write_weights(model / "model.safetensors", "b"),
         lambda model: write_weights(model / "model.safetensors", "a", data=b"\0" * 8),
         lambda model: write_weights(model / "more.safetensors", "a"),
+        lambda model: (model / "modeling.py").write_text("pass"),
         lambda model: (model / "model.safetensors").rename(model / "other.safetensors"),
     ],
-    ids=["configuration", "tensors", "size", "file", "name"],
+    ids=["configuration", "tensors", "size", "file", "code", "name"],
 )
 def test_another_model_is_told_apart(model, change) -> None:
     before = model_fingerprint(model)
