@@ -20,6 +20,7 @@ from bench_worker import LocalWorker, OurBatch, start_message
 from mlx_dp.proto.group import DistributedBackend, GroupPlace
 from mlx_dp.proto.messages import Start
 from mlx_dp.proto.ownership import Limits
+from mlx_dp.worker.peers import Peers
 
 MANY: Final = 2000
 """Tokens of an answer that no measurement comes to the end of."""
@@ -29,6 +30,7 @@ class RankProcess:
     """Obeys one order at a time."""
 
     def __init__(self, worker: LocalWorker, clock: CollectiveClock) -> None:
+        self._engine = worker.engine
         self._peers = worker.engine.peers
         self._batch = OurBatch(worker)
         self._clock = clock
@@ -81,10 +83,17 @@ class RankProcess:
     def _in_passes_s(self) -> float:
         return 0.0 if self._peers is None else self._peers.totals.waited_s
 
+    def _take_part(self, peers: Peers) -> None:
+        """Compute one pass of the peers: in the loop, unless that would step as well."""
+        if self._engine.busy:
+            peers.take_part()
+        else:
+            self._batch.step()
+
     def _next_order(self) -> bytes | None:
         while b"\n" not in self._orders:
             if self._peers is not None and self._peers.wanted():
-                self._peers.take_part()
+                self._take_part(self._peers)
                 continue
             news = [sys.stdin.fileno()]
             if self._peers is not None:
