@@ -417,3 +417,14 @@ def test_those_that_left_since_they_lost_a_peer_are_not_the_one_that_was_lost() 
     steps = made.failed(1, failed("no answer", FailureKind.PEER_LOST), 10.0)
     blamed = [step.index for step in steps if isinstance(step, RemoveOwner) and step.culprit]
     assert blamed == [2]
+
+
+def test_a_rank_that_is_up_waits_for_one_that_was_spawned_late() -> None:
+    made = supervisor(2, group=True)
+    made.start(0.0)
+    made.spawned(0, 100, 50.0)
+    made.spawned(1, 101, 50.0)
+    made.greeted(0, 51.0)
+    assert made.tick(61.0) == []
+    steps = made.tick(111.0)
+    assert [step.index for step in steps if isinstance(step, RemoveOwner) and step.culprit] == [1]
