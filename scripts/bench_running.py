@@ -114,7 +114,7 @@ def memory(pair: Pair, sizes: Sizes) -> Section:
     rows, length = sizes.held[-1]
     return Section(
         title="Peak memory beyond weights, against the peak of what the budget counts",
-        columns=("MLX peak", "held_nbytes"),
+        columns=("MLX peak", "accounted"),
         cases=[
             Case(
                 name=f"{rows} rows of {length}, {sizes.churn_requests} others join and leave",
@@ -128,21 +128,20 @@ def memory(pair: Pair, sizes: Sizes) -> Section:
 
 
 def _busy(pair: Pair, ours: OurBatch, sizes: Sizes, number: int) -> float:
-    """Prefill long rows and run short requests beside them; return the most bytes held."""
+    """Prefill long rows and run short requests beside them; return the most bytes accounted for."""
     rows, length = sizes.held[-1]
-    engine = ours.worker.engine
     for row in range(rows):
         ours.submit(pair.prompt(f"memory {number}/{row}", length), sizes.answer)
     waiting = churn_requests(pair, sizes, number)
     open_requests: set[int] = set()
-    most = engine.held_nbytes
+    most = ours.worker.accounted_nbytes
     for _ in range(PATIENCE_STEPS):
         while waiting and len(open_requests) < sizes.churn_rows:
             open_requests.add(ours.submit(*waiting.pop()))
         for emitted in ours.step():
             if emitted.ended:
                 open_requests.discard(emitted.request)
-        most = max(most, engine.held_nbytes)
+        most = max(most, ours.worker.accounted_nbytes)
         if not waiting and not open_requests:
             return float(most)
     raise RuntimeError(f"{ours.name} does not end requests {sorted(open_requests)}")

@@ -112,6 +112,11 @@ class LocalWorker:
         assert isinstance(engine, MlxEngine), engine
         return engine._loaded.model
 
+    @property
+    def accounted_nbytes(self) -> int:
+        """What the owner's budget counts: what is held, and what was promised."""
+        return self.loop._scheduler._room.accounted_nbytes
+
     def send(self, verb: Down) -> None:
         """Put a verb where the next turn finds it."""
         self._channel.down.append(verb)

@@ -102,6 +102,12 @@ class MemoryRoom:
         if budget is not None and self._row_left and 2 * self._engine.held_nbytes > budget:
             self._compact()
 
+    @property
+    def accounted_nbytes(self) -> int:
+        """What is held, what the next step adds to it, and what was promised."""
+        held = self._engine.held_nbytes + self._engine.growth_nbytes()
+        return held + self._rows_nbytes + self._copies_nbytes
+
     def check(self) -> None:
         assert self._rows_nbytes == sum(self._rows.values()), (self._rows_nbytes, self._rows)
         assert not self._joining, self._joining
@@ -109,8 +115,7 @@ class MemoryRoom:
     def _excess_nbytes(self, nbytes: int) -> int:
         if self._budget_nbytes is None:
             return 0
-        held = self._engine.held_nbytes + self._engine.growth_nbytes()
-        return held + self._rows_nbytes + self._copies_nbytes + nbytes - self._budget_nbytes
+        return self.accounted_nbytes + nbytes - self._budget_nbytes
 
     def _evict(self) -> bool:
         return self._cache is not None and self._cache.evict()

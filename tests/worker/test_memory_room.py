@@ -140,3 +140,15 @@ def test_without_a_budget_everything_fits() -> None:
     endless.row_left(1)
     endless.rest()
     assert (memory.leaves, memory.compacted) == ([10], 0)
+
+
+def test_what_is_held_what_grows_and_what_is_promised_is_accounted_for() -> None:
+    memory = Memory(rows=50, leaves=(10,))
+    memory.growth = 5
+    owner = room(memory)
+    owner.expect_row(1, 20)
+    owner.promise(3)
+    assert owner.accounted_nbytes == 50 + 10 + 5 + 20 + 3
+    owner.row_joins(1)
+    owner.step_launched()
+    assert owner.accounted_nbytes == 50 + 10 + 5
