@@ -108,6 +108,7 @@ class ScriptedService:
             for owner in range(len(owners))
         )
         self.restarting: tuple[int, ...] = ()
+        self.hosts: dict[int, str | None] = {}
         self.observers: list[RequestObserver] = []
         self.submitted = asyncio.Event()
 
@@ -139,6 +140,7 @@ class ScriptedService:
                 last_cause=owner.message,
                 restart_asked=owner.owner in self.restarting,
                 malformed_frames=0,
+                host=self.hosts.get(owner.owner, ""),
             )
             for owner in self.current.owners
         )

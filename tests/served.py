@@ -153,7 +153,11 @@ def wait_until(holds: Callable[[], bool], what: str, timeout_s: float = DEADLINE
 
 
 def alive(process: psutil.Process) -> bool:
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        # It has gone between the two.
+        return False
 
 
 def _parsed(body: bytes) -> Any:

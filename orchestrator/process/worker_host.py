@@ -131,6 +131,9 @@ class WorkerHost:
                     pass
                 case other:
                     assert_never(other)
+        if self._launching is not None and self._launching.done():
+            launching, self._launching = self._launching, None
+            launching.result()
         if self._refusal is not None:
             return Lost(self._refusal, final=True)
         ended = self._take_exit(channel)
@@ -158,7 +161,6 @@ class WorkerHost:
         except (ConfigError, OSError) as error:
             self._refusal = str(error)
         finally:
-            self._launching = None
             self._news.set()
 
     def _signal(self, wanted: SignalWorker) -> None:
@@ -191,7 +193,8 @@ class WorkerHost:
     async def _end_worker(self) -> None:
         """Leave nothing running. That we leave says it all: the end was no fault of the worker."""
         if self._launching is not None:
-            await self._launching
+            launching, self._launching = self._launching, None
+            await launching
         worker = self._worker
         if worker is None or worker.process is None:
             return

@@ -27,6 +27,21 @@ def test_each_worker_has_an_entry_with_its_process_and_its_past() -> None:
     assert 55.0 < age.total_seconds() < 65.0
 
 
+def test_a_worker_on_another_machine_says_which_it_is() -> None:
+    service = ScriptedService()
+
+    def places() -> list[tuple[bool, str | None]]:
+        listed = call(service, "GET", "/workers").json()["workers"]
+        return [(worker["remote"], worker["host"]) for worker in listed]
+
+    assert places() == [(False, None), (False, None)]
+    service.hosts = {1: "mac2.local"}
+    assert places() == [(False, None), (True, "mac2.local")]
+    # It waits for a machine to offer it a place.
+    service.hosts = {1: None}
+    assert places() == [(False, None), (True, None)]
+
+
 def test_a_restart_is_planned_at_once_and_seen_in_the_list() -> None:
     service = ScriptedService()
     response = call(service, "POST", "/workers/1/restart")
