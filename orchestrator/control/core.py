@@ -171,7 +171,7 @@ class ControlCore:
             self.fleet.carry_out(self.supervisor.lost(index, loss, now), now)
         for owner, lease in self._health.unanswered(now):
             self.desk.withdraw(owner, lease, now)
-        self.fleet.carry_out(self.supervisor.tick(now), now)
+        self.fleet.carry_out(self.supervisor.tick(now, self.fleet.halted), now)
         self.fleet.carry_out(self.restarts.tick(now), now)
         self.desk.expire(now)
         self.flushes.retry()

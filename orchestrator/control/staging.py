@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -93,36 +94,38 @@ class Staging:
         elif phase is WorkerPhase.LOADING:
             worker.await_until(now, self._limits.start_timeout_s)
 
-    def late(self, now: float) -> tuple[WorkerRecord, Loss] | None:
+    def late(self, now: float, halted: Callable[[int], bool]) -> tuple[WorkerRecord, Loss] | None:
         """The worker whose start takes too long, if any, and what to say of it.
 
-        In a group that is the one which is behind: the others may only be late because of it.
+        In a group that is the one which is behind, or whose process was ``halted`` by a signal:
+        the others may only be late because of it.
         """
         for domain in self._domains:
             late = [each for each in domain.starting if each.start_deadline <= now]
             if late:
-                behind = _behind(domain)
+                stopped = [each for each in domain.starting if halted(each.index)]
+                behind = stopped or _behind(domain)
                 worker = next((each for each in late if each in behind), behind[0])
-                return worker, self._too_late(worker, behind, domain)
+                detail = self._too_late(worker, behind, domain)
+                detail = f"{detail}, stopped by a signal" if stopped else detail
+                return worker, Loss(kind=LossKind.START_TIMEOUT, detail=detail)
         return None
 
     def _too_late(
         self, worker: WorkerRecord, behind: list[WorkerRecord], domain: FailureDomain
-    ) -> Loss:
+    ) -> str:
         limits = self._limits
         phase = "nothing" if worker.phase is None else worker.phase.value
         if not worker.greeted:
-            detail = f"no hello after {limits.hello_timeout_s:g} s"
-        elif len(domain.members) == 1:
-            detail = f"not ready after {limits.start_timeout_s:g} s"
-        elif worker.phase in (None, WorkerPhase.FORMING):
+            return f"no hello after {limits.hello_timeout_s:g} s"
+        if len(domain.members) == 1:
+            return f"not ready after {limits.start_timeout_s:g} s"
+        if worker.phase in (None, WorkerPhase.FORMING):
             numbers = ", ".join(str(each.index) for each in behind)
             detail = f"the group has not formed after {limits.form_timeout_s:g} s"
-            detail = f"{detail}: behind is {numbers} of {len(domain.members)} (last word: {phase})"
-        else:
-            detail = f"the group is not ready after {limits.start_timeout_s:g} s"
-            detail = f"{detail}: it is behind (last word: {phase})"
-        return Loss(kind=LossKind.START_TIMEOUT, detail=detail)
+            return f"{detail}: behind is {numbers} of {len(domain.members)} (last word: {phase})"
+        detail = f"the group is not ready after {limits.start_timeout_s:g} s"
+        return f"{detail}: it is behind (last word: {phase})"
 
     def forgive(self, now: float, missed_s: float) -> None:
         """No start is late by what the controller slept."""

@@ -197,10 +197,12 @@ class Supervisor:
                         steps += give_up(each, loss, now)
         return steps + self._spawn_next(now)
 
-    def tick(self, now: float) -> list[Instruction]:
-        """Do what has become due."""
+    def tick(
+        self, now: float, halted: Callable[[int], bool] = lambda index: False
+    ) -> list[Instruction]:
+        """Do what has become due. ``halted`` says whose process was stopped by a signal."""
         steps = due_kills(self.workers, now)
-        late = None if self._stopping else self._staging.late(now)
+        late = None if self._stopping else self._staging.late(now, halted)
         if late is not None:
             worker, loss = late
             steps += self.lost(worker.index, loss, now)

@@ -166,6 +166,16 @@ def test_who_loads_while_the_others_are_warm_is_behind() -> None:
     assert said == "1: the group is not ready after 600 s: it is behind (last word: loading)"
 
 
+def test_of_those_that_cannot_meet_the_stopped_one_is_behind() -> None:
+    world = begun(3)
+    for worker in world.workers:
+        enter(worker, WorkerPhase.FORMING)
+    world.workers[2].stopped = True
+    said = wait_for_loss(world, 61.0)
+    assert said.startswith("2: the group has not formed after 60 s: behind is 2 of 3")
+    assert said.endswith("(last word: forming), stopped by a signal")
+
+
 def test_no_phase_twice_gives_no_more_time() -> None:
     world = begun()
     for _ in range(3):
