@@ -208,17 +208,8 @@ class Supervisor:
             steps += self.lost(worker.index, loss, now)
         for domain in self.domains:
             if domain.restart_at is not None and domain.restart_at <= now and not self._stopping:
-                self._restart(domain, now)
+                domain.begin_anew(now)
         return steps + self._spawn_next(now)
-
-    def _restart(self, domain: FailureDomain, now: float) -> None:
-        domain.restart_at = None
-        domain.loss = None
-        domain.exits.clear()
-        for member in domain.members:
-            member.move(WorkerStatus.STARTING, now)
-            member.epoch += 1
-            member.identity = ""
 
     def _spawn_next(self, now: float) -> list[Instruction]:
         return [] if self._stopping else [*self._staging.next(now)]

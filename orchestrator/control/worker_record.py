@@ -108,6 +108,16 @@ class FailureDomain:
     exits: dict[int, int] = field(default_factory=dict)
     """The statuses of those that have exited, the first to be seen first, until the restart."""
 
+    def begin_anew(self, now: float) -> None:
+        """All of it waits for its turn to start, in a new epoch."""
+        self.restart_at = None
+        self.loss = None
+        self.exits.clear()
+        for member in self.members:
+            member.move(WorkerStatus.STARTING, now)
+            member.epoch += 1
+            member.identity = ""
+
     @property
     def gone(self) -> bool:
         """No process of it is left, so that a new incarnation cannot meet the old one."""
