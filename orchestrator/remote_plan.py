@@ -13,6 +13,7 @@ from mlx_dp.proto.parallel import ReplicaMode
 
 _FEWEST_BEATS: Final = 4.0
 _SILENCE_S: Final = 5.0
+_EVERY_ADDRESS: Final = frozenset({"", "*", "0.0.0.0", "[::]"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +58,11 @@ def plan_remote(flags: Flags, ownership: Ownership) -> RemotePlan:
         raise ConfigError(
             "a dp-attention group on several machines needs their addresses: give --hostfile in "
             "place of --remote-workers"
+        )
+    if hosts and remote.launch and remote.dist_init_addr.rpartition(":")[0] in _EVERY_ADDRESS:
+        raise ConfigError(
+            f"--dist-init-addr {remote.dist_init_addr} is every address of this machine, and hosts "
+            "need one to connect to: give that by which they reach it"
         )
     if hosts and flags.owners.distributed_backend is DistributedBackend.MPI:
         raise ConfigError(

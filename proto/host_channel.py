@@ -27,6 +27,7 @@ class HostChannel:
         self._socket.setsockopt(zmq.SNDHWM, _HIGH_WATER_MARK)
         self._socket.setsockopt(zmq.RCVHWM, _HIGH_WATER_MARK)
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        self._socket.setsockopt(zmq.IPV6, int("[" in endpoint))
         if keys is None:
             watch_connection(self._socket)
         else:

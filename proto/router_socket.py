@@ -72,6 +72,7 @@ class RouterSocket:
                 f"{address} can be reached from other machines, and without keys anybody there "
                 "could be a worker: make some with mlx-dp keys and give their directory as --keys"
             )
+        self._socket.setsockopt(zmq.IPV6, int("[" in address))
         try:
             self._socket.bind(f"tcp://{address}")
         except zmq.ZMQError as error:

@@ -44,6 +44,7 @@ class WorkerChannel:
         elif endpoint.startswith("tcp:"):
             watch_connection(self._socket)
         if endpoint.startswith("tcp:"):
+            self._socket.setsockopt(zmq.IPV6, int("[" in endpoint))
             # What was under way when a connection was cut is lost, so that none may follow it.
             self._socket.setsockopt(zmq.RECONNECT_IVL, -1)
         self._socket.connect(endpoint)

@@ -82,6 +82,14 @@ def test_a_host_file_must_have_a_host_for_each_worker(tmp_path) -> None:
         plan(remote)
 
 
+@pytest.mark.parametrize("address", ["0.0.0.0:7801", "*:7801", "[::]:7801"])
+def test_hosts_are_launched_with_an_address_that_they_can_reach(tmp_path, address) -> None:
+    hosts = host_file(tmp_path, 3)
+    with pytest.raises(ConfigError, match="give that by which they reach it"):
+        plan(RemoteFlags(hostfile=hosts, dist_init_addr=address))
+    assert plan(RemoteFlags(hostfile=hosts, dist_init_addr=address, launch=False)).address
+
+
 def test_mpi_and_a_host_file_are_refused_together(tmp_path) -> None:
     remote = RemoteFlags(hostfile=host_file(tmp_path, 2), dist_init_addr=HERE)
     group = OwnerFlags(

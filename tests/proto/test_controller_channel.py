@@ -6,6 +6,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from socket import has_dualstack_ipv6
 
 import pytest
 import zmq
@@ -311,10 +312,11 @@ def keys(tmp_path_factory) -> Path:
     return directory
 
 
-def test_workers_of_this_machine_and_of_others_are_heard_alike(keys: Path) -> None:
-    with closing(
-        ControllerChannel(remote="127.0.0.1:0", keys=read_controller_keys(keys))
-    ) as channel:
+@pytest.mark.parametrize("address", ["127.0.0.1:0", "[::1]:0"])
+def test_workers_of_this_machine_and_of_others_are_heard_alike(keys: Path, address: str) -> None:
+    if "::" in address and not has_dualstack_ipv6():
+        pytest.skip("this machine has no IPv6")
+    with closing(ControllerChannel(remote=address, keys=read_controller_keys(keys))) as channel:
         assert channel.remote_endpoint is not None
         channel.expect("w0-1")
         channel.expect("w1-1")
