@@ -48,7 +48,10 @@ def prepare_model(flags: Flags, environment: Mapping[str, str]) -> PreparedModel
         return PreparedModel(served_name=flags.model.served_model_name or FAKE_MODEL_NAME)
     model = _resolve(flags.model)
     probe = probe_model(
-        model.path, ranks=_ranks(flags.owners), trust_remote_code=flags.model.trust_remote_code
+        model.path,
+        ranks=_ranks(flags.owners),
+        vocabulary=flags.owners.enable_dp_lm_head,
+        trust_remote_code=flags.model.trust_remote_code,
     )
     devices = cuda_devices(environment) if probe.device.kind == "cuda" else ()
     return PreparedModel(

@@ -12,12 +12,14 @@ from mlx_dp.worker.sharded_load import ShardedModel, shard_model
 class LocalRanks:
     """A block runner that asks every rank's shard of the same block."""
 
-    def __init__(self, build: Callable[[], Any], size: int) -> None:
+    def __init__(self, build: Callable[[], Any], size: int, *, vocabulary: bool = False) -> None:
         self.ranks: list[ShardedModel] = []
         self.models = [build() for _ in range(size)]
         self.calls: list[int] = []
         for rank, model in enumerate(self.models):
-            self.ranks.append(shard_model(model, rank=rank, size=size, runner=self))
+            self.ranks.append(
+                shard_model(model, rank=rank, size=size, runner=self, vocabulary=vocabulary)
+            )
 
     def run(self, block: int, rows: mx.array, shard: Callable[[mx.array], mx.array]) -> mx.array:
         self.calls.append(block)

@@ -2,11 +2,11 @@
 
 import struct
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 FINGERPRINT_BYTES: Final = 16
-_FIELDS: Final = struct.Struct(f">4sIHQI{FINGERPRINT_BYTES}s")
-_MAGIC: Final = b"MDP1"
+_FIELDS: Final = struct.Struct(f">4sIHQII{FINGERPRINT_BYTES}s")
+_MAGIC: Final = b"MDP2"
 FRAME_BYTES: Final = _FIELDS.size
 
 
@@ -14,22 +14,29 @@ class ForeignFrameError(Exception):
     """A frame that is no announcement of this group: another's, or noise. It is dropped."""
 
 
+class RankRows(NamedTuple):
+    """A rank's share of a pass: its rows, and those of them whose logits it wants."""
+
+    tokens: int
+    answered: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Announcement:
-    """Rank to rank: I am at pass ``number`` with ``tokens`` rows, and ``fingerprint`` is my model.
+    """Rank to rank: I am at pass ``number`` with these rows, and ``fingerprint`` is my model.
 
-    ``tokens`` 0: I take part because others want to.
+    No rows: I take part because others want to.
     """
 
     generation: int
     rank: int
     number: int
-    tokens: int
+    rows: RankRows
     fingerprint: bytes
 
     def encode(self) -> bytes:
         return _FIELDS.pack(
-            _MAGIC, self.generation, self.rank, self.number, self.tokens, self.fingerprint
+            _MAGIC, self.generation, self.rank, self.number, *self.rows, self.fingerprint
         )
 
 
@@ -37,9 +44,13 @@ def decode(frame: bytes) -> Announcement:
     """Raises ForeignFrameError for what cannot be an announcement."""
     if len(frame) != FRAME_BYTES:
         raise ForeignFrameError(f"{len(frame)} bytes, not {FRAME_BYTES}")
-    magic, generation, rank, number, tokens, fingerprint = _FIELDS.unpack(frame)
+    magic, generation, rank, number, tokens, answered, fingerprint = _FIELDS.unpack(frame)
     if magic != _MAGIC:
         raise ForeignFrameError(f"it begins with {magic!r}")
     return Announcement(
-        generation=generation, rank=rank, number=number, tokens=tokens, fingerprint=fingerprint
+        generation=generation,
+        rank=rank,
+        number=number,
+        rows=RankRows(tokens, answered),
+        fingerprint=fingerprint,
     )

@@ -9,6 +9,9 @@ from mlx.nn.layers.base import Module
 
 from mlx_dp.worker.projections import Projections, find_projections
 
+Places = tuple[tuple[Any, Any], ...]
+"""Containers and keys at which one module stands."""
+
 _SEQUENCE_ARGUMENTS: Final = frozenset({"cache", "mask", "state"})
 """What takes one of these mixes tokens, so that its rows do not stand alone."""
 
@@ -23,7 +26,7 @@ class FoundBlock:
 
     name: str
     module: Module
-    places: tuple[tuple[Any, Any], ...]
+    places: Places
     projections: tuple[Projections, ...]
     parts: tuple["FoundBlock", ...]
 
@@ -53,6 +56,13 @@ def find_blocks(model: Module) -> tuple[FoundBlock, ...]:
     places: dict[int, list[tuple[Any, Any]]] = {}
     _note_places(model, places)
     return tuple(_search("", model, places).blocks)
+
+
+def find_places(model: Module) -> list[tuple[Module, Places]]:
+    """Return every module of a model, with where it stands."""
+    places: dict[int, list[tuple[Any, Any]]] = {}
+    _note_places(model, places)
+    return [(known[0][0][known[0][1]], tuple(known)) for known in places.values()]
 
 
 def _note_places(node: Any, places: dict[int, list[tuple[Any, Any]]]) -> None:

@@ -7,6 +7,7 @@ from typing import Any, Final, Protocol
 import mlx.core as mx
 
 from mlx_dp.proto.pass_totals import PassTotals
+from mlx_dp.worker.announcement import RankRows
 from mlx_dp.worker.group import Group
 from mlx_dp.worker.pass_counter import PassCounter
 from mlx_dp.worker.pass_rows import PassRows
@@ -23,7 +24,7 @@ class Agreement(Protocol):
 
     def wanted(self) -> bool: ...
 
-    def agree(self, tokens: int, awaiting: Callable[[int], None]) -> tuple[int, ...]: ...
+    def agree(self, rows: RankRows, awaiting: Callable[[int], None]) -> tuple[RankRows, ...]: ...
 
     def close(self) -> None: ...
 
@@ -53,6 +54,7 @@ class Lockstep:
         self._agreement: Agreement | None = None
         self._sharded: ShardedModel | None = None
         self._rows: PassRows | None = None
+        self._answers: PassRows | None = None
         self._done = 0
         self._chain: mx.array | None = None
 
@@ -79,13 +81,18 @@ class Lockstep:
         """No pass can begin any more."""
         self._agreed_by.close()
 
-    def begin(self, tokens: int) -> None:
-        """Agree with all ranks on a pass in which this one has so many rows."""
+    def begin(self, tokens: int, answered: int) -> None:
+        """Agree with all ranks on a pass in which this one has so many rows.
+
+        ``answered``: of how many it wants the logits, which is all of them or none.
+        """
+        assert answered in (0, tokens), f"{answered} of {tokens}"
         assert self._rows is None, "a pass is open"
         ready_at = self._clock()
-        counts = self._agreed_by.agree(tokens, self._watch.awaiting)
+        everyone = self._agreed_by.agree(RankRows(tokens, answered), self._watch.awaiting)
         self._counter.count(tokens=tokens, waited_s=self._clock() - ready_at)
-        self._rows = PassRows(counts=counts, rank=self._rank)
+        self._rows = PassRows(counts=tuple(r.tokens for r in everyone), rank=self._rank)
+        self._answers = PassRows(counts=tuple(r.answered for r in everyone), rank=self._rank)
         self._done = 0
         self._watch.agreed(self._rows.total - tokens)
 
@@ -101,7 +108,14 @@ class Lockstep:
                 f"call {self._done} of the pass is block {block} on {found[1:]}, expected "
                 f"{expected}"
             )
-        return self._exchange(rows, shard)
+        record = self._record(block)
+        together = self._together(record)
+        summed = self._exchange(rows[: together.own], shard, together)
+        if together.own == rows.shape[0]:
+            return summed
+        # Nobody reads these logits. Whoever did would see that there are none.
+        absent = mx.array(float("nan"), dtype=record.output_dtype)
+        return mx.broadcast_to(absent, (rows.shape[0], record.output_width))
 
     def end(self) -> None:
         """Launch the pass, after whatever of it the model has not called.
@@ -119,7 +133,7 @@ class Lockstep:
 
     def take_part(self) -> None:
         """Compute a pass in which this rank has no rows, and launch it."""
-        self.begin(0)
+        self.begin(0, 0)
         self._finish()
 
     def _finish(self) -> None:
@@ -128,29 +142,33 @@ class Lockstep:
         while self._done < len(self._calls):
             block = self._calls[self._done]
             record = self._record(block)
-            zeros = mx.zeros((self._rows.own, record.width), dtype=record.dtype)
-            self._exchange(zeros, self._sharded.blocks[block].shard)
+            together = self._together(record)
+            zeros = mx.zeros((together.own, record.width), dtype=record.dtype)
+            self._exchange(zeros, self._sharded.blocks[block].shard, together)
         self._rows = None
         if self._chain is not None:
             mx.async_eval(self._chain)
 
-    def _exchange(self, rows: mx.array, shard: Callable[[mx.array], mx.array]) -> mx.array:
-        assert self._rows is not None, "no pass is open"
+    def _exchange(
+        self, rows: mx.array, shard: Callable[[mx.array], mx.array], together: PassRows
+    ) -> mx.array:
         self._done += 1
-        together = self._rows
+        if together is self._answers and not together.total:
+            # No rank wants logits, which each of them knows.
+            return rows
         if self._chain is not None:
             rows = mx.depends(rows, self._chain)
-        everyone = self._sum_of(rows) if together.summed else self._gathered(rows)
+        everyone = (
+            self._sum_of(rows, together) if together.summed else self._gathered(rows, together)
+        )
         self._chain = mx.distributed.all_sum(shard(everyone), group=self._group)
         if together.own == together.total:
             return self._chain
         own: mx.array = self._chain[together.offset : together.offset + together.own]
         return own
 
-    def _gathered(self, rows: mx.array) -> mx.array:
+    def _gathered(self, rows: mx.array, together: PassRows) -> mx.array:
         """The rows of all ranks: each pads to the widest, and the padding is cut away."""
-        together = self._rows
-        assert together is not None
         if together.own < together.widest:
             rows = mx.pad(rows, [(0, together.widest - together.own), (0, 0)])
         gathered = mx.distributed.all_gather(rows, group=self._group)
@@ -159,13 +177,15 @@ class Lockstep:
             return gathered
         return pieces[0] if len(pieces) == 1 else mx.concatenate(pieces)
 
-    def _sum_of(self, rows: mx.array) -> mx.array:
+    def _sum_of(self, rows: mx.array, together: PassRows) -> mx.array:
         """The rows of all ranks: each lays its own among zeros."""
-        together = self._rows
-        assert together is not None
         after = together.total - together.offset - together.own
         laid = mx.pad(rows, [(together.offset, after), (0, 0)])
         return mx.distributed.all_sum(laid, group=self._group)
+
+    def _together(self, record: BlockRecord) -> PassRows:
+        assert self._rows is not None and self._answers is not None, "no pass is open"
+        return self._answers if record.answers else self._rows
 
     @property
     def _agreed_by(self) -> Agreement:

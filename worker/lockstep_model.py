@@ -19,8 +19,12 @@ class LockstepModel:
         return getattr(self._model, name)
 
     def __call__(self, tokens: mx.array, cache: Any) -> mx.array:
-        """Run the model as a pass; returns when all collectives of it are launched."""
-        self._lockstep.begin(tokens.size)
+        """Run the model as a pass; returns when all collectives of it are launched.
+
+        The logits of a chunk are never read, only those of single tokens: where the head is
+        divided, a chunk has none.
+        """
+        self._lockstep.begin(tokens.size, tokens.size if tokens.shape[-1] == 1 else 0)
         try:
             logits: mx.array = self._model(tokens, cache=cache)
         except Exception as error:

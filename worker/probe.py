@@ -23,12 +23,14 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="mlx_dp.worker probe")
     parser.add_argument("model", type=Path)
     parser.add_argument("--ranks", type=int, help="divide the weights among so many")
+    parser.add_argument("--vocabulary", action="store_true", help="divide embedding and head too")
     parser.add_argument("--trust-remote-code", action="store_true", help="run the model's code")
     arguments = parser.parse_args(argv)
     try:
         answer = probe(
             arguments.model,
             ranks=arguments.ranks,
+            vocabulary=arguments.vocabulary,
             trust_remote_code=arguments.trust_remote_code,
         )
     except ConfigError as error:
@@ -44,7 +46,11 @@ def main(argv: list[str]) -> int:
 
 
 def probe(
-    path: Path, *, ranks: int | None = None, trust_remote_code: bool = False
+    path: Path,
+    *,
+    ranks: int | None = None,
+    vocabulary: bool = False,
+    trust_remote_code: bool = False,
 ) -> dict[str, Any]:
     """Sizes, quantization and device as one JSON object, and what each of some ranks would hold."""
     check_weight_files(path)
@@ -55,13 +61,15 @@ def probe(
         "shape": asdict(measure_shape(model, config)),
         "quantization_bits": quantization.get("bits"),
         "device": device.facts(),
-        "rank_weights": None if ranks is None else asdict(_rank_weights(model, ranks)),
+        "rank_weights": None
+        if ranks is None
+        else asdict(_rank_weights(model, ranks, vocabulary=vocabulary)),
     }
 
 
-def _rank_weights(model: Any, ranks: int) -> RankWeights:
+def _rank_weights(model: Any, ranks: int, *, vocabulary: bool) -> RankWeights:
     try:
-        return RankWeights(nbytes=shard_nbytes(model, ranks))
+        return RankWeights(nbytes=shard_nbytes(model, ranks, vocabulary=vocabulary))
     except UnsupportedModelError as error:
         return RankWeights(refusal=clip_text(str(error)))
 

@@ -15,7 +15,7 @@ from mlx_dp.proto.curve import KeyGuard, join_curve, serve_curve
 from mlx_dp.proto.curve_keys import CurveKeys
 from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.group import GroupPlace
-from mlx_dp.worker.announcement import Announcement, ForeignFrameError, decode
+from mlx_dp.worker.announcement import Announcement, ForeignFrameError, RankRows, decode
 from mlx_dp.worker.announcement_board import AnnouncementBoard
 from mlx_dp.worker.peers import PeerLostError
 
@@ -73,13 +73,13 @@ class RankExchange:
         self._receive()
         return self._board.wanted
 
-    def agree(self, tokens: int, awaiting: Callable[[int], None]) -> tuple[int, ...]:
-        """Return the rows of each rank in the next pass, of which ``tokens`` are this one's.
+    def agree(self, rows: RankRows, awaiting: Callable[[int], None]) -> tuple[RankRows, ...]:
+        """Return the rows of each rank in the next pass, of which ``rows`` are this one's.
 
         Raises PeerLostError after the deadline, ConfigError for a peer with another model, and
         whatever ``awaiting`` raises, which is told over and over for whom this rank waits.
         """
-        self._announce(tokens)
+        self._announce(rows)
         self._receive()
         until = self._clock() + self._deadline_s
         while missing := self._board.missing:
@@ -92,7 +92,7 @@ class RankExchange:
                         missing[0],
                     )
             self._receive()
-        return self._board.agree(self._place.rank, tokens)
+        return self._board.agree(self._place.rank, rows)
 
     def close(self) -> None:
         for socket in (self._inbox, *self._outboxes):
@@ -101,12 +101,12 @@ class RankExchange:
         if self._guard is not None:
             self._guard.close()
 
-    def _announce(self, tokens: int) -> None:
+    def _announce(self, rows: RankRows) -> None:
         announcement = Announcement(
             generation=self._place.generation,
             rank=self._place.rank,
             number=self._board.number,
-            tokens=tokens,
+            rows=rows,
             fingerprint=self._fingerprint,
         )
         frame = announcement.encode()

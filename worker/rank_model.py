@@ -47,7 +47,13 @@ def load_model(start: Start, watch: StartWatch | None) -> tuple[LoadedModel, Loc
 
 def _load_share(whole: LoadedModel, place: GroupPlace, lockstep: Lockstep) -> LoadedModel:
     """Load what this rank keeps. What caches look like is learned from the whole, still lazy."""
-    sharded = shard_model(whole.model, rank=place.rank, size=place.size, runner=lockstep)
+    sharded = shard_model(
+        whole.model,
+        rank=place.rank,
+        size=place.size,
+        runner=lockstep,
+        vocabulary=place.shard_vocabulary,
+    )
     mx.eval(whole.model.parameters())
     fingerprint = _fingerprint(whole, sharded)
     lockstep.bind(sharded, RankExchange(place, fingerprint, deadline_s=PATIENCE_S))

@@ -26,7 +26,8 @@ class BlockRecord:
     """One sharded block. ``width`` and ``dtype`` are of the rows that its runner gets.
 
     A block of several arguments has them packed into rows of bytes; what comes out of it is
-    ``output_width`` numbers of ``output_dtype`` a row in any case.
+    ``output_width`` numbers of ``output_dtype`` a row in any case. With ``answers`` it makes
+    logits, and runs only on the rows whose logits are wanted.
     """
 
     name: str
@@ -36,6 +37,7 @@ class BlockRecord:
     output_dtype: mx.Dtype
     nbytes: int
     kept_nbytes: int
+    answers: bool = False
 
 
 class ShardedBlock(Module):

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
@@ -10,11 +10,20 @@ from mlx.utils import tree_flatten
 from mlx_dp.worker.block_finder import FoundBlock, find_blocks
 from mlx_dp.worker.block_trace import BlockTrace, trace_blocks
 from mlx_dp.worker.engine import UnsupportedModelError
-from mlx_dp.worker.projections import Fusion, put
+from mlx_dp.worker.projections import Fusion, Projections, put
+from mlx_dp.worker.row_arguments import RowArguments
 from mlx_dp.worker.shard_proof import block_slices, prove
 from mlx_dp.worker.sharded_block import BlockRecord, BlockRunner, ShardedBlock
+from mlx_dp.worker.vocabulary import VocabularyLayer, find_vocabulary
+from mlx_dp.worker.vocabulary_load import shard_vocabulary
 
 _ADVICE: Final = "use data-parallel replicas: leave out --enable-dp-attention"
+
+
+class Shard(Protocol):
+    """What a rank computes of a block, on the rows of all ranks."""
+
+    def shard(self, rows: mx.array) -> mx.array: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,61 +33,60 @@ class ShardedModel:
     ``calls`` may name a block several times: some models go through their layers again.
     """
 
-    blocks: tuple[ShardedBlock, ...]
+    blocks: tuple[Shard, ...]
     records: tuple[BlockRecord, ...]
     calls: tuple[int, ...]
     whole_nbytes: int
     kept_nbytes: int
 
 
-def shard_model(model: Any, *, rank: int, size: int, runner: BlockRunner) -> ShardedModel:
+def shard_model(
+    model: Any, *, rank: int, size: int, runner: BlockRunner, vocabulary: bool = False
+) -> ShardedModel:
     """Put sharded blocks in place, evaluate them, and let go of what other ranks hold.
 
-    The model's weights are lazy still, or its peak of memory is that of the whole. Raises
-    UnsupportedModelError for a model that cannot be sharded, with the layer and the reason.
+    ``vocabulary``: embedding and head are divided too. The model's weights are lazy still, or its
+    peak of memory is that of the whole. Raises UnsupportedModelError for a model that cannot be
+    sharded, with the layer and the reason.
     """
     found, trace = _blocks(model, size)
+    words = find_vocabulary(model) if vocabulary else None
     whole = weights_nbytes(model)
-    blocks: list[ShardedBlock] = []
+    blocks: list[Shard] = []
     records: list[BlockRecord] = []
     indices: dict[str, int] = {}
     for block, fusion in _proven(found, trace, size):
         indices[block.name] = len(blocks)
-        arguments = trace.arguments[block.name]
-        kept = sum(p.kept_nbytes(rank, size) - p.nbytes for p in block.projections)
-        nbytes = weights_nbytes(block.module)
+        records.append(_record(block, trace.arguments[block.name], rank, size))
         _keep(block, rank, size, fusion)
-        sharded = ShardedBlock(len(blocks), block.module, runner, arguments)
+        sharded = ShardedBlock(len(blocks), block.module, runner, trace.arguments[block.name])
         block.put(sharded)
         blocks.append(sharded)
-        records.append(
-            BlockRecord(
-                name=block.name,
-                width=arguments.width,
-                dtype=arguments.dtype,
-                output_width=arguments.output.size,
-                output_dtype=arguments.output.dtype,
-                nbytes=nbytes,
-                kept_nbytes=nbytes + kept,
-            )
-        )
+    calls = [indices[call.name] for call in trace.calls if call.name in indices]
+    if words is not None:
+        calls = [len(blocks), *calls, len(blocks) + 1]
+        ends, their_records = shard_vocabulary(words, rank, size, runner, len(blocks))
+        blocks += ends
+        records += their_records
     return ShardedModel(
         blocks=tuple(blocks),
         records=tuple(records),
-        calls=tuple(indices[call.name] for call in trace.calls if call.name in indices),
+        calls=tuple(calls),
         whole_nbytes=whole,
         kept_nbytes=weights_nbytes(model),
     )
 
 
-def shard_nbytes(model: Any, size: int) -> tuple[int, ...]:
+def shard_nbytes(model: Any, size: int, *, vocabulary: bool = False) -> tuple[int, ...]:
     """Return the bytes of weights that each rank would hold. Nothing is evaluated.
 
     Raises UnsupportedModelError as ``shard_model`` does, but for what only weights can show.
     """
     found, _ = _blocks(model, size)
     whole = weights_nbytes(model)
-    divided = [projections for block in found for projections in block.projections]
+    divided: list[Projections | VocabularyLayer] = [p for b in found for p in b.projections]
+    if vocabulary:
+        divided += find_vocabulary(model).layers
     return tuple(
         whole + sum(p.kept_nbytes(rank, size) - p.nbytes for p in divided) for rank in range(size)
     )
@@ -103,6 +111,20 @@ def _blocks(model: Any, size: int) -> tuple[list[FoundBlock], BlockTrace]:
     except UnsupportedModelError as error:
         raise UnsupportedModelError(f"this model cannot be sharded: {error}; {_ADVICE}") from error
     return used, trace
+
+
+def _record(block: FoundBlock, arguments: RowArguments, rank: int, size: int) -> BlockRecord:
+    nbytes = weights_nbytes(block.module)
+    saved = sum(p.nbytes - p.kept_nbytes(rank, size) for p in block.projections)
+    return BlockRecord(
+        name=block.name,
+        width=arguments.width,
+        dtype=arguments.dtype,
+        output_width=arguments.output.size,
+        output_dtype=arguments.output.dtype,
+        nbytes=nbytes,
+        kept_nbytes=nbytes - saved,
+    )
 
 
 def _called(blocks: Sequence[FoundBlock], names: set[str]) -> Iterator[FoundBlock]:

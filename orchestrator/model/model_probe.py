@@ -37,16 +37,19 @@ def probe_model(
     path: Path,
     *,
     ranks: int | None = None,
+    vocabulary: bool = False,
     trust_remote_code: bool = False,
     timeout_s: float = _TIMEOUT_S,
 ) -> ModelProbe:
     """Build the model's graph in a child, without its weights, and read the sizes off it.
 
-    ``ranks``: those of a group that would divide the weights. ``trust_remote_code``: the model may
+    ``ranks``: those of a group that would divide the weights, those of the ``vocabulary`` too if
+    so. ``trust_remote_code``: the model may
     bring code that is run.
     """
     answers: list[dict[str, Any]] = []
     divided = [] if ranks is None else ["--ranks", str(ranks)]
+    divided += ["--vocabulary"] if vocabulary else []
     trusted = ["--trust-remote-code"] if trust_remote_code else []
     run_child(["probe", str(path), *divided, *trusted], answers.append, timeout_s=timeout_s)
     if len(answers) != 1:

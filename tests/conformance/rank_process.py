@@ -44,8 +44,8 @@ class CountedLockstep(Lockstep):
     passes = 0
     idle_passes = 0
 
-    def begin(self, tokens: int) -> None:
-        super().begin(tokens)
+    def begin(self, tokens: int, answered: int) -> None:
+        super().begin(tokens, answered)
         CountedLockstep.passes += 1
         CountedLockstep.idle_passes += tokens == 0
 

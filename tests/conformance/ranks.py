@@ -49,7 +49,9 @@ class Ranks:
     def close(self) -> None:
         self._stack.close()
 
-    def serve(self, directory: Path, *, scenario: str, chunk: int) -> list[RankReport]:
+    def serve(
+        self, directory: Path, *, scenario: str, chunk: int, vocabulary: bool = False
+    ) -> list[RankReport]:
         """Let all ranks serve the model until the requests of all have ended."""
         self.failed = True
         self._generation += 1
@@ -64,6 +66,7 @@ class Ranks:
                 addresses=self._addresses,
                 peers=peers,
                 generation=self._generation,
+                shard_vocabulary=vocabulary,
             )
             job = RankJob(directory=directory, place=asdict(place), scenario=scenario, chunk=chunk)
             self._tell(rank, job.encode())

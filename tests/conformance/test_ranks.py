@@ -90,6 +90,28 @@ def test_ranks_answer_as_one_process_does(
     hold_memory(model.whole_nbytes, reports, line)
 
 
+@pytest.mark.parametrize("name", ["llama", "llama_tied"])
+def test_ranks_that_divide_the_vocabulary_too_answer_alike(
+    name: str,
+    ranks: Callable[[int], Ranks],
+    under_test: Callable[[str], ModelUnderTest],
+) -> None:
+    model = under_test(name)
+    serve = ranks(2).serve
+    whole, divided = (
+        serve(model.directory, scenario="mixed", chunk=2 * CHUNK, vocabulary=vocabulary)
+        for vocabulary in (False, True)
+    )
+    ties = Ties()
+    for report, beside in zip(divided, whole, strict=True):
+        assert not report.refusal
+        assert report.held_nbytes == report.told_nbytes < beside.held_nbytes
+        for prompt, ids in report.answers:
+            model.hold(tuple(prompt), ids, ties)
+        assert 0 < report.idle_passes < report.passes
+    assert len(ties.found) <= MAX_TIES, ties.report()
+
+
 def hold_memory(whole: int, reports: Sequence[RankReport], line: RankLine) -> None:
     """Each rank holds what is outside of blocks, and within them about its share of what is cut.
 

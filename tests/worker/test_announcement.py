@@ -7,15 +7,20 @@ from mlx_dp.worker.announcement import (
     FRAME_BYTES,
     Announcement,
     ForeignFrameError,
+    RankRows,
     decode,
 )
 
 TOLD = Announcement(
-    generation=3, rank=1, number=2**40, tokens=512, fingerprint=bytes(range(FINGERPRINT_BYTES))
+    generation=3,
+    rank=1,
+    number=2**40,
+    rows=RankRows(512, 3),
+    fingerprint=bytes(range(FINGERPRINT_BYTES)),
 )
 
 
-@pytest.mark.parametrize("told", [TOLD, replace(TOLD, tokens=0), replace(TOLD, rank=63)])
+@pytest.mark.parametrize("told", [TOLD, replace(TOLD, rows=RankRows(0, 0)), replace(TOLD, rank=63)])
 def test_a_frame_says_what_was_announced(told: Announcement) -> None:
     frame = told.encode()
     assert len(frame) == FRAME_BYTES

@@ -1,6 +1,6 @@
 import pytest
 
-from mlx_dp.worker.announcement import FINGERPRINT_BYTES, Announcement, ForeignFrameError
+from mlx_dp.worker.announcement import FINGERPRINT_BYTES, Announcement, ForeignFrameError, RankRows
 from mlx_dp.worker.announcement_board import AnnouncementBoard
 
 
@@ -9,7 +9,7 @@ def told(rank: int, number: int, tokens: int = 1, generation: int = 7) -> Announ
         generation=generation,
         rank=rank,
         number=number,
-        tokens=tokens,
+        rows=RankRows(tokens, tokens // 2),
         fingerprint=bytes(FINGERPRINT_BYTES),
     )
 
@@ -25,24 +25,24 @@ def test_a_pass_is_agreed_on_once_all_have_announced_it(board: AnnouncementBoard
     board.take(told(2, 0, tokens=5))
     assert (board.missing, board.wanted) == ([0], True)
     board.take(told(0, 0, tokens=9))
-    assert board.agree(1, 4) == (9, 4, 5)
+    assert board.agree(1, RankRows(4, 0)) == ((9, 4), (4, 0), (5, 2))
     assert (board.number, board.missing, board.wanted) == (1, [0, 2], False)
 
 
 def test_agreeing_before_is_our_bug(board: AnnouncementBoard) -> None:
     board.take(told(2, 0))
     with pytest.raises(AssertionError, match="nothing of"):
-        board.agree(1, 4)
+        board.agree(1, RankRows(4, 0))
 
 
 def test_a_peer_may_be_ahead_by_one_pass(board: AnnouncementBoard) -> None:
     board.take(told(0, 0))
     board.take(told(0, 1, tokens=8))
     board.take(told(2, 0))
-    board.agree(1, 0)
+    board.agree(1, RankRows(0, 0))
     assert (board.missing, board.wanted) == ([2], True)
     board.take(told(2, 1, tokens=3))
-    assert board.agree(1, 0) == (8, 0, 3)
+    assert board.agree(1, RankRows(0, 0)) == ((8, 4), (0, 0), (3, 1))
 
 
 @pytest.mark.parametrize(
@@ -69,6 +69,6 @@ def test_a_pass_is_announced_once(board: AnnouncementBoard) -> None:
     with pytest.raises(ForeignFrameError):
         board.take(told(0, 0, tokens=3))
     board.take(told(2, 0))
-    assert board.agree(1, 0) == (2, 0, 1)
+    assert board.agree(1, RankRows(0, 0)) == ((2, 1), (0, 0), (1, 0))
     with pytest.raises(ForeignFrameError):
         board.take(told(0, 0, tokens=3))

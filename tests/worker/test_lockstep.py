@@ -1,6 +1,7 @@
 """The order of a pass, in a group of one. What ranks compute together, other tests hold."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ pytest.importorskip("mlx.core")
 
 import mlx.core as mx
 
+from mlx_dp.worker.announcement import RankRows
 from mlx_dp.worker.lockstep import BrokenPassError, Lockstep
 from mlx_dp.worker.lockstep_model import LockstepModel
 from mlx_dp.worker.peers import PeerLostError
@@ -25,17 +27,17 @@ class FakeAgreement:
     fd = 5
 
     def __init__(self) -> None:
-        self.announced: list[int] = []
+        self.announced: list[RankRows] = []
         self.lost = False
 
     def wanted(self) -> bool:
         return False
 
-    def agree(self, tokens: int, awaiting: Callable[[int], None]) -> tuple[int, ...]:
+    def agree(self, rows: RankRows, awaiting: Callable[[int], None]) -> tuple[RankRows, ...]:
         if self.lost:
             raise PeerLostError("rank 1 is gone", 1)
-        self.announced.append(tokens)
-        return (tokens,)
+        self.announced.append(rows)
+        return (rows,)
 
     def close(self) -> None: ...
 
@@ -47,9 +49,12 @@ class Watch:
 
 
 class Blocks:
-    """Two blocks, each of which adds its number and one; notes the rows of each call."""
+    """Two blocks, each of which adds its number and one; notes the rows of each call.
 
-    def __init__(self) -> None:
+    ``answers``: the second makes logits.
+    """
+
+    def __init__(self, *, answers: bool = False) -> None:
         self.seen: list[tuple[int, int]] = []
         self.agreement = FakeAgreement()
         self.lockstep = Lockstep(mx.distributed.init(), Watch())
@@ -63,7 +68,8 @@ class Blocks:
             nbytes=0,
             kept_nbytes=0,
         )
-        sharded: Any = SimpleNamespace(blocks=blocks, records=(record, record), calls=CALLS)
+        records = (record, replace(record, answers=answers))
+        sharded: Any = SimpleNamespace(blocks=blocks, records=records, calls=CALLS)
         self.lockstep.bind(sharded, self.agreement)
 
     def shard(self, index: int) -> Callable[[mx.array], mx.array]:
@@ -100,7 +106,7 @@ WHOLE = [(0, 3), (1, 3), (0, 3)]
 
 def test_a_pass_runs_its_blocks_on_the_rows_that_were_agreed_on(blocks: Blocks) -> None:
     result = blocks.model(CALLS)(TOKENS, cache=None)
-    assert blocks.agreement.announced == [3]
+    assert blocks.agreement.announced == [(3, 0)]
     assert blocks.seen == WHOLE
     assert mx.all(result == 4).item()
 
@@ -124,7 +130,7 @@ def test_rows_of_another_kind_are_refused_before_they_are_exchanged(blocks: Bloc
 
 
 def test_another_number_of_rows_than_announced_is_refused(blocks: Blocks) -> None:
-    blocks.lockstep.begin(3)
+    blocks.lockstep.begin(3, 0)
     with pytest.raises(BrokenPassError, match=r"\(2, 4\)"):
         blocks.lockstep.run(0, mx.zeros((2, WIDTH)), blocks.shard(0))
     assert blocks.seen == []
@@ -157,7 +163,7 @@ def test_a_pass_that_is_not_agreed_on_does_not_begin(blocks: Blocks) -> None:
 
 def test_a_rank_without_rows_runs_all_blocks_without_any(blocks: Blocks) -> None:
     blocks.lockstep.take_part()
-    assert blocks.agreement.announced == [0]
+    assert blocks.agreement.announced == [(0, 0)]
     assert blocks.seen == [(0, 0), (1, 0), (0, 0)]
 
 
@@ -167,3 +173,29 @@ def test_what_is_no_call_is_the_models_own() -> None:
     assert model.layers == [1, 2]
     with pytest.raises(AttributeError):
         _ = model.make_cache
+
+
+def test_a_head_runs_on_rows_of_single_tokens() -> None:
+    blocks = Blocks(answers=True)
+    blocks.model(CALLS)(mx.zeros((3, 1), dtype=mx.int32), cache=None)
+    assert blocks.agreement.announced == [(3, 3)]
+    assert blocks.seen == WHOLE
+
+
+def test_a_chunk_leaves_the_head_out_and_has_no_logits() -> None:
+    blocks = Blocks(answers=True)
+    result = blocks.model((0, 1))
+    with pytest.raises(BrokenPassError, match="2 blocks of 3"):
+        result(TOKENS, cache=None)
+    assert blocks.seen == [(0, 3), (0, 3)]
+    blocks.lockstep.begin(3, 0)
+    blocks.lockstep.run(0, mx.zeros((3, WIDTH)), blocks.shard(0))
+    logits = blocks.lockstep.run(1, mx.zeros((3, WIDTH)), blocks.shard(1))
+    assert logits.shape == (3, WIDTH)
+    assert mx.all(mx.isnan(logits)).item()
+
+
+def test_an_idle_rank_leaves_the_head_out_when_nobody_wants_logits() -> None:
+    blocks = Blocks(answers=True)
+    blocks.lockstep.take_part()
+    assert blocks.seen == [(0, 0), (0, 0)]

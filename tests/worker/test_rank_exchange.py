@@ -12,7 +12,7 @@ from mlx_dp.proto.curve import make_keys
 from mlx_dp.proto.curve_keys import CurveKeys
 from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.group import DistributedBackend, GroupPlace
-from mlx_dp.worker.announcement import FINGERPRINT_BYTES, FRAME_BYTES, Announcement
+from mlx_dp.worker.announcement import FINGERPRINT_BYTES, FRAME_BYTES, Announcement, RankRows
 from mlx_dp.worker.peers import PeerLostError
 from mlx_dp.worker.rank_exchange import RankExchange
 
@@ -60,9 +60,14 @@ def silent(rank: int) -> None:
     """Waits go on."""
 
 
-def agree(exchanges: list[RankExchange], tokens: list[int]) -> list[tuple[int, ...]]:
+def rows(tokens: int) -> RankRows:
+    """Every other number of tokens is one whose logits are wanted."""
+    return RankRows(tokens, tokens % 2 * tokens)
+
+
+def agree(exchanges: list[RankExchange], tokens: list[int]) -> list[tuple[RankRows, ...]]:
     """Let all ranks agree, each within the wait of the one before."""
-    agreed: list[tuple[int, ...]] = []
+    agreed: list[tuple[RankRows, ...]] = []
 
     def of(index: int) -> None:
         others: list[int] = []
@@ -72,7 +77,7 @@ def agree(exchanges: list[RankExchange], tokens: list[int]) -> list[tuple[int, .
                 others.append(rank)
                 of(index + 1)
 
-        agreed.append(exchanges[index].agree(tokens[index], awaiting))
+        agreed.append(exchanges[index].agree(rows(tokens[index]), awaiting))
 
     of(0)
     return agreed
@@ -83,19 +88,19 @@ def test_all_ranks_learn_the_rows_of_all(tmp_path: Path, opened: Open, size: int
     exchanges = [opened(place) for place in places(tmp_path, size)]
     for number in range(3):
         tokens = [number * 10 + rank for rank in range(size)]
-        assert agree(exchanges, tokens) == [tuple(tokens)] * size
+        assert agree(exchanges, tokens) == [tuple(map(rows, tokens))] * size
 
 
 def test_a_peer_may_announce_before_this_rank_has_a_socket(tmp_path: Path, opened: Open) -> None:
     first, second = places(tmp_path)
-    late: list[tuple[int, ...]] = []
+    late: list[tuple[RankRows, ...]] = []
 
     def awaiting(rank: int) -> None:
         if not late:
-            late.append(opened(second).agree(0, silent))
+            late.append(opened(second).agree(rows(0), silent))
 
-    assert opened(first).agree(5, awaiting) == (5, 0)
-    assert late == [(5, 0)]
+    assert opened(first).agree(rows(5), awaiting) == (rows(5), rows(0))
+    assert late == [(rows(5), rows(0))]
 
 
 def test_an_announcement_wakes_whoever_sleeps_on_the_descriptor(
@@ -110,9 +115,9 @@ def test_an_announcement_wakes_whoever_sleeps_on_the_descriptor(
             while not second.wanted():
                 assert select.select([second.fd], [], [], DEADLINE_S)[0], "never woken"
             woken.append(True)
-            second.agree(0, silent)
+            second.agree(rows(0), silent)
 
-    assert first.agree(3, awaiting) == (3, 0)
+    assert first.agree(rows(3), awaiting) == (rows(3), rows(0))
     assert woken
     assert not second.wanted()
 
@@ -127,7 +132,7 @@ def test_a_peer_that_never_comes_is_named(tmp_path: Path, opened: Open) -> None:
         now[0] += 25.0
 
     with pytest.raises(PeerLostError, match="rank 0 did not come to pass 0 within 60 s") as lost:
-        exchange.agree(1, awaiting)
+        exchange.agree(rows(1), awaiting)
     assert lost.value.rank == 0
     assert told == [0, 0, 0]
 
@@ -137,7 +142,7 @@ def test_a_wait_ends_by_what_the_one_who_is_told_raises(tmp_path: Path, opened: 
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        opened(places(tmp_path)[0]).agree(1, awaiting)
+        opened(places(tmp_path)[0]).agree(rows(1), awaiting)
 
 
 def test_ranks_with_different_models_part(tmp_path: Path, opened: Open) -> None:
@@ -150,13 +155,13 @@ def test_ranks_with_different_models_part(tmp_path: Path, opened: Open) -> None:
 def test_foreign_frames_are_dropped_and_counted(tmp_path: Path, opened: Open) -> None:
     first, second = places(tmp_path)
     peer, exchange = opened(first), opened(second)
-    stale = Announcement(generation=0, rank=0, number=0, tokens=9, fingerprint=MODEL)
+    stale = Announcement(generation=0, rank=0, number=0, rows=rows(9), fingerprint=MODEL)
     with stranger(second.peers[1]) as outbox:
         for frame in (stale.encode(), b"noise", b"x" * FRAME_BYTES):
             outbox.send(frame)
         while not exchange.wanted() and exchange.dropped_frames < 3:
             assert select.select([exchange.fd], [], [], DEADLINE_S)[0], exchange.dropped_frames
-    assert agree([peer, exchange], [4, 0]) == [(4, 0), (4, 0)]
+    assert agree([peer, exchange], [4, 0]) == [(rows(4), rows(0))] * 2
     assert exchange.dropped_frames == 3
 
 
@@ -173,8 +178,8 @@ def test_with_keys_only_their_holders_are_heard(tmp_path: Path, opened: Open) ->
     keys = make_keys()
     first, second = places(tmp_path, curve=keys)
     peer, exchange = opened(first), opened(second)
-    fake = Announcement(generation=1, rank=0, number=0, tokens=9, fingerprint=MODEL)
+    fake = Announcement(generation=1, rank=0, number=0, rows=rows(9), fingerprint=MODEL)
     with stranger(second.peers[1]) as outbox:
         outbox.send(fake.encode())
-        assert agree([peer, exchange], [4, 1]) == [(4, 1), (4, 1)]
+        assert agree([peer, exchange], [4, 1]) == [(rows(4), rows(1))] * 2
     assert exchange.dropped_frames == 0

@@ -27,6 +27,8 @@ REFUSED = {
     "rwkv7": NO_MLP,
 }
 """Of what is known to be no sum: a norm over the inner width, or an MLP that looks back."""
+NO_VOCABULARY = frozenset({"talkie"})
+"""It multiplies by the head's weights itself."""
 SAMPLE = (
     "llama",
     "phi3",
@@ -53,19 +55,20 @@ class AloneRunner:
         return shard(rows)
 
 
-def check_equal(build, size, tolerance=1e-4):
+def check_equal(build, size, tolerance=1e-4, vocabulary=False):
     whole = build()
     expected = logits(whole, PROMPT)
-    ranks = LocalRanks(build, size)
+    ranks = LocalRanks(build, size, vocabulary=vocabulary)
     assert relative_error(logits(ranks.models[0], PROMPT), expected) <= tolerance
     assert tuple(ranks.calls) == ranks.ranks[0].calls
-    check_bytes(whole, ranks, size)
+    check_bytes(whole, ranks, size, vocabulary)
     return ranks
 
 
-def check_bytes(whole, ranks, size):
+def check_bytes(whole, ranks, size, vocabulary):
     held = tuple(weights_nbytes(model) for model in ranks.models)
-    assert held == tuple(rank.kept_nbytes for rank in ranks.ranks) == shard_nbytes(whole, size)
+    assert held == tuple(rank.kept_nbytes for rank in ranks.ranks)
+    assert held == shard_nbytes(whole, size, vocabulary=vocabulary)
     whole_nbytes = weights_nbytes(whole)
     for rank in ranks.ranks:
         assert rank.whole_nbytes == whole_nbytes
@@ -77,6 +80,17 @@ def check_bytes(whole, ranks, size):
 @pytest.mark.parametrize("name", SAMPLE)
 def test_shards_of_two_ranks_give_the_logits_of_the_whole(name):
     check_equal(ARCHITECTURES[name].build, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name not in REFUSED])
+def test_every_vocabulary_is_divided_or_refused(name, size):
+    if name in NO_VOCABULARY:
+        with pytest.raises(UnsupportedModelError, match="leave out --enable-dp-lm-head"):
+            LocalRanks(ARCHITECTURES[name].build, size, vocabulary=True)
+        return
+    check_equal(ARCHITECTURES[name].build, size, vocabulary=True)
 
 
 @pytest.mark.slow
@@ -95,6 +109,30 @@ def test_what_is_no_sum_is_refused_with_the_layer_and_the_way_out(name):
         shard_model(model, rank=0, size=2, runner=AloneRunner())
     assert str(refusal.value).startswith("this model cannot be sharded: ")
     assert str(refusal.value).endswith("leave out --enable-dp-attention")
+
+
+@pytest.mark.parametrize("name", ["llama", "llama_tied", "gemma4_text_experts"])
+def test_a_divided_vocabulary_gives_the_logits_of_the_whole(name):
+    records = check_equal(ARCHITECTURES[name].build, 2, vocabulary=True).ranks[0].records
+    assert [record.answers for record in records[-2:]] == [False, True]
+    assert records[-2].kept_nbytes == records[-2].nbytes // 2
+
+
+@pytest.mark.parametrize("name", ["llama", "llama_tied"])
+def test_a_quantized_vocabulary_is_divided_between_its_rows(name):
+    def build():
+        tiny = ARCHITECTURES[name]
+        model = TinyModel(tiny.architecture, {**tiny.extra, **WIDE}).build()
+        nn.quantize(model, group_size=32, bits=4)
+        return model
+
+    check_equal(build, 3, vocabulary=True)
+
+
+def test_a_head_that_is_no_layer_cannot_be_divided():
+    model = ARCHITECTURES["talkie"].build()
+    with pytest.raises(UnsupportedModelError, match=r"0 times a head of the vocabulary.*lm-head"):
+        shard_model(model, rank=0, size=2, runner=AloneRunner(), vocabulary=True)
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,19 @@ def test_the_child_hears_whether_the_models_code_is_trusted(tmp_path, monkeypatc
     assert ("--trust-remote-code" in asked) == trusts
 
 
+@pytest.mark.parametrize("divides", [False, True])
+def test_the_child_hears_whether_the_vocabulary_is_divided(tmp_path, monkeypatch, divides):
+    asked = []
+
+    def run_child(arguments, take, *, timeout_s):
+        asked.extend(arguments)
+        take(ANSWER)
+
+    monkeypatch.setattr("mlx_dp.orchestrator.model.model_probe.run_child", run_child)
+    probe_model(tmp_path, ranks=2, vocabulary=divides)
+    assert asked == ["probe", str(tmp_path), "--ranks", "2", *(["--vocabulary"] if divides else [])]
+
+
 @pytest.mark.mlx
 @pytest.mark.system
 def test_a_directory_without_a_model_is_one_sentence(tmp_path):
