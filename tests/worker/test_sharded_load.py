@@ -200,3 +200,15 @@ def test_loading_never_holds_much_more_than_what_is_kept(tmp_path, dtype, blocks
     bound = sharded.kept_nbytes + blocks_beside * sharded.records[0].nbytes
     assert sharded.kept_nbytes <= peak <= bound < sharded.whole_nbytes
     assert mx.get_active_memory() - before < sharded.kept_nbytes + 2**20
+
+
+@pytest.mark.parametrize("name", ["llama", "llama_tied"])
+def test_of_a_divided_vocabulary_only_own_rows_stay_in_memory(tmp_path, name):
+    tiny = ARCHITECTURES[name]
+    whole = TinyModel(tiny.architecture, {**tiny.extra, "vocab_size": 40_000}).write(tmp_path)
+    before = mx.get_active_memory()
+    model, _ = load_model(whole, lazy=True)
+    sharded = shard_model(model, rank=1, size=2, runner=AloneRunner(), vocabulary=True)
+    mx.eval(model.parameters())
+    assert sharded.kept_nbytes < 0.6 * sharded.whole_nbytes
+    assert mx.get_active_memory() - before < sharded.kept_nbytes + 2**18
