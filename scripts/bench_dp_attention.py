@@ -20,6 +20,7 @@ from bench_client import Request
 from bench_kill import kill_worker
 from bench_models import named_model
 from bench_modes import (
+    ONE,
     RANKS,
     REPLICAS,
     mode_specs,
@@ -34,6 +35,7 @@ from bench_scenarios import Measures, throughput
 from bench_serve import running, say
 from bench_server import Server
 from bench_split import measure_splits, split_table
+from bench_tables import same_answers
 from bench_workload import Workload
 
 MODELS: Final = ("dense", "moe")
@@ -73,7 +75,7 @@ def parse() -> argparse.Namespace:
 
 async def serve_rounds(
     servers: Sequence[Server], workload: Workload, options: argparse.Namespace
-) -> Mapping[str, dict[str, list[Measures]]]:
+) -> dict[str, dict[str, list[Measures]]]:
     """Each level on each server in each round, by level and server."""
     found: dict[str, dict[str, list[Measures]]] = {}
     for number in range(options.rounds):
@@ -82,8 +84,10 @@ async def serve_rounds(
         for level in options.levels:
             requests = requests_of(workload, f"{number}/{level}", level)
             for server in order:
-                before = await owner_counts(server)
+                before, cpu_s = await owner_counts(server), server.cpu_s()
                 measures = await throughput(server, requests, level)
+                cpu_s = server.cpu_s() - cpu_s
+                measures["cpu_s_per_token"] = cpu_s / measures["completion_tokens"]
                 await asyncio.sleep(BEAT_S)
                 after = await owner_counts(server)
                 measures["counts"] = {
@@ -153,6 +157,7 @@ async def run_servers(
         for level, runs in found["serve"].items():
             print(speed_table(level, runs), flush=True)
         print(passes_table({level: runs[RANKS] for level, runs in found["serve"].items()}))
+        print(f"{same_answers(found['serve'], ONE)}\n", flush=True)
     if "kill" in options.parts:
         found["kill"] = await kill_rounds(servers, workload, options.kills)
         print(kill_table(found["kill"]), flush=True)

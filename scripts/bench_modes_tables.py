@@ -61,11 +61,12 @@ def speed_table(level: str, runs: Runs) -> str:
                 "ttft_p99_s": milliseconds,
                 "gap_p50_s": milliseconds,
                 "gap_p99_s": milliseconds,
+                "cpu_s_per_token": fine_milliseconds,
             },
         )
         rows.append([name, f"{median(speed):.1f}", *ratios, *cells])
     headers = ["server", "tokens/s", f"to {ONE}", f"to {REPLICAS}"]
-    headers += ["TTFT p50", "p99", "gap p50", "p99"]
+    headers += ["TTFT p50", "p99", "gap p50", "p99", "CPU a token"]
     return f"### {level}\n\n{table(headers, rows)}\n"
 
 

@@ -117,6 +117,17 @@ class Server:
                 continue
         return total
 
+    def cpu_s(self) -> float:
+        """CPU seconds of all processes that are alive."""
+        total = 0.0
+        for process in self.processes():
+            try:
+                times = process.cpu_times()
+            except psutil.NoSuchProcess:
+                continue
+            total += times.user + times.system
+        return total
+
     def controller_cpu_s(self) -> float:
         """CPU seconds of the process that was started, without its children."""
         times = psutil.Process(self._process.pid).cpu_times()
