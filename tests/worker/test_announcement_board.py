@@ -1,3 +1,5 @@
+import random
+
 import pytest
 
 from mlx_dp.worker.announcement import FINGERPRINT_BYTES, Announcement, ForeignFrameError, RankRows
@@ -72,3 +74,64 @@ def test_a_pass_is_announced_once(board: AnnouncementBoard) -> None:
     assert board.agree(1, RankRows(0, 0)) == ((2, 1), (0, 0), (1, 0))
     with pytest.raises(ForeignFrameError):
         board.take(told(0, 0, tokens=3))
+
+
+class Rank:
+    """One rank's loop, as far as passes go: it runs its own, and takes part in the others'."""
+
+    def __init__(self, rank: int, size: int, passes: list[int]) -> None:
+        self.rank = rank
+        self.board = AnnouncementBoard(generation=7, rank=rank, size=size)
+        self.passes = passes
+        self.announced: int | None = None
+        self.agreed: list[tuple[int, ...]] = []
+
+    def turn(self) -> Announcement | None:
+        """Do what can be done; return what is to be told to all peers."""
+        if self.announced is not None:
+            if not self.board.missing:
+                everyone = self.board.agree(self.rank, RankRows(self.announced, 0))
+                self.agreed.append(tuple(rows.tokens for rows in everyone))
+                self.announced = None
+            return None
+        if not self.passes and not self.board.wanted:
+            return None
+        self.announced = self.passes.pop(0) if self.passes else 0
+        return told(self.rank, self.board.number, self.announced)
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_all_ranks_run_the_same_passes_in_whatever_order_they_hear_of_them(seed: int) -> None:
+    rng = random.Random(seed)
+    size = rng.randint(2, 5)
+    wanted = [[rng.randint(1, 9) for _ in range(rng.randint(0, 12))] for _ in range(size)]
+    ranks = [Rank(rank, size, list(passes)) for rank, passes in enumerate(wanted)]
+    on_the_way: dict[tuple[int, int], list[Announcement]] = {
+        (a, b): [] for a in range(size) for b in range(size) if a != b
+    }
+    quiet = 0
+    while quiet < 1_000:
+        quiet += 1
+        if rng.random() < 0.5:
+            queue = on_the_way[rng.choice(list(on_the_way))]
+            if queue:
+                quiet = 0
+                receiver = next(b for (_, b), waiting in on_the_way.items() if waiting is queue)
+                ranks[receiver].board.take(queue.pop(0))
+            continue
+        rank = rng.choice(ranks)
+        before = len(rank.agreed)
+        announcement = rank.turn()
+        if announcement is not None:
+            for (sender, _), queue in on_the_way.items():
+                if sender == rank.rank:
+                    queue.append(announcement)
+        if announcement is not None or len(rank.agreed) > before:
+            quiet = 0
+    logs = [rank.agreed for rank in ranks]
+    assert all(log == logs[0] for log in logs), logs
+    for rank, passes in enumerate(wanted):
+        assert [counts[rank] for counts in logs[0] if counts[rank]] == passes
+    # No pass but those that somebody has rows for.
+    assert all(any(counts) for counts in logs[0])
+    assert len(logs[0]) == max(map(len, wanted))
