@@ -144,12 +144,6 @@ def _check_method(flags: Flags) -> None:
 
 
 def _check_group(flags: OwnerFlags) -> None:
-    if flags.enable_dp_lm_head:
-        # Known, so that a command line made for SGLang hears the reason and not "no such option".
-        raise ConfigError(
-            "--enable-dp-lm-head is not there yet, and each rank holds the whole vocabulary: use "
-            "--enable-dp-attention without it"
-        )
     if flags.enable_dp_attention:
         if flags.chunked_prefill_size < flags.dp_size:
             raise ConfigError(
@@ -157,11 +151,15 @@ def _check_group(flags: OwnerFlags) -> None:
                 f"(dp_size={flags.dp_size}): use at least {flags.dp_size}, or omit the flag"
             )
         return
-    if flags.distributed_backend is not None:
-        raise ConfigError(
-            f"--distributed-backend {flags.distributed_backend} is for a group of processes, and "
-            "plain replicas compute alone: use --enable-dp-attention too, or omit the flag"
-        )
+    for flag, given in (
+        (f"--distributed-backend {flags.distributed_backend}", flags.distributed_backend),
+        ("--enable-dp-lm-head", flags.enable_dp_lm_head),
+    ):
+        if given:
+            raise ConfigError(
+                f"{flag} is for a group of processes, and plain replicas compute alone: use "
+                "--enable-dp-attention too, or omit the flag"
+            )
 
 
 def _check_key(flags: HttpFlags) -> None:

@@ -110,7 +110,6 @@ class OwnerFlags:
         bool,
         _owners(
             "--enable-dp-lm-head",
-            hidden=True,
             help="Divide the embedding and the LM head over the vocabulary too: less memory per "
             "process where the vocabulary is large, for one more exchange per step. Only with "
             "--enable-dp-attention.",

@@ -163,14 +163,9 @@ def test_what_a_group_needs_is_taken_with_it() -> None:
         dp_size=4,
         enable_dp_attention=True,
         distributed_backend=DistributedBackend.JACCL,
+        enable_dp_lm_head=True,
         chunked_prefill_size=4,
     )
     configuration.check_flags(flags(owners=owners))
     with pytest.raises(ConfigError, match=r"--chunked-prefill-size 3 leaves 0.*at least 4"):
         configuration.check_flags(flags(owners=replace(owners, chunked_prefill_size=3)))
-
-
-def test_a_divided_vocabulary_is_refused_with_a_group_too() -> None:
-    owners = OwnerFlags(dp_size=2, enable_dp_attention=True, enable_dp_lm_head=True)
-    with pytest.raises(ConfigError, match="--enable-dp-lm-head is not there yet"):
-        configuration.check_flags(flags(owners=owners))

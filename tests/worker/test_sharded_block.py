@@ -11,6 +11,7 @@ from mlx_dp.worker.block_finder import find_blocks  # noqa: E402
 from mlx_dp.worker.block_trace import trace_blocks  # noqa: E402
 from mlx_dp.worker.row_arguments import ArgumentShape, RowArguments  # noqa: E402
 from mlx_dp.worker.sharded_block import ShardedBlock  # noqa: E402
+from mlx_dp.worker.vocabulary_shard import ID_DTYPE, ShardedEmbedding  # noqa: E402
 
 pytestmark = pytest.mark.mlx
 
@@ -128,3 +129,14 @@ def test_a_block_that_is_called_with_other_rows_than_the_tokens_is_noted():
     trace = trace_blocks(model, find_blocks(model))
     assert "model.layers.0.mlp" in trace.refusals
     assert "one row for each token" in trace.refusals["model.layers.0.mlp.mlp"]
+
+
+@pytest.mark.parametrize("dtype", [mx.int32, mx.uint32])
+def test_ids_are_exchanged_in_one_dtype_whatever_a_steps_tokens_are(dtype):
+    runner = Recording()
+    embedding = ShardedEmbedding(0, nn.Embedding(4, 8), (2, 6), runner)
+    found = embedding(mx.array([[3, 6, 1]], dtype=dtype))
+    assert mx.array_equal(found[0, 0], embedding.inner.weight[1])
+    assert not found[0, 1:].any()
+    ((_, rows),) = runner.rows
+    assert rows.shape == (3, 1) and rows.dtype == ID_DTYPE
