@@ -14,7 +14,7 @@ from typing import Final
 from mlx_dp.orchestrator.configuration import LOG_LEVELS
 from mlx_dp.orchestrator.control.worker_process import Launcher
 from mlx_dp.orchestrator.model.fingerprint import model_fingerprint
-from mlx_dp.orchestrator.model.model_probe import probe_model
+from mlx_dp.orchestrator.model.model_probe import DeviceFacts, probe_model
 from mlx_dp.orchestrator.process.cuda_devices import cuda_devices
 from mlx_dp.orchestrator.process.host_memory import ram_nbytes
 from mlx_dp.orchestrator.process.launcher import ProcessLauncher
@@ -112,6 +112,7 @@ class Here:
         self._options: Final = options
         self._environment: Final = environment
         self._write_line: Final = write_line
+        self._device: DeviceFacts | None = None
 
     def launcher(self, launch: Launch) -> Launcher:
         """Check what is here against what the controller has. Raises ConfigError."""
@@ -122,17 +123,17 @@ class Here:
         if launch.model_path:
             path = self._model(launch)
             trusted = self._options.trust_remote_code
-            probe = probe_model(path, trust_remote_code=trusted)
-            devices = cuda_devices(self._environment) if probe.device.kind == "cuda" else ()
+            device = self._find_device(path)
+            devices = cuda_devices(self._environment) if device.kind == "cuda" else ()
             memory = shared_memory(
-                probe.device, ram_nbytes=ram_nbytes(), cuda_devices=max(1, len(devices))
+                device, ram_nbytes=ram_nbytes(), cuda_devices=max(1, len(devices))
             )
             # Whether the model fits is for the worker to say: in a group it holds a part of it.
             share = memory.of_one(1, self._options.mem_fraction_static)
             command += ["--model-path", str(path), "--memory-nbytes", str(share)]
             command += ["--trust-remote-code" if trusted else "--no-trust-remote-code"]
             environment = worker_environment(
-                self._environment, device=probe.device.kind, cuda_devices=devices, workers=1
+                self._environment, device=device.kind, cuda_devices=devices, workers=1
             )
         return ProcessLauncher(
             environment.of,
@@ -140,6 +141,13 @@ class Here:
             log_level=launch.log_level,
             command=tuple(command),
         )
+
+    def _find_device(self, path: Path) -> DeviceFacts:
+        """Ask a child, once: the device stays, and a restart is not to wait for it again."""
+        if self._device is None:
+            probe = probe_model(path, trust_remote_code=self._options.trust_remote_code)
+            self._device = probe.device
+        return self._device
 
     def _model(self, launch: Launch) -> Path:
         path = self._options.model or Path(launch.model_path)

@@ -88,7 +88,7 @@ def test_a_group_over_the_cable_forms_again_and_its_answers_go_on(far, keys, tmp
             Served(*there, "1", command=far.command(*WORKER)) as host,
         ):
             served.wait_until_ready()
-            body = {**BODY, "max_tokens": 600, "temperature": 0, "routed_dp_rank": 1}
+            body = {**BODY, "max_tokens": 250, "temperature": 0, "routed_dp_rank": 1}
             undisturbed = text_of(list(served.stream(body)))
             events = []
             for event in served.stream(body):
