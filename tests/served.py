@@ -70,10 +70,10 @@ class Served:
     def output(self) -> str:
         return "\n".join(self.lines)
 
-    def wait_for_line(self, text: str) -> str:
+    def wait_for_line(self, text: str, deadline_s: float = DEADLINE_S) -> str:
         """Return the first line that has ``text``, now or until the deadline."""
         seen = 0
-        ends_at = time.monotonic() + DEADLINE_S
+        ends_at = time.monotonic() + deadline_s
         while True:
             for line in self.lines[seen:]:
                 seen += 1
@@ -85,9 +85,10 @@ class Served:
             except queue.Empty:
                 raise AssertionError(f"no {text!r} in time:\n{self.output}") from None
 
-    def wait_until_ready(self) -> str:
+    def wait_until_ready(self, deadline_s: float = DEADLINE_S) -> str:
         """Return the URL once every owner is ready."""
-        self.url = "http://" + self.wait_for_line("ready at http://").rpartition("http://")[2]
+        line = self.wait_for_line("ready at http://", deadline_s)
+        self.url = "http://" + line.rpartition("http://")[2]
         return self.url
 
     def exit_status(self, timeout_s: float = DEADLINE_S) -> int:
