@@ -66,7 +66,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=2, help="interleaved runs (default 2)")
     parser.add_argument("--levels", type=int, nargs="+", default=[1, 4, 8, 16], metavar="CLIENTS")
     parser.add_argument("--kills", type=int, default=2, help="of each mode (default 2)")
-    parser.add_argument("--steps", type=int, default=24, help="of decode, timed (default 24)")
+    parser.add_argument("--steps", type=int, default=16, help="of decode, timed (default 16)")
     parser.add_argument("--quick", action="store_true", help="little of everything")
     parser.add_argument("--seed", type=int, default=1, help="of the workload (default 1)")
     parser.add_argument("--json", type=Path, default=Path("bench_dp_attention.json"))
@@ -94,7 +94,7 @@ async def serve_rounds(
                     f"{name} {rank}": value - before[name, rank]
                     for (name, rank), value in after.items()
                 }
-                by_server = found.setdefault(f"{level} clients", {})
+                by_server = found.setdefault(f"{level} client{'s' * (level > 1)}", {})
                 by_server.setdefault(server.spec.name, []).append(measures)
                 speed = f"{measures['tokens_per_s']:.1f} tokens/s"
                 say(f"round {number + 1}, {level} clients, {server.spec.name}: {speed}")

@@ -119,6 +119,12 @@ def test_the_passes_of_one_step_add_up(bench: Bench) -> None:
     assert bench.channel.sent_of(Heartbeat)[-1].step_tokens == 130
 
 
+def test_heartbeats_tell_of_the_passes_so_far(bench: Bench) -> None:
+    bench.engine.peers.totals = PassTotals(passes=9, idle_passes=4, waited_s=0.5)
+    bench.loop.turn()
+    assert bench.channel.sent_of(Heartbeat)[-1].passes == bench.engine.peers.totals
+
+
 def test_while_it_waits_for_a_peer_a_rank_beats_and_names_it(bench: Bench) -> None:
     def late(watch: PassWatch) -> None:
         for _ in range(6):
