@@ -9,6 +9,7 @@ from mlx_dp.orchestrator.control.restart_budget import RestartLimits
 from mlx_dp.orchestrator.control.supervisor_steps import GiveUp, Loss, LossKind
 from mlx_dp.orchestrator.control.worker_record import FailureDomain
 from mlx_dp.orchestrator.service import WorkerStatus
+from mlx_dp.proto.exit_codes import ExitCode
 from mlx_dp.proto.messages import FailureKind
 
 _logger = logging.getLogger(__name__)
@@ -32,8 +33,9 @@ def recover(
     domain: FailureDomain, loss: Loss, limits: RestartLimits, rng: random.Random, now: float
 ) -> RestartAt | StayDown:
     """Decide, and take a restart out of the domain's budget."""
-    if loss.kind is LossKind.RESTART:
-        # Nothing went wrong, so that it costs neither budget nor patience.
+    if loss.kind is LossKind.RESTART or ExitCode.HOST_LOST in domain.exits.values():
+        # Nothing went wrong with it, so that it costs neither budget nor patience. Where its
+        # machine went, the next start waits for another in any case.
         domain.ready_since = None
         return RestartAt(now)
     if _is_final(domain, loss):

@@ -92,6 +92,22 @@ def test_a_lost_machine_costs_a_restart_that_waits_for_the_next(machines) -> Non
     assert spawned(made.tick(1001.0)) == [1]
 
 
+@pytest.mark.parametrize("group", [False, True])
+def test_however_often_machines_come_and_go_the_worker_is_not_given_up(machines, group) -> None:
+    machines.update({0: "mac1", 1: "mac2"})
+    made = supervisor(machines, group=group)
+    made.start(0.0)
+    for turn in range(20):
+        made.spawned(0, 100, 10.0 * turn)
+        made.spawned(1, 101, 10.0 * turn)
+        for index, status in ((1, ExitCode.HOST_LOST), (0, ExitCode.HOST_LOST)):
+            # As the core notes it, before it is settled.
+            made.domains.of(index).exits.setdefault(index, status)
+            made.exited(index, status, 10.0 * turn + 1.0)
+        assert {each.status for each in made.workers} == {WorkerStatus.LOST}
+        assert spawned(made.tick(10.0 * turn + 2.0))
+
+
 @pytest.mark.parametrize("status", [ExitCode.CONFIG, ExitCode.UNSUPPORTED_MODEL])
 def test_what_fails_on_another_machine_does_not_end_the_service(machines, status) -> None:
     machines[1] = "mac2"
