@@ -3,9 +3,10 @@
 Imports nothing of ours: the parent watch needs it before anything else is loaded.
 """
 
-from enum import IntEnum
+from enum import IntEnum, unique
 
 
+@unique
 class ExitCode(IntEnum):
     """How a worker ended by itself. A negative status is the signal that killed it.
 
@@ -23,7 +24,7 @@ class ExitCode(IntEnum):
     PARENT_GONE = 5
     UNSUPPORTED_MODEL = 6
     OUT_OF_MEMORY = 7
-    HOST_LOST = 8
+    HOST_LOST = 9
     """Never a process's own: its machine is not heard any longer."""
     PEER_LOST = 8
 

@@ -5,6 +5,7 @@ from control_world import FakeWorker, Reader, World, expected, generation, serve
 
 from mlx_dp.orchestrator.control.supervisor_steps import RemoveOwner
 from mlx_dp.orchestrator.service import ServiceStatus, WorkerStatus
+from mlx_dp.proto.exit_codes import ExitCode
 from mlx_dp.proto.messages import FailureKind, WorkerPhase
 
 
@@ -96,7 +97,7 @@ def test_a_group_that_cannot_meet_is_tried_again_at_other_places() -> None:
     world = begun()
     for worker in world.workers:
         enter(worker, WorkerPhase.FORMING)
-    world.workers[0].fail(FailureKind.PEER_LOST, "the port is taken", 8)
+    world.workers[0].fail(FailureKind.PEER_LOST, "the port is taken", ExitCode.PEER_LOST)
     world.auto_ready = True
     world.recover()
     assert world.core.status() is ServiceStatus.READY
@@ -109,7 +110,7 @@ def test_a_group_that_never_meets_is_given_up_like_any_start() -> None:
     for _ in range(40):
         for worker in world.alive():
             enter(worker, WorkerPhase.FORMING)
-            worker.fail(FailureKind.PEER_LOST, "the port is taken", 8)
+            worker.fail(FailureKind.PEER_LOST, "the port is taken", ExitCode.PEER_LOST)
         world.recover(5.0)
     assert world.core.status() is ServiceStatus.DEAD
     assert world.meetings == [0, 1, 2, 3, 4, 5]
@@ -270,7 +271,7 @@ def test_an_exit_tells_more_than_who_missed_it() -> None:
     world = group(3).bring_up()
     lost = watch_losses(world)
     world.workers[0].lose_peer(1)
-    world.workers[0].die(8)
+    world.workers[0].die(ExitCode.PEER_LOST)
     world.workers[2].die(-9)
     world.core.on_arrival()
     assert {gone.index: gone.culprit for gone in lost} == {0: False, 1: False, 2: True}
