@@ -67,6 +67,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--levels", type=int, nargs="+", default=[1, 4, 8, 16], metavar="CLIENTS")
     parser.add_argument("--kills", type=int, default=2, help="of each mode (default 2)")
     parser.add_argument("--steps", type=int, default=16, help="of decode, timed (default 16)")
+    parser.add_argument(
+        "--lm-head", action="store_true", help="also two ranks with --enable-dp-lm-head"
+    )
     parser.add_argument("--quick", action="store_true", help="little of everything")
     parser.add_argument("--seed", type=int, default=1, help="of the workload (default 1)")
     parser.add_argument("--json", type=Path, default=Path("bench_dp_attention.json"))
@@ -130,8 +133,9 @@ async def run_model(name: str, model: Path, options: argparse.Namespace) -> dict
     found: dict[str, Any] = {}
     if {"serve", "kill"} & set(options.parts):
         workload = Workload(model, options.seed)
+        specs = mode_specs(model, head=options.lm_head)
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-            async with running(mode_specs(model), workload, Path(folder)) as servers:
+            async with running(specs, workload, Path(folder)) as servers:
                 goal = MOE_WEIGHTS if name == "moe" else None
                 found |= await run_servers(servers, workload, options, goal)
     if "split" in options.parts:

@@ -12,18 +12,21 @@ from bench_server import Server, ServerSpec, our_spec
 ONE: Final = "one process"
 REPLICAS: Final = "2 replicas"
 RANKS: Final = "2 ranks"
+RANKS_AND_HEAD: Final = "2 ranks, LM head too"
 FLAGS: Final[Mapping[str, tuple[str, ...]]] = {
     ONE: (),
     REPLICAS: ("--dp-size", "2"),
     RANKS: ("--tp-size", "2", "--dp-size", "2", "--enable-dp-attention"),
 }
+HEAD: Final = "--enable-dp-lm-head"
 _OWNER_COUNTS: Final = ("passes", "idle_passes", "peer_wait_seconds", "generation_tokens")
 
 
-def mode_specs(model: Path) -> list[ServerSpec]:
-    """Restarts without end: kills are part of what is measured."""
+def mode_specs(model: Path, *, head: bool) -> list[ServerSpec]:
+    """Restarts without end: kills are part of what is measured. ``head``: one mode more."""
+    modes = {**FLAGS, RANKS_AND_HEAD: (*FLAGS[RANKS], HEAD)} if head else FLAGS
     common = ("--model", str(model), "--served-model-name", "bench", "--max-restarts", "1000")
-    return [our_spec(name, [*common, *flags]) for name, flags in FLAGS.items()]
+    return [our_spec(name, [*common, *flags]) for name, flags in modes.items()]
 
 
 async def weights_nbytes(server: Server) -> list[int]:
