@@ -150,8 +150,8 @@ def worker(
 ) -> None:
     """Run one worker on this machine, for a controller on another.
 
-    It waits for a controller, starts the worker that this asks for, and
-    ends it when the controller is not heard any longer.
+    It starts the worker that the controller asks for, and ends it when the
+    controller is not heard any longer.
     """
     _on_stop_signals(_end)
     from mlx_dp.orchestrator.remote_worker import HostOptions, serve_worker

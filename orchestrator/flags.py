@@ -5,11 +5,11 @@ Nothing is validated here beyond the type: see configuration.py.
 
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
+from mlx_dp.orchestrator.remote_flags import RemoteFlags
 from mlx_dp.proto.group import DistributedBackend
 from mlx_dp.proto.messages import EngineKind
 
@@ -22,7 +22,6 @@ _PER_OWNER: Final = (
 
 _model = partial(typer.Option, rich_help_panel="Model")
 _owners = partial(typer.Option, rich_help_panel="Workers and capacity")
-_remote = partial(typer.Option, rich_help_panel="Workers on other machines")
 _queue = partial(typer.Option, rich_help_panel="Queue and routing")
 _http = partial(typer.Option, rich_help_panel="Endpoint")
 _fake = partial(typer.Option, rich_help_panel="The fake engine (--engine fake)")
@@ -193,45 +192,6 @@ class OwnerFlags:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RemoteFlags:
-    remote_workers: Annotated[
-        int,
-        _remote(
-            help="How many of the --dp-size workers run on other machines, where mlx-dp worker "
-            "--rank R offers them a place: the last ones, so that 1 of 3 is rank 2."
-        ),
-    ] = 0
-    hostfile: Annotated[
-        Path | None,
-        _remote(
-            help="All workers run on the hosts of this file, one each, in mlx.launch's format: "
-            "what it names ssh is where mlx-dp worker is started through mlx.launch."
-        ),
-    ] = None
-    launch: Annotated[
-        bool,
-        _remote(
-            "--launch/--no-launch",
-            help="Start mlx-dp worker on the hosts of --hostfile, or leave that to you.",
-        ),
-    ] = True
-    dist_init_addr: Annotated[
-        str | None,
-        _remote(
-            "--dist-init-addr",
-            help="host:port of this machine, where workers on other machines connect.",
-        ),
-    ] = None
-    keys: Annotated[
-        Path | None,
-        _remote(
-            help="Directory of the keys that mlx-dp keys has made. Needed unless --dist-init-addr "
-            "is on the loopback address."
-        ),
-    ] = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class QueueFlags:
     load_balance_method: Annotated[
         str,
@@ -337,4 +297,4 @@ class Flags:
     queue: QueueFlags
     http: HttpFlags
     fake: FakeFlags
-    remote: RemoteFlags = RemoteFlags()
+    remote: RemoteFlags

@@ -44,11 +44,6 @@ def plan_remote(flags: Flags, ownership: Ownership) -> RemotePlan:
     if count == 0:
         _refuse_idle(flags)
         return RemotePlan()
-    if hosts and len(hosts) != workers:
-        raise ConfigError(
-            f"--hostfile {remote.hostfile} names {len(hosts)} hosts, and there are {workers} "
-            "workers: name a host for each, the same one twice if it is to run two"
-        )
     if remote.dist_init_addr is None:
         raise ConfigError(
             "workers on other machines need to know where to connect: give host:port of this "
@@ -59,16 +54,8 @@ def plan_remote(flags: Flags, ownership: Ownership) -> RemotePlan:
             "a dp-attention group on several machines needs their addresses: give --hostfile in "
             "place of --remote-workers"
         )
-    if hosts and remote.launch and remote.dist_init_addr.rpartition(":")[0] in _EVERY_ADDRESS:
-        raise ConfigError(
-            f"--dist-init-addr {remote.dist_init_addr} is every address of this machine, and hosts "
-            "need one to connect to: give that by which they reach it"
-        )
-    if hosts and flags.owners.distributed_backend is DistributedBackend.MPI:
-        raise ConfigError(
-            "--distributed-backend mpi starts its processes itself, which --hostfile does too: "
-            "use ring, jaccl or nccl"
-        )
+    if hosts:
+        _check_hosts(flags, len(hosts), workers)
     beat_s = flags.owners.heartbeat_interval
     return RemotePlan(
         ranks=frozenset(range(workers - count, workers)),
@@ -91,3 +78,28 @@ def _refuse_idle(flags: Flags) -> None:
                 f"{flag} {value} does nothing without workers on other machines: add "
                 "--remote-workers or --hostfile, or leave it out"
             )
+
+
+def _check_hosts(flags: Flags, hosts: int, workers: int) -> None:
+    remote = flags.remote
+    if hosts != workers:
+        raise ConfigError(
+            f"--hostfile {remote.hostfile} names {hosts} hosts, and there are {workers} workers: "
+            "name a host for each, the same one twice if it is to run two"
+        )
+    if remote.remote_workers:
+        raise ConfigError(
+            f"--remote-workers {remote.remote_workers} says what --hostfile says already: all "
+            "workers of a host file are remote, so leave it out"
+        )
+    address = remote.dist_init_addr or ""
+    if remote.launch and address.rpartition(":")[0] in _EVERY_ADDRESS:
+        raise ConfigError(
+            f"--dist-init-addr {address} is every address of this machine, and hosts need one to "
+            "connect to: give that by which they reach it"
+        )
+    if flags.owners.distributed_backend is DistributedBackend.MPI:
+        raise ConfigError(
+            "--distributed-backend mpi starts its processes itself, which --hostfile does too: "
+            "use ring, jaccl or nccl"
+        )

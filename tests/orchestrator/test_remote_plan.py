@@ -99,6 +99,12 @@ def test_mpi_and_a_host_file_are_refused_together(tmp_path) -> None:
         plan(remote, group)
 
 
+def test_a_host_file_says_how_many_workers_are_remote(tmp_path) -> None:
+    remote = RemoteFlags(hostfile=host_file(tmp_path, 3), dist_init_addr=HERE, remote_workers=1)
+    with pytest.raises(ConfigError, match="leave it out"):
+        plan(remote)
+
+
 def test_silence_is_never_shorter_than_a_few_beats() -> None:
     remote = RemoteFlags(remote_workers=1, dist_init_addr=HERE)
     slow = OwnerFlags(dp_size=3, heartbeat_interval=10.0)
