@@ -8,6 +8,7 @@ from mlx_dp.proto.exit_codes import ExitCode
 from mlx_dp.proto.messages import (
     Abort,
     Drain,
+    FailureKind,
     Flush,
     Rejected,
     Shutdown,
@@ -63,8 +64,12 @@ class WorkerLoop:
             except ShutdownAskedError:
                 return ExitCode.OK
             except Exception as error:
-                _logger.exception("step %d failed", self._beats.step)
                 failed = serving_failure(error)
+                # Where this rank was when a peer went is no clue: it did nothing wrong.
+                trace = failed.kind is not FailureKind.PEER_LOST
+                _logger.error(
+                    "step %d failed: %s", self._beats.step, failed.message, exc_info=trace
+                )
                 self._channel.send(failed)
                 return ExitCode[failed.kind.name]
             if ended is not None:

@@ -184,7 +184,9 @@ def test_shutdown_ends_a_wait_for_a_peer(bench: Bench) -> None:
         ),
     ],
 )
-def test_a_lost_peer_is_told_as_such(bench: Bench, error: Exception, failed: Failed) -> None:
+def test_a_lost_peer_is_told_as_such(
+    bench: Bench, error: Exception, failed: Failed, caplog: pytest.LogCaptureFixture
+) -> None:
     def lost(watch: PassWatch) -> None:
         raise error
 
@@ -193,3 +195,4 @@ def test_a_lost_peer_is_told_as_such(bench: Bench, error: Exception, failed: Fai
     assert bench.loop.run() is ExitCode.PEER_LOST
     assert bench.channel.sent_of(Failed) == [failed]
     assert not bench.channel.sent_of(Tokens)
+    assert not any(record.exc_info for record in caplog.records), "a trace would mislead"
