@@ -104,18 +104,19 @@ class KVBatch:
         assert key not in self._home, f"row {key} is here already"
         self._append(KVRow(key, length), content, room=max(room, length + 1))
 
-    def prepare(self, room: int, share: float) -> None:
+    def prepare(self, room: int, share: float, *, set_aside: int = 0) -> None:
         """Make this share of the memory that a row of ``room`` tokens will lack when it joins.
 
         A slab that grows copies all its rows. The join, which comes after several such calls,
-        would else do so in its own step.
+        would else do so in its own step. ``set_aside`` bytes are for rows to come, this one too:
+        made twice, they must not cost anybody else's.
         """
         if not self._split:
             return
         width = self.width_for(room)
         slab = next((s for s in self._slabs if s.width == width and not s.full), None)
         spare = self.spare_nbytes
-        if slab is None or (spare is not None and slab.nbytes > spare):
+        if slab is None or (spare is not None and slab.nbytes > spare - set_aside):
             return
         held = slab.nbytes
         slab.prepare(share)

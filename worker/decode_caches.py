@@ -75,10 +75,10 @@ class DecodeCaches:
         if self._batch is not None:
             self._batch.kv.spare_nbytes = nbytes
 
-    def prepare(self, room: int, share: float) -> None:
+    def prepare(self, room: int, share: float, *, set_aside: int) -> None:
         """As ``KVBatch.prepare``."""
         if self._batch is not None:
-            self._batch.kv.prepare(room, share)
+            self._batch.kv.prepare(room, share, set_aside=set_aside)
 
     def compact(self) -> None:
         if self._batch is not None:

@@ -231,7 +231,9 @@ class MlxEngine:
     def _prefill(self, step: PrefillStep, chunk: PrefillChunk) -> None:
         occupant = self._slots[chunk.slot]
         assert occupant.prefill is not None, f"slot {chunk.slot} has its prompt already"
-        self._caches.prepare(occupant.room, occupant.prefill.share(chunk.num_tokens))
+        rooms = [one.room for one in self._slots.values() if one.prefill is not None]
+        share = occupant.prefill.share(chunk.num_tokens)
+        self._caches.prepare(occupant.room, share, set_aside=sum(map(self.row_nbytes, rooms)))
         step.run(occupant.prefill, chunk, lambda: self._join(occupant))
 
     def _set_spare(self) -> None:

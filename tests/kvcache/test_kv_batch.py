@@ -164,7 +164,7 @@ def test_guests_kv_is_let_go_with_their_step():
     assert [ref() for ref in held] == [None, None]
 
 
-def prepared(spare: int | None, *, leave: bool = False) -> float:
+def prepared(spare: int | None, *, leave: bool = False, set_aside: int = 0) -> float:
     """What a batch of two rows grows to by preparing a third, over what it was."""
     rng = np.random.default_rng(1)
     batch = KVBatch(PLAIN, BatchForm(split=True), min_width=8, slab_tokens=64)
@@ -174,9 +174,9 @@ def prepared(spare: int | None, *, leave: bool = False) -> float:
     batch.spare_nbytes = None if spare is None else held + spare
     if leave:
         batch.leave(1)
-    batch.prepare(99, 1.0)
+    batch.prepare(99, 1.0, set_aside=set_aside)
     assert batch.nbytes == held
-    batch.prepare(8, 1.0)
+    batch.prepare(8, 1.0, set_aside=set_aside)
     assert batch.spare_nbytes is None or batch.spare_nbytes >= 0
     return batch.nbytes / held
 
@@ -185,4 +185,5 @@ def test_room_is_prepared_where_a_row_would_lack_it_and_there_is_memory_to_spare
     assert prepared(None) == 2.0
     assert prepared(0) == 2.0
     assert prepared(-1) == 1.0
+    assert (prepared(9, set_aside=9), prepared(9, set_aside=10)) == (2.0, 1.0)
     assert prepared(None, leave=True) == 1.0

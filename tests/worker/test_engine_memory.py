@@ -94,8 +94,9 @@ def test_all_that_is_held_is_counted_and_nothing_is_left(name, cache_nbytes, tmp
         engine.add(slot, prompt_of(length, slot))
         counted = held.expect_true() + engine.growth_nbytes()
         held.prefill(slot, length // 2)
-        # Counted as nothing yet: room for all of it was set aside.
-        assert engine.held_nbytes <= counted
+        # Counted as nothing yet: room for all of it was set aside, and is made before it joins
+        # only where there is so much to spare.
+        assert cache_nbytes is None or engine.held_nbytes <= counted
         filled = held.allocated_beyond_warm() - engine.held_nbytes
         assert filled < engine.row_nbytes(length) + SMALL
         saves = (Save(slot, 0, length - 1),) if engine.facts.prefix_cache else ()

@@ -145,6 +145,19 @@ class TestWhatAStepCopies:
 
         assert self.peak_nbytes(chunks) < SMALL + 32 * TOKEN_NBYTES
 
+    def test_a_slab_grows_while_the_prompt_that_will_need_it_is_prefilled(
+        self, engine: MlxEngine
+    ) -> None:
+        held = [engine.held_nbytes]
+        engine.add(ROWS, prompt_of(441))
+        for _ in range(4):
+            engine.step(prefill(ROWS, 110))
+            held.append(engine.held_nbytes)
+        assert held == sorted(set(held))
+        assert held[-1] == 2 * held[0]
+        engine.step(prefill(ROWS, 1))
+        assert engine.held_nbytes == held[-1]
+
 
 def prompt_of(length: int) -> EngineRequest:
     return request(*(7 * i % 250 for i in range(length)), max_tokens=60)
