@@ -10,7 +10,7 @@ from chaos_client import Ask, ChaosClient, Seen
 from chaos_verdict import RowResult
 
 from mlx_dp.proto.sampling_params import SamplingParams
-from mlx_dp.worker.fake_tokens import FakeAnswer
+from mlx_dp.worker.fake.tokens import FakeAnswer
 
 FAKE_VOCAB: Final = 512
 MOST_PROMPT_TOKENS: Final = 120

@@ -6,7 +6,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
-from mlx_dp.worker.sharded_load import ShardedModel, shard_model
+from mlx_dp.worker.shards.sharded_load import ShardedModel, shard_model
 
 
 class LocalRanks:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mlx_dp.proto.sampling_params import SamplingParams
 from mlx_dp.worker.engine import EngineRequest
-from mlx_dp.worker.sampling_key import draw_key
+from mlx_dp.worker.sampling.key import draw_key
 
 VOCAB = 24
 

@@ -33,7 +33,7 @@ DEVICE_FREE_FILES: Final = frozenset(
         "__init__",
         "__main__",
         "engine",
-        "fake_engine",
+        "fake/engine",
         "loop",
         "parent_watch",
         "scheduler",

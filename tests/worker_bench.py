@@ -5,7 +5,7 @@ from typing import TypeVar
 from mlx_dp.proto.messages import Down, FakeEngineOptions, Heartbeat, Submit, Up
 from mlx_dp.proto.ownership import OwnerCapacity, auxiliary_ratio
 from mlx_dp.worker.chunk_budget import ChunkBudget
-from mlx_dp.worker.fake_engine import KV_BYTES_PER_TOKEN, FakeEngine
+from mlx_dp.worker.fake.engine import KV_BYTES_PER_TOKEN, FakeEngine
 from mlx_dp.worker.loop import WorkerLoop
 from mlx_dp.worker.pulse import Pulse
 from mlx_dp.worker.scheduler import Scheduler

@@ -28,8 +28,8 @@ from mlx_dp.proto.ownership import OwnerCapacity, auxiliary_ratio
 from mlx_dp.proto.sampling_params import SamplingParams
 from mlx_dp.worker.chunk_budget import ChunkBudget
 from mlx_dp.worker.engine import Drawn, StepPlan
-from mlx_dp.worker.fake_engine import FakeEngine
-from mlx_dp.worker.fake_tokens import FakeAnswer
+from mlx_dp.worker.fake.engine import FakeEngine
+from mlx_dp.worker.fake.tokens import FakeAnswer
 from mlx_dp.worker.loop import WorkerLoop
 from mlx_dp.worker.pulse import Pulse
 from mlx_dp.worker.scheduler import Scheduler

@@ -14,9 +14,9 @@ from typing import Any
 import mlx.core as mx
 
 from mlx_dp.proto.errors import ConfigError
-from mlx_dp.worker.gguf_file import GgufFile
-from mlx_dp.worker.gguf_tokenizer import end_token_ids, write_tokenizer
-from mlx_dp.worker.gguf_weights import Storage, check_convertible, config_of, convert_weights
+from mlx_dp.worker.gguf.file import GgufFile
+from mlx_dp.worker.gguf.tokenizer import end_token_ids, write_tokenizer
+from mlx_dp.worker.gguf.weights import Storage, check_convertible, config_of, convert_weights
 
 
 def main(argv: list[str]) -> int:

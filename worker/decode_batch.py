@@ -14,7 +14,7 @@ from mlx_dp.worker.grammar_masks import GrammarMasks, RowMasks
 from mlx_dp.worker.guest import Guest
 from mlx_dp.worker.launched_step import LaunchedStep
 from mlx_dp.worker.prefill import Prefill
-from mlx_dp.worker.sampling import Sampler
+from mlx_dp.worker.sampling.sampler import Sampler
 
 
 @dataclass(slots=True)

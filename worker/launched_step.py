@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mlx_dp.proto.messages import TokenLogprob
-from mlx_dp.worker.sampling import SampledStep
+from mlx_dp.worker.sampling.sampler import SampledStep
 
 
 @dataclass(frozen=True, slots=True)

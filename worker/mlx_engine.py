@@ -31,10 +31,10 @@ from mlx_dp.worker.grammar import GrammarCompiler
 from mlx_dp.worker.grammar_masks import GrammarMasks
 from mlx_dp.worker.launched_step import LaunchedStep
 from mlx_dp.worker.loaded_model import LoadedModel
+from mlx_dp.worker.lockstep.rank_model import StartWatch, load_model
 from mlx_dp.worker.peers import Peers
 from mlx_dp.worker.prefill import Prefill
 from mlx_dp.worker.prefill_step import PrefillStep
-from mlx_dp.worker.rank_model import StartWatch, load_model
 from mlx_dp.worker.warm_up import warm_up
 
 _ROOMY: Final = 0.75

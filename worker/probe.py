@@ -15,7 +15,7 @@ from mlx_dp.proto.rank_weights import RankWeights
 from mlx_dp.worker import device
 from mlx_dp.worker.engine import UnsupportedModelError
 from mlx_dp.worker.model_measure import measure_shape
-from mlx_dp.worker.sharded_load import shard_nbytes
+from mlx_dp.worker.shards.sharded_load import shard_nbytes
 from mlx_dp.worker.weight_files import check_weight_files
 
 

@@ -29,7 +29,7 @@ from mlx_dp.worker.channel import Channel
 from mlx_dp.worker.chunk_budget import ChunkBudget
 from mlx_dp.worker.engine import Engine, EngineFacts
 from mlx_dp.worker.failure import starting_failure
-from mlx_dp.worker.fake_engine import FakeEngine
+from mlx_dp.worker.fake.engine import FakeEngine
 from mlx_dp.worker.held_verbs import HeldVerbs, ShutdownAskedError
 from mlx_dp.worker.loop import WorkerLoop
 from mlx_dp.worker.own_machine import OwnMachine

@@ -25,10 +25,11 @@ from mlx_dp.kvcache.batch_form import BatchForm
 from mlx_dp.proto.exit_codes import ExitCode
 from mlx_dp.proto.group import GroupPlace
 from mlx_dp.proto.messages import FailureKind
-from mlx_dp.worker import mlx_engine, rank_model
+from mlx_dp.worker import mlx_engine
 from mlx_dp.worker.loaded_model import LoadedModel
-from mlx_dp.worker.lockstep import Lockstep
-from mlx_dp.worker.sharded_block import ShardedBlock
+from mlx_dp.worker.lockstep import rank_model
+from mlx_dp.worker.lockstep.lockstep import Lockstep
+from mlx_dp.worker.shards.sharded_block import ShardedBlock
 from mlx_dp.worker.startup import run_worker
 
 MEMORY_NBYTES = 2**30

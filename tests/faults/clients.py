@@ -8,7 +8,7 @@ from mlx_dp.orchestrator.control.answers import RequestAnswer
 from mlx_dp.orchestrator.control.core import ControlCore
 from mlx_dp.orchestrator.service import Ended, NewTokens, OverloadedError, RefusedError, Started
 from mlx_dp.proto.messages import FinishReason
-from mlx_dp.worker.fake_tokens import FakeAnswer
+from mlx_dp.worker.fake.tokens import FakeAnswer
 
 ACCEPTABLE = frozenset({"request_crashed_worker", "worker_lost", "no_worker", "worker_failed"})
 """How an answer may fail; a time-out would mean that something was stuck."""

@@ -13,7 +13,7 @@ from mlx_dp.proto.exit_codes import ExitCode
 from mlx_dp.proto.messages import Failed, FailureKind, Hello, Ready, Shutdown, Start
 from mlx_dp.proto.ownership import resolve_capacity
 from mlx_dp.worker.chunk_budget import ChunkBudget
-from mlx_dp.worker.fake_engine import FakeEngine
+from mlx_dp.worker.fake.engine import FakeEngine
 from mlx_dp.worker.loop import WorkerLoop
 from mlx_dp.worker.pulse import Pulse
 from mlx_dp.worker.scheduler import Scheduler

@@ -26,7 +26,7 @@ from mlx_dp.proto.messages import (
     WorkerPhase,
 )
 from mlx_dp.worker.engine import Drawn, EngineRequest, StepPlan
-from mlx_dp.worker.fake_engine import FakeEngine
+from mlx_dp.worker.fake.engine import FakeEngine
 
 
 def test_a_request_is_accepted_generated_and_finished_in_this_order() -> None:

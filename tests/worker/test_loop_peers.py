@@ -9,7 +9,7 @@ from mlx_dp.proto.exit_codes import ExitCode
 from mlx_dp.proto.messages import Failed, FailureKind, Heartbeat, Rejected, Shutdown, Tokens
 from mlx_dp.proto.pass_totals import PassTotals
 from mlx_dp.worker.engine import Drawn, StepPlan
-from mlx_dp.worker.fake_engine import FakeEngine
+from mlx_dp.worker.fake.engine import FakeEngine
 from mlx_dp.worker.peers import PassWatch, PeerLostError
 
 FD = 77

@@ -3,7 +3,7 @@
 from worker_bench import Bench, submit
 
 from mlx_dp.proto.messages import Finished, Preempted, Prefilled, Rejected, RejectReason, Tokens, Up
-from mlx_dp.worker.fake_engine import FakeEngine
+from mlx_dp.worker.fake.engine import FakeEngine
 
 
 def turns(bench: Bench, count: int) -> list[Up]:

@@ -16,7 +16,7 @@ from mlx_dp.proto.messages import (
 from mlx_dp.proto.ownership import OwnerCapacity
 from mlx_dp.proto.sampling_params import SamplingParams
 from mlx_dp.worker.engine import Drawn, PrefillChunk
-from mlx_dp.worker.fake_engine import KV_BYTES_PER_TOKEN, FakeEngine
+from mlx_dp.worker.fake.engine import KV_BYTES_PER_TOKEN, FakeEngine
 from mlx_dp.worker.running_request import RunningRequest
 from mlx_dp.worker.scheduler import Scheduler
 

@@ -26,7 +26,7 @@ from mlx_dp.proto.messages import (
     Submit,
     WorkerPhase,
 )
-from mlx_dp.worker.fake_engine import AUXILIARY_BYTES_PER_SLOT, KV_BYTES_PER_TOKEN
+from mlx_dp.worker.fake.engine import AUXILIARY_BYTES_PER_SLOT, KV_BYTES_PER_TOKEN
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from mlx_dp.proto.messages import (
     Up,
 )
 from mlx_dp.worker.engine import Drawn, PrefillChunk, StepPlan
-from mlx_dp.worker.fake_engine import FakeEngine
+from mlx_dp.worker.fake.engine import FakeEngine
 
 HYBRID = FakeEngineOptions(hybrid=True)
 DENSE = FakeEngineOptions()

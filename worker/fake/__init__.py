@@ -1,0 +1,1 @@
+"""The engine without a model, for tests of everything around one."""

@@ -1,0 +1,71 @@
+"""The model that this worker loads: whole, or in a group its share and how to run it."""
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, Protocol
+
+import mlx.core as mx
+
+from mlx_dp.proto.group import GroupPlace
+from mlx_dp.proto.messages import Start, WorkerPhase
+from mlx_dp.worker.loaded_model import LoadedModel, load, read
+from mlx_dp.worker.lockstep.announcement import FINGERPRINT_BYTES
+from mlx_dp.worker.lockstep.group import join
+from mlx_dp.worker.lockstep.lockstep import Lockstep
+from mlx_dp.worker.lockstep.lockstep_model import LockstepModel
+from mlx_dp.worker.lockstep.rank_exchange import RankExchange
+from mlx_dp.worker.peers import PassWatch
+from mlx_dp.worker.shards.sharded_load import ShardedModel, shard_model
+
+PATIENCE_S: Final = 1_800.0
+"""For a peer that loads from a slower disk, say. The controller gives up on one long before."""
+
+
+class StartWatch(PassWatch, Protocol):
+    """Is told of a start's phases as well."""
+
+    def enter(self, phase: WorkerPhase) -> None: ...
+
+
+def load_model(start: Start, watch: StartWatch | None) -> tuple[LoadedModel, Lockstep | None]:
+    """Load what ``Start`` names; in a group, with the passes in which it is to be run.
+
+    Raises ConfigError, UnsupportedModelError, and PeerLostError in a group.
+    """
+    if start.group is None:
+        if watch is not None:
+            watch.enter(WorkerPhase.LOADING)
+        return load(Path(start.model_path), trust_remote_code=start.trust_remote_code), None
+    assert watch is not None, "a group is to be watched while it forms"
+    watch.enter(WorkerPhase.FORMING)
+    lockstep = Lockstep(join(start.group), watch)
+    watch.enter(WorkerPhase.LOADING)
+    whole = read(Path(start.model_path), trust_remote_code=start.trust_remote_code)
+    return _load_share(whole, start.group, lockstep), lockstep
+
+
+def _load_share(whole: LoadedModel, place: GroupPlace, lockstep: Lockstep) -> LoadedModel:
+    """Load what this rank keeps. What caches look like is learned from the whole, still lazy."""
+    sharded = shard_model(
+        whole.model,
+        rank=place.rank,
+        size=place.size,
+        runner=lockstep,
+        vocabulary=place.shard_vocabulary,
+    )
+    mx.eval(whole.model.parameters())
+    fingerprint = _fingerprint(whole, sharded)
+    lockstep.bind(sharded, RankExchange(place, fingerprint, deadline_s=PATIENCE_S))
+    return replace(
+        whole,
+        model=LockstepModel(whole.model, lockstep),
+        shape=replace(whole.shape, weights_nbytes=sharded.kept_nbytes),
+    )
+
+
+def _fingerprint(whole: LoadedModel, sharded: ShardedModel) -> bytes:
+    """The same on all ranks that run the same model in the same way."""
+    blocks = [(r.name, r.width, str(r.dtype), r.output_width) for r in sharded.records]
+    told = repr((whole.shape, blocks, sharded.calls))
+    return hashlib.blake2b(told.encode(), digest_size=FINGERPRINT_BYTES).digest()

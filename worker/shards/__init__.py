@@ -1,0 +1,1 @@
+"""One rank's share of a model's weights: found, cut, proven, loaded."""

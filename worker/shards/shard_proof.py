@@ -1,0 +1,113 @@
+"""Whether a block is the sum of its shards, tried with random rows."""
+
+from dataclasses import replace
+from typing import Any, Final
+
+import mlx.core as mx
+
+from mlx_dp.worker.shards.block_finder import FoundBlock
+from mlx_dp.worker.shards.projections import Fusion, sliced
+from mlx_dp.worker.shards.row_arguments import ArgumentShape, RowArguments
+
+_ROWS: Final = 8
+_SEED: Final = 5
+_TOLERANCE: Final = 1e-3
+"""Of the largest number. Float32 is off by a millionth, what is no sum by about all of it."""
+
+
+def prove(block: FoundBlock, arguments: RowArguments, size: int) -> Fusion | str:
+    """Return how the shards of a block are cut so that they make it up, or why none do.
+
+    The block's weights are evaluated. It is computed in float32, whatever they are: on CPU, MLX
+    adds up quantized products in the dtype of the rows, and such a sum in bfloat16 says nothing.
+    """
+    with sliced(_in_float32(block)):
+        mx.eval(block.module.parameters())
+        trial = _Trial(block, arguments, size)
+        failure = trial.failure(Fusion.HALVES)
+        if failure is None:
+            return Fusion.HALVES
+        fused = any(projections.fused for projections in block.projections)
+        if fused and trial.failure(Fusion.INTERLEAVED) is None:
+            return Fusion.INTERLEAVED
+        return failure
+
+
+def block_slices(
+    block: FoundBlock, rank: int, size: int, fusion: Fusion
+) -> list[tuple[Any, dict[str, Any]]]:
+    """Return every divided layer of a block with the arrays that a rank has of it."""
+    return [part for p in block.projections for part in p.slices(rank, size, fusion)]
+
+
+class _Trial:
+    """Random rows for one block, and what the whole block makes of them."""
+
+    def __init__(self, block: FoundBlock, arguments: RowArguments, size: int) -> None:
+        self._block = block
+        self._size = size
+        self._shapes = replace(arguments, inputs=tuple(map(_widened, arguments.inputs)))
+        self._rows = _random_rows(self._shapes, block)
+        self._whole = self._run(self._rows)
+
+    def failure(self, fusion: Fusion) -> str | None:
+        """Say why the shards do not make up the block; None: they do."""
+        scale = float(mx.abs(self._whole).max())
+        if not 0.0 < scale < float("inf"):
+            return "gives only zeros, or no numbers, for random rows, which proves nothing"
+        summed = mx.zeros_like(self._whole)
+        try:
+            for rank in range(self._size):
+                with sliced(block_slices(self._block, rank, self._size, fusion)):
+                    summed = summed + self._run(self._rows)
+        except ValueError:
+            # Some other array of the block has the inner width as well.
+            return "does not work on a part of its inner width"
+        if not self._near(summed, scale).all():
+            return "is no sum of its shards"
+        apart = mx.concatenate([self._run(self._rows[row : row + 1]) for row in range(_ROWS)])
+        # In other shapes a router may round a tie elsewhere, so a few rows may differ.
+        if self._near(apart, scale).sum() <= _ROWS // 2:
+            return "mixes its rows"
+        return None
+
+    def _near(self, other: mx.array, scale: float) -> mx.array:
+        return mx.abs(other - self._whole).max(axis=-1) <= _TOLERANCE * scale
+
+    def _run(self, rows: mx.array) -> mx.array:
+        output: mx.array = self._block.module(*self._shapes.unpack(rows))
+        flat = output.reshape(rows.shape[0], -1).astype(mx.float32)
+        # At once: graphs that wait would hold a copy of the weights each.
+        mx.eval(flat)
+        return flat
+
+
+def _in_float32(block: FoundBlock) -> list[tuple[Any, dict[str, Any]]]:
+    """Return the divided layers with their floating arrays in float32."""
+    layers = [layer for p in block.projections for layer in (*p.inputs, p.output)]
+    return [
+        (layer, {n: a.astype(mx.float32) for n, a in layer.items() if _is_float(a)})
+        for layer in layers
+    ]
+
+
+def _is_float(array: Any) -> bool:
+    return isinstance(array, mx.array) and mx.issubdtype(array.dtype, mx.floating)
+
+
+def _widened(shape: ArgumentShape) -> ArgumentShape:
+    return replace(shape, dtype=mx.float32) if mx.issubdtype(shape.dtype, mx.floating) else shape
+
+
+def _random_rows(shapes: RowArguments, block: FoundBlock) -> mx.array:
+    keys = mx.random.split(mx.random.key(_SEED), len(shapes.inputs))
+    experts = min((p.experts for p in block.projections if p.experts), default=1)
+    arrays = [_random(shape, key, experts) for shape, key in zip(shapes.inputs, keys, strict=True)]
+    return shapes.pack(arrays)
+
+
+def _random(shape: ArgumentShape, key: mx.array, experts: int) -> mx.array:
+    full = (_ROWS, *shape.trailing)
+    if mx.issubdtype(shape.dtype, mx.floating):
+        return mx.random.normal(full, key=key)
+    return mx.random.randint(0, experts, full, key=key).astype(shape.dtype)

@@ -1,0 +1,90 @@
+"""Embedding and LM head, of which a rank holds the rows of some tokens."""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+
+from mlx_dp.worker.shards.linear_slices import Span
+from mlx_dp.worker.shards.sharded_block import BlockRunner
+
+ID_DTYPE: Final = mx.int32
+"""Of the ids that ranks exchange, whatever a step's tokens are."""
+
+
+class VocabularyHead:
+    """Gives all logits of rows, of which this rank computes those of its own tokens."""
+
+    def __init__(
+        self,
+        index: int,
+        compute: Callable[[mx.array], mx.array],
+        span: Span,
+        size: int,
+        runner: BlockRunner,
+    ) -> None:
+        self._index = index
+        self._compute = compute
+        self._span = span
+        self._size = size
+        self._runner = runner
+
+    def __call__(self, hidden: mx.array) -> mx.array:
+        rows = hidden.reshape(-1, hidden.shape[-1])
+        logits = self._runner.run(self._index, rows, self.shard)
+        return logits.reshape(*hidden.shape[:-1], self._size)
+
+    def shard(self, rows: mx.array) -> mx.array:
+        """Return the logits of own tokens among zeros."""
+        begin, end = self._span
+        return mx.pad(self._compute(rows), [(0, 0), (begin, self._size - end)])
+
+
+class ShardedHead(Module):
+    """Stands where a model has its LM head. ``inner`` makes the logits of own tokens."""
+
+    def __init__(self, inner: Any, head: VocabularyHead) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.inner = inner
+        self.head = head
+
+    def __call__(self, hidden: mx.array) -> mx.array:
+        return self.head(hidden)
+
+
+class ShardedEmbedding(Module):
+    """Stands where a model has its embedding. ``inner`` has the rows of own tokens.
+
+    ``head``: of a model that makes its logits by the embedding too.
+    """
+
+    def __init__(self, index: int, inner: Any, span: Span, runner: BlockRunner) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.inner = inner
+        self.index = index
+        self.span = span
+        self.runner = runner
+        self.head: VocabularyHead | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "inner" or name in self:
+            return super().__getattr__(name)
+        return getattr(self["inner"], name)
+
+    def __call__(self, ids: mx.array) -> mx.array:
+        rows = ids.astype(ID_DTYPE).reshape(-1, 1)
+        return self.runner.run(self.index, rows, self.shard).reshape(*ids.shape, -1)
+
+    def as_linear(self, hidden: mx.array) -> mx.array:
+        """Return logits, as a tied embedding does."""
+        assert self.head is not None, "no pass was seen to do this"
+        return self.head(hidden)
+
+    def shard(self, rows: mx.array) -> mx.array:
+        """Return the embeddings of own tokens, and zeros for those that another rank has."""
+        begin, end = self.span
+        ids = rows[:, 0]
+        own = mx.logical_and(ids >= begin, ids < end)
+        found: mx.array = self.inner(mx.where(own, ids - begin, 0))
+        return mx.where(own[:, None], found, mx.zeros_like(found))
