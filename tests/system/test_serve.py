@@ -253,8 +253,6 @@ def test_owners_serve_with_their_share_of_the_limit(mode: tuple[str, ...], slots
         served.wait_until_ready()
         _, loads = served.get("/v1/loads")
         assert [load["max_running_requests"] for load in loads["loads"]] == [slots] * 4
-        warned = [line for line in served.lines if "each process still holds the whole" in line]
-        assert len(warned) == len(mode[:1])
 
 
 def test_the_last_workers_end_is_told_in_one_sentence() -> None:
