@@ -41,6 +41,8 @@ from bench_workload import Workload
 MODELS: Final = ("dense", "moe")
 PARTS: Final = ("serve", "kill", "split")
 CASES: Final = ((1, 0), (4, 0), (4, 4), (8, 8))
+SPLIT_TURNS: Final = 5
+"""They are short, and a slow spell of the machine is to spoil few."""
 KILL_STREAMS: Final = 4
 BEAT_S: Final = 1.2
 """A little more than the time between heartbeats, which bring the counts."""
@@ -66,7 +68,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=2, help="interleaved runs (default 2)")
     parser.add_argument("--levels", type=int, nargs="+", default=[1, 4, 8, 16], metavar="CLIENTS")
     parser.add_argument("--kills", type=int, default=2, help="of each mode (default 2)")
-    parser.add_argument("--steps", type=int, default=16, help="of decode, timed (default 16)")
+    parser.add_argument("--steps", type=int, default=8, help="of decode, timed at once (default 8)")
     parser.add_argument(
         "--lm-head", action="store_true", help="also two ranks with --enable-dp-lm-head"
     )
@@ -140,7 +142,8 @@ async def run_model(name: str, model: Path, options: argparse.Namespace) -> dict
                 found |= await run_servers(servers, workload, options, goal)
     if "split" in options.parts:
         cases = CASES[:2] if options.quick else CASES
-        splits = await measure_splits(model, cases, options.steps, options.rounds)
+        turns = 1 if options.quick else SPLIT_TURNS
+        splits = await measure_splits(model, cases, options.steps, turns)
         found["split"] = [asdict(measured) for measured in splits]
         print(f"### A step of decode\n\n{split_table(splits)}\n", flush=True)
     return found
@@ -170,7 +173,7 @@ async def run_servers(
 
 async def main(options: argparse.Namespace) -> None:
     if options.quick:
-        options.rounds, options.levels, options.kills, options.steps = 1, [1, 4], 1, 6
+        options.rounds, options.levels, options.kills = 1, [1, 4], 1
     dense = named_model(options.model)
     models: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:

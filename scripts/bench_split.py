@@ -76,15 +76,16 @@ async def _measure(
     whole = (sum(rows),)
     await _fill(alone, whole, chance)
     await _fill(group, rows, chance)
-    one, both = [], []
+    one, both, traced = [], [], []
     for _ in range(rounds):
         one.append(await _served(alone, whole, steps))
         both.append(await _served(group, rows, steps))
+        traced.append(await _traced(group, rows, steps))
     measured = Measured(
         rows=rows,
         alone=_medians(one),
         together=_medians(both),
-        splits=await _traced(group, rows, steps),
+        splits=tuple(_median_split(each) for each in zip(*traced, strict=True)),
     )
     for ranks in (alone, group):
         # One after another: each has to take part while the other ends what it has under way.
@@ -132,6 +133,14 @@ async def _steps(ranks: Ranks, rows: Sequence[int], steps: int) -> list[float]:
 
 async def _all(ranks: Ranks, **order: Any) -> list[Any]:
     return await ranks.order_all([order] * ranks.size)
+
+
+def _median_split(splits: Sequence[Split]) -> Split:
+    return Split(
+        compute_s=median([each.compute_s for each in splits]),
+        exchange_s=median([each.exchange_s for each in splits]),
+        wait_s=median([each.wait_s for each in splits]),
+    )
 
 
 def split_table(measured: Sequence[Measured]) -> str:
