@@ -59,7 +59,7 @@ class Row:
     """One fault. ``trial`` harms the stage once, and returns when all is well again.
 
     ``fresh``: each trial brings a service of its own. ``orders``: what its workers find at their
-    start, see chaos_hook. ``bounds_s``: of detection and recovery.
+    start, see chaos_hook. ``bounds_s``: of detection and recovery. ``hang_s``: the hang time-out.
     """
 
     name: str
@@ -72,6 +72,7 @@ class Row:
     fresh: bool = False
     load: bool = True
     bounds_s: tuple[float, float] = (float("inf"), float("inf"))
+    hang_s: float = HANG_S
 
 
 class Stage:
@@ -99,7 +100,7 @@ class Stage:
         return self._load
 
     def arguments(self, *more: str) -> tuple[str, ...]:
-        times = ("--heartbeat-interval", f"{HEARTBEAT_S}", "--hang-timeout", f"{HANG_S}")
+        times = ("--heartbeat-interval", f"{HEARTBEAT_S}", "--hang-timeout", f"{self.row.hang_s}")
         patience = ("--max-restarts", "1000000", "--restart-delay", "0.002")
         workers = ("--dp-size", str(self.settings.workers))
         engine = self.settings.engine(rate=self.row.rate)
