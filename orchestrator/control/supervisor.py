@@ -113,6 +113,10 @@ class Supervisor:
         if domain.ready:
             domain.ready_since = now
             domain.budget.succeeded()
+        if self._stopping:
+            # It was told to exit while it loaded, and gets nothing any more.
+            worker.move(WorkerStatus.DRAINING, now)
+            return []
         return [AddOwner(index, worker.identity), *self._spawn_next(now)]
 
     def failed(self, index: int, fact: Failed, now: float) -> list[Instruction]:

@@ -316,6 +316,17 @@ def test_stopping_restarts_nobody() -> None:
     made.stop(0.0)
 
 
+def test_a_worker_that_is_ready_after_the_stop_becomes_no_owner_and_may_exit() -> None:
+    made = supervisor(1)
+    made.start(0.0)
+    made.greeted(0, 0.0)
+    made.stop(1.0)
+    assert made.ready(0, 2.0) == []
+    assert made.workers[0].status is WorkerStatus.DRAINING
+    assert kinds(made.exited(0, 0, 3.0)) == [RemoveOwner]
+    assert made.workers[0].status is WorkerStatus.STOPPED
+
+
 def test_giving_everyone_up_cancels_the_restarts_that_were_due() -> None:
     made = supervisor(2)
     made.start(0.0)
