@@ -1,5 +1,6 @@
 """Which workers run on other machines, and how those reach this one."""
 
+import re
 from dataclasses import dataclass
 from typing import Final
 
@@ -10,7 +11,9 @@ from mlx_dp.proto.group import DistributedBackend
 from mlx_dp.proto.key_files import ControllerKeys, read_controller_keys
 from mlx_dp.proto.ownership import Ownership
 from mlx_dp.proto.parallel import ReplicaMode
+from mlx_dp.proto.router_socket import LAST_PORT, check_open_address
 
+_ADDRESS: Final = re.compile(r"(?P<host>[^/:\s]+|\[[^/\]\s]+\]):(?P<port>[0-9]{1,5})")
 _FEWEST_BEATS: Final = 4.0
 _SILENCE_S: Final = 5.0
 _EVERY_ADDRESS: Final = frozenset({"", "*", "0.0.0.0", "[::]"})
@@ -41,6 +44,8 @@ def plan_remote(flags: Flags, ownership: Ownership) -> RemotePlan:
             f"--remote-workers {remote.remote_workers} is out of range: use 0 to {workers}, the "
             "number of workers"
         )
+    if not hosts and not remote.launch:
+        raise ConfigError("--no-launch does nothing without --hostfile: leave it out")
     if count == 0:
         _refuse_idle(flags)
         return RemotePlan()
@@ -49,6 +54,7 @@ def plan_remote(flags: Flags, ownership: Ownership) -> RemotePlan:
             "workers on other machines need to know where to connect: give host:port of this "
             "machine as --dist-init-addr"
         )
+    _check_address(remote.dist_init_addr, with_keys=remote.keys is not None)
     if ownership.mode is ReplicaMode.DP_ATTENTION and not hosts:
         raise ConfigError(
             "a dp-attention group on several machines needs their addresses: give --hostfile in "
@@ -78,6 +84,18 @@ def _refuse_idle(flags: Flags) -> None:
                 f"{flag} {value} does nothing without workers on other machines: add "
                 "--remote-workers or --hostfile, or leave it out"
             )
+
+
+def _check_address(address: str, *, with_keys: bool) -> None:
+    found = _ADDRESS.fullmatch(address)
+    # ZeroMQ would take the rest of a larger port, and listen there.
+    if found is None or int(found["port"]) > LAST_PORT:
+        raise ConfigError(
+            f"--dist-init-addr {address} is no address: use host:port, with a port of 0 to "
+            f"{LAST_PORT} (0 takes a free one)"
+        )
+    if not with_keys:
+        check_open_address(address)
 
 
 def _check_hosts(flags: Flags, hosts: int, workers: int) -> None:

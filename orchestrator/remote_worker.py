@@ -28,9 +28,9 @@ from mlx_dp.proto.fields import clip_text
 from mlx_dp.proto.host_channel import HostChannel
 from mlx_dp.proto.host_messages import Join, Launch
 from mlx_dp.proto.key_files import WorkerKeys, read_worker_keys
-from mlx_dp.proto.router_socket import is_loopback
+from mlx_dp.proto.router_socket import LAST_PORT, is_loopback
 
-_ENDPOINT: Final = re.compile(r"tcp://(?P<address>[^/\s]+:[0-9]{1,5})")
+_ENDPOINT: Final = re.compile(r"tcp://(?P<address>[^/\s]+:(?P<port>[0-9]{1,5}))")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,8 @@ def _check(options: HostOptions) -> None:
             f"--log-level {options.log_level!r} is unknown: use one of {', '.join(LOG_LEVELS)}"
         )
     found = _ENDPOINT.fullmatch(options.controller)
-    if found is None:
+    # ZeroMQ would take the rest of a larger port, and call there.
+    if found is None or not 0 < int(found["port"]) <= LAST_PORT:
         raise ConfigError(
             f"--controller {options.controller!r} is no address: use tcp://host:port, as "
             "the controller's --dist-init-addr has it"

@@ -13,6 +13,8 @@ from mlx_dp.proto.curve import HANDSHAKE_INTERVAL_MS, KeyGuard, serve_curve, wat
 from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.key_files import ControllerKeys
 
+LAST_PORT: Final = 65535
+
 
 class PeerLostError(Exception):
     """Nobody with this identity is connected. What was sent to it earlier may be lost too."""
@@ -65,18 +67,18 @@ class RouterSocket:
         """
         if self._keys is not None:
             serve_curve(self._socket, self._keys.own)
-        elif is_loopback(address):
-            watch_connection(self._socket)
         else:
-            raise ConfigError(
-                f"{address} can be reached from other machines, and without keys anybody there "
-                "could be a worker: make some with mlx-dp keys and give their directory as --keys"
-            )
+            check_open_address(address)
+            watch_connection(self._socket)
         self._socket.setsockopt(zmq.IPV6, int("[" in address))
         try:
             self._socket.bind(f"tcp://{address}")
         except zmq.ZMQError as error:
-            raise ConfigError(f"{address} cannot be bound: {error.strerror}") from None
+            cause = zmq.strerror(error.errno or 0)
+            raise ConfigError(
+                f"--dist-init-addr {address} cannot be bound ({cause}): use an address of this "
+                "machine and a free port"
+            ) from None
         return self._bound()
 
     def _bound(self) -> str:
@@ -153,6 +155,15 @@ class RouterSocket:
         self._context.term()
         if self._guard is not None:
             self._guard.close()
+
+
+def check_open_address(address: str) -> None:
+    """Raises ConfigError where strangers could reach a ``host:port`` that asks for no keys."""
+    if not is_loopback(address):
+        raise ConfigError(
+            f"{address} can be reached from other machines, and without keys anybody there "
+            "could be a worker: make some with mlx-dp keys and give their directory as --keys"
+        )
 
 
 def is_loopback(address: str) -> bool:

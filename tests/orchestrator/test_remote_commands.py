@@ -57,6 +57,8 @@ def test_a_worker_needs_a_rank(run) -> None:
         (("--controller", "tcp://127.0.0.1"), "use tcp://host:port"),
         (("--controller", "tcp://10.0.0.1:1"), "which needs keys"),
         (("--controller", "tcp://127.0.0.1:1", "--keys", "nowhere"), "holds none"),
+        (("--controller", "tcp://127.0.0.1:0"), "is no address"),
+        (("--controller", "tcp://127.0.0.1:99999"), "is no address"),
         (("--controller", "tcp://127.0.0.1:1", "--model", "nowhere"), "no model can be read"),
         (("--controller", "tcp://127.0.0.1:1", "--mem-fraction-static", "0"), "is out of range"),
     ],

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -68,12 +69,36 @@ def test_keys_are_read_before_anything_starts(tmp_path) -> None:
         (RemoteFlags(remote_workers=1), THREE, "as --dist-init-addr"),
         (RemoteFlags(dist_init_addr=HERE), THREE, "--dist-init-addr 127.0.0.1:7801 does nothing"),
         (RemoteFlags(keys=Path("k")), THREE, "--keys k does nothing"),
+        (RemoteFlags(launch=False), THREE, "--no-launch does nothing without --hostfile"),
+        (
+            RemoteFlags(remote_workers=1, dist_init_addr=HERE, launch=False),
+            THREE,
+            "--no-launch does nothing without --hostfile",
+        ),
         (RemoteFlags(remote_workers=1, dist_init_addr=HERE), GROUP, "give --hostfile in place"),
     ],
 )
 def test_flags_that_do_not_go_together_are_refused(remote, owners, found) -> None:
     with pytest.raises(ConfigError, match=found):
         plan(remote, owners)
+
+
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1", "127.0.0.1:", "127.0.0.1:99999", "127.0.0.1:x", f"tcp://{HERE}"]
+)
+def test_what_is_no_address_is_refused_before_anything_starts(address) -> None:
+    with pytest.raises(ConfigError, match=f"--dist-init-addr {address} is no address"):
+        plan(RemoteFlags(remote_workers=1, dist_init_addr=address))
+
+
+@pytest.mark.parametrize("address", ["[::1]:7801", "localhost:0", "127.0.0.1:65535"])
+def test_addresses_of_this_machine_alone_need_no_keys(address) -> None:
+    assert plan(RemoteFlags(remote_workers=1, dist_init_addr=address)).address == address
+
+
+def test_an_address_that_others_reach_needs_keys_before_anything_starts() -> None:
+    with pytest.raises(ConfigError, match="give their directory as --keys"):
+        plan(RemoteFlags(remote_workers=1, dist_init_addr="10.0.0.1:7801"))
 
 
 def test_a_host_file_must_have_a_host_for_each_worker(tmp_path) -> None:
@@ -85,9 +110,11 @@ def test_a_host_file_must_have_a_host_for_each_worker(tmp_path) -> None:
 @pytest.mark.parametrize("address", ["0.0.0.0:7801", "*:7801", "[::]:7801"])
 def test_hosts_are_launched_with_an_address_that_they_can_reach(tmp_path, address) -> None:
     hosts = host_file(tmp_path, 3)
+    write_keys(tmp_path, ["worker"])
+    made = RemoteFlags(hostfile=hosts, dist_init_addr=address, keys=tmp_path)
     with pytest.raises(ConfigError, match="give that by which they reach it"):
-        plan(RemoteFlags(hostfile=hosts, dist_init_addr=address))
-    assert plan(RemoteFlags(hostfile=hosts, dist_init_addr=address, launch=False)).address
+        plan(made)
+    assert plan(replace(made, launch=False)).address
 
 
 def test_mpi_and_a_host_file_are_refused_together(tmp_path) -> None:
