@@ -58,8 +58,15 @@ class HostLink:
         """What to say now, if anything, or that there is nobody to say it to."""
         silent_s = now - self.heard_at
         if silent_s > self.silence_s:
-            return Lost(f"the controller was not heard for {silent_s:.1f} s", final=False)
+            return Lost(self._silence(silent_s), final=False)
         if self.said_at is not None and now - self.said_at < self.beat_s:
             return None
         self.said_at = now
         return Alive() if self.joined else self.join
+
+    def _silence(self, silent_s: float) -> str:
+        said = f"the controller was not heard for {silent_s:.1f} s"
+        if self.joined:
+            return said
+        # A controller that knows other keys closes the connection without a word.
+        return f"{said}: it is not there yet, or --keys are not those that it knows"

@@ -101,11 +101,15 @@ class WorkerHost:
         """Be a host on this connection, until it is of no more use."""
         loop = asyncio.get_running_loop()
         link = HostLink(self._join, heard_at=time.monotonic())
+        joined = False
         loop.add_reader(channel.descriptor, self._news.set)
         try:
             while True:
                 self._news.clear()
                 lost = self._turn(channel, link)
+                if link.joined and not joined:
+                    joined = True
+                    _logger.info("rank %s: has its place at %s", self._join.rank, self._endpoint)
                 if lost is not None:
                     return lost
                 with suppress(TimeoutError):
@@ -156,6 +160,7 @@ class WorkerHost:
                 self._join.rank, launch.identity, self._endpoint, worker.ended
             )
             self._worker = worker
+            _logger.info("worker %s: started, pid %s", launch.identity, worker.process.pid)
             if self._unwanted == launch.identity:
                 worker.process.kill()
         except (ConfigError, OSError) as error:

@@ -1,6 +1,7 @@
 """A host against a channel and workers of the test's own. The event loop alone says when."""
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -58,6 +59,8 @@ class Channel:
 
 
 class Worker:
+    pid = 8
+
     def __init__(self, identity: str, on_exit: Callable[[int], None]) -> None:
         self.identity = identity
         self.on_exit = on_exit
@@ -140,6 +143,15 @@ def test_it_asks_for_its_place_runs_the_worker_and_tells_its_exit() -> None:
     exited = WorkerExited(identity="w1-a", status=-11)
     assert [said for said in channel.said if isinstance(said, WorkerExited)] == [exited]
     assert channel.closed
+
+
+def test_its_log_says_that_it_has_its_place_and_what_it_runs(caplog) -> None:
+    caplog.set_level(logging.INFO)
+    world = World(lambda world, channel: launched(channel))
+    world.on_spawn = lambda worker: world.channels[0].tell(GONE)
+    world.run()
+    assert caplog.text.count("rank 1: has its place at tcp://there:1") == 1
+    assert "worker w1-a: started, pid 8" in caplog.text
 
 
 def test_a_worker_does_not_outlive_the_connection_it_was_asked_for_on() -> None:
