@@ -128,7 +128,8 @@ class Supervisor:
         worker = self.workers[index]
         worker.process = False
         worker.kill_at = None
-        ending = describe_exit(status, expected=worker.status not in ALIVE)
+        given_up = self._stopping or worker.status not in ALIVE
+        ending = describe_exit(status, expected=given_up)
         _logger.info("worker %s: pid %s %s, epoch %s", index, worker.pid, ending, worker.epoch)
         domain = self.domains.of(index)
         hasten(domain.members, self._limits.kill, stopping=self._stopping, now=now)

@@ -327,6 +327,14 @@ def test_a_worker_that_is_ready_after_the_stop_becomes_no_owner_and_may_exit() -
     assert made.workers[0].status is WorkerStatus.STOPPED
 
 
+def test_a_kill_after_the_stop_is_ours_and_speaks_of_no_memory() -> None:
+    made = up()
+    made.stop(0.0)
+    (removed,) = made.exited(0, -9, 10.0)
+    assert isinstance(removed, RemoveOwner)
+    assert removed.loss.detail == "killed by SIGKILL"
+
+
 def test_giving_everyone_up_cancels_the_restarts_that_were_due() -> None:
     made = supervisor(2)
     made.start(0.0)
