@@ -162,6 +162,7 @@ class WorkerHost:
             self._worker = worker
             _logger.info("worker %s: started, pid %s", launch.identity, worker.process.pid)
             if self._unwanted == launch.identity:
+                worker.signalled = True
                 worker.process.kill()
         except (ConfigError, OSError) as error:
             self._refusal = str(error)
@@ -176,6 +177,7 @@ class WorkerHost:
             return
         if worker.process is None or worker.identity != wanted.identity:
             return
+        worker.signalled = True
         match wanted.signal:
             case signal.SIGABRT:
                 worker.process.abort()
@@ -190,7 +192,11 @@ class WorkerHost:
             return None
         self._worker = None
         channel.send(WorkerExited(identity=worker.identity, status=worker.status))
-        _logger.info("worker %s: %s", worker.identity, describe_exit(worker.status))
+        _logger.info(
+            "worker %s: %s",
+            worker.identity,
+            describe_exit(worker.status, expected=worker.signalled),
+        )
         if worker.status > 0 and _would_fail_again(worker.status):
             return Lost("the worker cannot run here: its last lines say why", final=True)
         return None
@@ -217,6 +223,8 @@ class HostedWorker:
         self.identity: Final = identity
         self.process: WorkerProcess | None = None
         self.status: int | None = None
+        self.signalled = False
+        """The controller had it ended, so that a kill says nothing of memory."""
         self._tell: Final = tell
 
     def ended(self, status: int) -> None:

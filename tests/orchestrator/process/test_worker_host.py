@@ -154,6 +154,29 @@ def test_its_log_says_that_it_has_its_place_and_what_it_runs(caplog) -> None:
     assert "worker w1-a: started, pid 8" in caplog.text
 
 
+@pytest.mark.parametrize("asked", [True, False])
+def test_only_a_kill_that_nobody_asked_for_speaks_of_memory(caplog, asked) -> None:
+    caplog.set_level(logging.INFO)
+    world = World(lambda world, channel: launched(channel))
+
+    def on_say(message: object) -> None:
+        if isinstance(message, WorkerExited):
+            world.channels[0].tell(GONE)
+
+    def on_spawn(worker: Worker) -> None:
+        channel = world.channels[0]
+        channel.on_say = on_say
+        if asked:
+            channel.tell(SignalWorker(identity="w1-a", signal=9))
+        else:
+            later(lambda: worker.on_exit(-9))
+
+    world.on_spawn = on_spawn
+    world.run()
+    assert "killed by SIGKILL" in caplog.text
+    assert ("out of memory" in caplog.text) is not asked
+
+
 def test_a_worker_does_not_outlive_the_connection_it_was_asked_for_on() -> None:
     world = World(lambda world, channel: launched(channel))
     world.on_spawn = lambda worker: world.channels[0].tell(GONE)
