@@ -27,6 +27,7 @@ from mlx_dp.orchestrator.control.supervisor_steps import (
 from mlx_dp.orchestrator.control.transport import Transport
 from mlx_dp.orchestrator.control.worker_process import Launcher, WorkerProcess
 from mlx_dp.orchestrator.control.worker_starts import WorkerStarts
+from mlx_dp.orchestrator.service import WorkerStatus
 from mlx_dp.proto.controller_channel import PeerCongestedError, PeerLostError
 from mlx_dp.proto.messages import Down, Drain, Heartbeat, Ready, Shutdown
 
@@ -209,9 +210,14 @@ class Fleet:
         return True
 
     def shut_down(self) -> None:
-        """Ask every process to exit; those that never said hello by signal."""
+        """Ask every process to exit; those that are not up yet by signal, as they load and do not
+        listen."""
         for worker in self._supervisor.workers:
-            if worker.process:
+            if not worker.process:
+                continue
+            if worker.status is WorkerStatus.STARTING:
+                self._processes[worker.index].terminate()
+            else:
                 self._dismiss(worker.index, worker.identity)
 
     def _dismiss(self, index: int, identity: str) -> None:

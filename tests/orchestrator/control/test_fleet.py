@@ -15,3 +15,22 @@ def test_a_worker_that_is_gone_before_its_ready_is_read_gets_no_request() -> Non
     world.core.on_arrival()
     owner = world.core.book.get(worker.index)
     assert owner is not None and not owner.takes_requests
+
+
+def test_at_the_stop_a_worker_that_loads_is_told_by_signal_and_one_that_serves_by_message() -> None:
+    world = World()
+    world.auto_ready = False
+    world.core.begin()
+    world.greet()
+    world.settle()
+    [serving] = world.alive()
+    serving.become_ready()
+    world.core.on_arrival()
+    world.greet()
+    world.settle()
+    loading = next(worker for worker in world.alive() if worker is not serving)
+    world.core.stop()
+    assert loading.signals == ["terminate"]
+    assert serving.signals == []
+    serving.receive()
+    assert world.alive() == []
