@@ -86,6 +86,7 @@ class ServiceRun:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if stop.done():
                 await self._drain()
+                self._raise_bug(watch)
                 return 0
             await self._control.stop()
             return self._failure(watch)
@@ -139,6 +140,12 @@ class ServiceRun:
             raise error
         self._say(f"mlx-dp: error: {error}")
         return EXIT_CONFIG if error.kind in _CONFIGURATION else EXIT_FAILED
+
+    def _raise_bug(self, watch: asyncio.Task[NoReturn]) -> None:
+        """An end that was asked for is no excuse for a bug of ours on the way."""
+        if watch.done() and not isinstance(error := watch.exception(), ServiceDeadError):
+            assert error is not None, "the watch ended without a reason"
+            raise error
 
     def _restart_all(self) -> None:
         try:

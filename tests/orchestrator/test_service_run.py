@@ -26,6 +26,7 @@ class Control:
         self.events: list[str] = []
         self.owners = owners
         self.dead = asyncio.Event()
+        self.bug: Exception | None = None
         self.kind: FailureKind | None = None
         self.kill_fails = False
         self.drained = asyncio.Event()
@@ -68,6 +69,8 @@ class Control:
 
     async def watch(self) -> NoReturn:
         await self.dead.wait()
+        if self.bug is not None:
+            raise self.bug
         raise ServiceDeadError("no weights", self.kind)
 
     async def stop(self) -> None:
@@ -122,6 +125,22 @@ def test_a_signal_drains_and_then_ends_everything_with_status_zero() -> None:
         assert await run.ended() == 0
         assert run.control.events[2:] == ["stop workers", "close endpoint"]
         assert "mlx-dp: ready at http://here" in run.output.getvalue()
+
+    asyncio.run(scenario())
+
+
+def test_a_bug_of_ours_during_the_drain_is_no_clean_end() -> None:
+    async def scenario() -> None:
+        run = Scenario(READY)
+        await asyncio.sleep(0)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await run.until("drain 3")
+        run.control.bug = RuntimeError("the books are wrong")
+        run.control.dead.set()
+        await asyncio.sleep(0)
+        run.control.drained.set()
+        with pytest.raises(RuntimeError, match="books"):
+            await run.ended()
 
     asyncio.run(scenario())
 
