@@ -2,9 +2,8 @@
 
 import json
 import os
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, Final, TypeAlias, assert_never
+from tempfile import TemporaryFile
+from typing import IO, Any, Final, TypeAlias, assert_never
 
 import mlx.core as mx
 
@@ -29,9 +28,10 @@ def join(place: GroupPlace) -> Group:
         there = [one.value for one in DistributedBackend if mx.distributed.is_available(one.value)]
         advice = f"use one of {', '.join(there)}" if there else "this machine has none"
         raise ConfigError(f"--distributed-backend {backend} {_INSTALL_HINT}: {advice}")
-    # What is written here is read while the group forms, and never again.
-    with TemporaryDirectory(prefix="mlx-dp-group-") as scratch:
-        os.environ.update(_environment(place, Path(scratch)))
+    # What is written here is read while the group forms, and never again. It has no name, so that
+    # nothing is left of it when this process is killed meanwhile.
+    with TemporaryFile("w") as scratch:
+        os.environ.update(_environment(place, scratch))
         try:
             group = mx.distributed.init(strict=True, backend=backend)
         except (RuntimeError, ValueError) as error:
@@ -44,14 +44,16 @@ def join(place: GroupPlace) -> Group:
     return group
 
 
-def _environment(place: GroupPlace, scratch: Path) -> dict[str, str]:
-    """What MLX's backends read, in their names. Any files lie in ``scratch``."""
+def _environment(place: GroupPlace, scratch: IO[str]) -> dict[str, str]:
+    """What MLX's backends read, in their names. Where one reads a file, that is ``scratch``."""
     host, _, port = place.addresses[0].rpartition(":")
     match place.backend:
         case DistributedBackend.RING:
-            hosts = scratch / "hosts.json"
-            hosts.write_text(json.dumps([[address] for address in place.addresses]))
-            return {"MLX_RANK": str(place.rank), "MLX_HOSTFILE": str(hosts)}
+            json.dump([[address] for address in place.addresses], scratch)
+            scratch.flush()
+            # Where opening this duplicates the descriptor, its place in the file comes along.
+            scratch.seek(0)
+            return {"MLX_RANK": str(place.rank), "MLX_HOSTFILE": f"/dev/fd/{scratch.fileno()}"}
         case DistributedBackend.JACCL:
             # Its devices are in MLX_IBV_DEVICES, which whoever knows the cables has set.
             return {"MLX_RANK": str(place.rank), "MLX_JACCL_COORDINATOR": place.addresses[0]}

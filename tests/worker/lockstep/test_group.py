@@ -38,6 +38,7 @@ class FakeDistributed:
         self.group = SimpleNamespace(rank=lambda: rank, size=lambda: size)
         self.environment: dict[str, str] = {}
         self.hosts: Any = None
+        self.links: int | None = None
         self.error: Exception | None = None
 
     def is_available(self, backend: str) -> bool:
@@ -47,7 +48,9 @@ class FakeDistributed:
         assert strict
         self.environment = dict(group.os.environ)
         if "MLX_HOSTFILE" in self.environment:
-            self.hosts = json.loads(Path(self.environment["MLX_HOSTFILE"]).read_text())
+            hosts = Path(self.environment["MLX_HOSTFILE"])
+            self.hosts = json.loads(hosts.read_text())
+            self.links = hosts.stat().st_nlink
         if self.error is not None:
             raise self.error
         return self.group
@@ -63,11 +66,12 @@ def patched(monkeypatch: pytest.MonkeyPatch) -> Any:
     return patch
 
 
-def test_a_ring_reads_all_addresses_and_no_file_of_it_is_left(patched: Any) -> None:
+def test_a_ring_reads_all_addresses_from_a_file_without_a_name(patched: Any) -> None:
     fake = patched(FakeDistributed())
     assert group.join(place()) is fake.group
     assert fake.hosts == [[address] for address in ADDRESSES]
     assert fake.environment["MLX_RANK"] == "1"
+    assert fake.links == 0
     assert not Path(fake.environment["MLX_HOSTFILE"]).exists()
 
 
@@ -116,4 +120,5 @@ def test_peers_that_cannot_be_met_are_lost_and_no_file_is_left(patched: Any) -> 
     fake.error = RuntimeError("[ring] Couldn't connect")
     with pytest.raises(PeerLostError, match="rank 1 cannot meet its group"):
         group.join(place())
+    assert fake.links == 0
     assert not Path(fake.environment["MLX_HOSTFILE"]).exists()
