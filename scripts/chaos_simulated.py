@@ -3,6 +3,8 @@
 import importlib
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Final
@@ -22,15 +24,26 @@ def simulate(name: str, seed: int, runs: int) -> list[str]:
     print(f"{name} {SIMULATED[name]}, simulated ...", file=sys.stderr, flush=True)
     draw, replay = _faults("draw"), _faults("replay")
     drawn = {"F21": draw.draw_frames, "F25": draw.draw_sleeps}[name]
-    # Thousands of workers die here, each with its line in the log.
-    logging.getLogger("mlx_dp").setLevel(logging.CRITICAL + 1)
     found = []
-    for each in range(seed * runs, (seed + 1) * runs):
-        try:
-            replay.run_schedule(drawn(each))
-        except replay.SimulationError as error:
-            found.append(f"{name}, seed {each}: {error}")
+    with _quiet_log():
+        for each in range(seed * runs, (seed + 1) * runs):
+            try:
+                replay.run_schedule(drawn(each))
+            except replay.SimulationError as error:
+                found.append(f"{name}, seed {each}: {error}")
     return found
+
+
+@contextmanager
+def _quiet_log() -> Iterator[None]:
+    """Thousands of workers die here, each with its line in the log."""
+    logger = logging.getLogger("mlx_dp")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _faults(name: str) -> ModuleType:

@@ -1,6 +1,7 @@
 """What scripts/chaos and the measures of faults conclude from what they see."""
 
 import importlib
+import logging
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -197,7 +198,9 @@ def test_a_simulated_run_that_fails_is_a_violation_with_its_seed(load, monkeypat
 
 @pytest.mark.parametrize("row", ["F21", "F25"])
 def test_what_is_simulated_is_found_and_runs(load, row):
+    before = logging.getLogger("mlx_dp").level
     assert load("chaos_simulated").simulate(row, 1, 1) == []
+    assert logging.getLogger("mlx_dp").level == before
 
 
 def test_each_violation_gets_a_file_with_its_seed_and_the_log(load, tmp_path, capsys):
