@@ -11,6 +11,7 @@ from typing import Final
 import psutil
 
 from mlx_dp.orchestrator.process.exit_watch import watch_exit
+from mlx_dp.orchestrator.process.process_group import kill_group
 from mlx_dp.orchestrator.process.worker_output import WorkerOutput
 
 _logger = logging.getLogger(__name__)
@@ -124,21 +125,14 @@ class ChildProcess:
 
     def kill(self) -> None:
         if self._child.returncode is None:
-            self._kill_group()
+            kill_group(self._child.pid)
 
     def _ended(self) -> None:
         # Before the child is reaped its pid cannot be taken by another, so that its group can
         # still be named safely: whatever it left behind goes too.
         if self._child.returncode is None:
-            self._kill_group()
+            kill_group(self._child.pid)
         status = self._child.wait()
         self._output.finish()
         os.close(self._death_write)
         self._on_exit(status)
-
-    def _kill_group(self) -> None:
-        try:
-            os.killpg(self._child.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            # It is gone already; macOS says EPERM when only a zombie is left.
-            _logger.debug("pid %d: its group has ended", self._child.pid)

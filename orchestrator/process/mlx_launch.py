@@ -4,7 +4,6 @@ import asyncio
 import logging
 import os
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from typing import Final
 from mlx_dp.orchestrator.control.restart_budget import BackOff
 from mlx_dp.orchestrator.process.exit_status import describe_exit
 from mlx_dp.orchestrator.process.exit_watch import watch_exit
+from mlx_dp.orchestrator.process.process_group import kill_group
 from mlx_dp.orchestrator.process.worker_output import WorkerOutput
 from mlx_dp.proto.group import DistributedBackend
 
@@ -86,7 +86,7 @@ class MlxLaunch:
         try:
             await self._until(ended)
         finally:
-            _kill_group(child)
+            kill_group(child.pid)
             status = child.wait()
             output.finish()
             assert child.stdin is not None
@@ -103,10 +103,3 @@ class MlxLaunch:
         finally:
             stopping.cancel()
             ending.cancel()
-
-
-def _kill_group(child: subprocess.Popen[bytes]) -> None:
-    try:
-        os.killpg(child.pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        _logger.debug("pid %d: its group has ended", child.pid)
