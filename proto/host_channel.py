@@ -5,13 +5,11 @@ from typing import Final
 
 import zmq
 
-from mlx_dp.proto.codec import MAX_FRAME_BYTES, decode_host_down, encode
-from mlx_dp.proto.curve import join_curve, watch_connection
+from mlx_dp.proto.codec import decode_host_down, encode
+from mlx_dp.proto.dealer_socket import dealer_socket
 from mlx_dp.proto.errors import ProtocolError
 from mlx_dp.proto.host_messages import HostDown, HostUp
 from mlx_dp.proto.key_files import WorkerKeys
-
-_HIGH_WATER_MARK: Final = 256
 
 _logger = logging.getLogger(__name__)
 
@@ -21,17 +19,7 @@ class HostChannel:
 
     def __init__(self, endpoint: str, identity: str, keys: WorkerKeys | None) -> None:
         self._context: Final = zmq.Context()
-        self._socket: Final[zmq.Socket[bytes]] = self._context.socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.IDENTITY, identity.encode())
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.SNDHWM, _HIGH_WATER_MARK)
-        self._socket.setsockopt(zmq.RCVHWM, _HIGH_WATER_MARK)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
-        self._socket.setsockopt(zmq.IPV6, int("[" in endpoint))
-        if keys is None:
-            watch_connection(self._socket)
-        else:
-            join_curve(self._socket, keys.own, keys.controller)
+        self._socket: Final = dealer_socket(self._context, endpoint, identity, keys)
         self._socket.connect(endpoint)
 
     @property

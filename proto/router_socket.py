@@ -50,13 +50,8 @@ class RouterSocket:
         return self._bound()
 
     def bind_ipc(self, path: Path) -> str:
-        """Raises ConfigError when the path is longer than this system allows."""
-        length = len(str(path).encode())
-        if length > zmq.IPC_PATH_MAX_LEN:
-            raise ConfigError(
-                f"the socket path {path} takes {length} bytes, but this system allows "
-                f"{zmq.IPC_PATH_MAX_LEN}: use a shorter directory"
-            )
+        """Raises ConfigError as ``check_ipc_path``."""
+        check_ipc_path(path)
         self._socket.bind(f"ipc://{path}")
         return self._bound()
 
@@ -155,6 +150,16 @@ class RouterSocket:
         self._context.term()
         if self._guard is not None:
             self._guard.close()
+
+
+def check_ipc_path(path: Path) -> None:
+    """Raises ConfigError for a path that is longer than this system allows."""
+    length = len(str(path).encode())
+    if length > zmq.IPC_PATH_MAX_LEN:
+        raise ConfigError(
+            f"the socket path {path} takes {length} bytes, but this system allows "
+            f"{zmq.IPC_PATH_MAX_LEN}: use a shorter directory"
+        )
 
 
 def check_open_address(address: str) -> None:

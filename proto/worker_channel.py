@@ -7,13 +7,12 @@ from typing import Final
 
 import zmq
 
-from mlx_dp.proto.codec import MAX_FRAME_BYTES, decode_down, encode
-from mlx_dp.proto.curve import join_curve, watch_connection
+from mlx_dp.proto.codec import decode_down, encode
+from mlx_dp.proto.dealer_socket import dealer_socket
 from mlx_dp.proto.errors import ProtocolError
 from mlx_dp.proto.key_files import WorkerKeys
 from mlx_dp.proto.messages import Down, Up
 
-HIGH_WATER_MARK: Final = 256
 MAX_BACKLOG_FRAMES: Final = 65_536
 MAX_DRAINED_MESSAGES: Final = 1_024
 
@@ -31,20 +30,10 @@ class WorkerChannel:
     def __init__(self, endpoint: str, identity: str, keys: WorkerKeys | None = None) -> None:
         """``keys`` are for a controller on another machine."""
         self._context: Final = zmq.Context()
-        self._socket: Final[zmq.Socket[bytes]] = self._context.socket(zmq.DEALER)
+        self._socket: Final = dealer_socket(self._context, endpoint, identity, keys)
         self._backlog: Final[deque[bytes]] = deque()
         self._malformed = 0
-        self._socket.setsockopt(zmq.IDENTITY, identity.encode())
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
-        self._socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
-        if keys is not None:
-            join_curve(self._socket, keys.own, keys.controller)
-        elif endpoint.startswith("tcp:"):
-            watch_connection(self._socket)
         if endpoint.startswith("tcp:"):
-            self._socket.setsockopt(zmq.IPV6, int("[" in endpoint))
             # What was under way when a connection was cut is lost, so that none may follow it.
             self._socket.setsockopt(zmq.RECONNECT_IVL, -1)
         self._socket.connect(endpoint)

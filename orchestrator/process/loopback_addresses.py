@@ -5,11 +5,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
-import zmq
-
 from mlx_dp.orchestrator.control.group_addresses import GroupAddresses
 from mlx_dp.proto.curve import make_keys
-from mlx_dp.proto.errors import ConfigError
+from mlx_dp.proto.router_socket import check_ipc_path
 
 LOOPBACK: Final = "127.0.0.1"
 _IPC: Final = "ipc://"
@@ -29,12 +27,7 @@ class LoopbackAddresses:
             Path(endpoint.removeprefix(_IPC)).parent if endpoint.startswith(_IPC) else None
         )
         if self._directory is not None:
-            length = len(str(self._directory / _LONGEST_NAME).encode())
-            if length > zmq.IPC_PATH_MAX_LEN:
-                raise ConfigError(
-                    f"socket paths in {self._directory} take {length} bytes, but this system "
-                    f"allows {zmq.IPC_PATH_MAX_LEN}: use a shorter directory"
-                )
+            check_ipc_path(self._directory / _LONGEST_NAME)
 
     def fresh(self, size: int, generation: int) -> GroupAddresses:
         """See ``AddressBook``. The backend binds its ports itself: somebody may take one first."""

@@ -10,13 +10,12 @@ from typing import Final, Protocol, assert_never
 
 from mlx_dp.orchestrator.control.worker_process import Launcher, WorkerProcess
 from mlx_dp.orchestrator.process.host_book import HostBook, HostStep, HostTimes, Say, WorkerEnded
+from mlx_dp.proto.controller_channel import TakeHost
 from mlx_dp.proto.errors import ProtocolError
 from mlx_dp.proto.host_messages import HostDown, HostUp, Launch, SignalWorker
 from mlx_dp.proto.router_socket import PeerCongestedError, PeerLostError
 
 _logger = logging.getLogger(__name__)
-
-TakeHost = Callable[[str, HostUp | ProtocolError], None]
 
 
 class HostWire(Protocol):
