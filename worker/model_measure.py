@@ -40,7 +40,6 @@ def measure_shape(model: Model, config: dict[str, Any]) -> ModelShape:
                 windows[leaf.window] = windows.get(leaf.window, 0) + _bytes_per_token(cache)
             case LeafKind.STATE:
                 state += sum(int(array.nbytes) for array in cache_arrays([cache]))
-    named: Any = tree_flatten(model.parameters())
     return ModelShape(
         num_layers=len(model.layers),
         attention_layers=len(layout.entries) - len(layout.auxiliary),
@@ -53,8 +52,14 @@ def measure_shape(model: Model, config: dict[str, Any]) -> ModelShape:
         ),
         vocab_size=int(logits.shape[-1]),
         context_length=_context_length(config),
-        weights_nbytes=sum(int(array.nbytes) for _, array in named),
+        weights_nbytes=weights_nbytes(model),
     )
+
+
+def weights_nbytes(module: Model) -> int:
+    """Return the bytes of all weights of a module, evaluated or not."""
+    named: Any = tree_flatten(module.parameters())
+    return sum(int(array.nbytes) for _, array in named)
 
 
 def _bytes_per_token(cache: CacheEntry) -> int:

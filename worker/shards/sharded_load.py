@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
 
 from mlx_dp.worker.engine import UnsupportedModelError
+from mlx_dp.worker.model_measure import weights_nbytes
 from mlx_dp.worker.shards.block_finder import FoundBlock, find_blocks
 from mlx_dp.worker.shards.block_trace import BlockTrace, trace_blocks
 from mlx_dp.worker.shards.projections import Fusion, Projections, put
@@ -90,12 +90,6 @@ def shard_nbytes(model: Any, size: int, *, vocabulary: bool = False) -> tuple[in
     return tuple(
         whole + sum(p.kept_nbytes(rank, size) - p.nbytes for p in divided) for rank in range(size)
     )
-
-
-def weights_nbytes(module: Any) -> int:
-    """Return the bytes of all weights of a module, evaluated or not."""
-    named: Any = tree_flatten(module.parameters())
-    return sum(int(array.nbytes) for _, array in named)
 
 
 def _blocks(model: Any, size: int) -> tuple[list[FoundBlock], BlockTrace]:
