@@ -1,10 +1,7 @@
 """Rows that no real machine can be made to show: they are simulated, see tests/faults."""
 
 import importlib
-import logging
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Final
@@ -25,25 +22,13 @@ def simulate(name: str, seed: int, runs: int) -> list[str]:
     draw, replay = _faults("draw"), _faults("replay")
     drawn = {"F21": draw.draw_frames, "F25": draw.draw_sleeps}[name]
     found = []
-    with _quiet_log():
+    with _faults("quiet_log").quiet_log():
         for each in range(seed * runs, (seed + 1) * runs):
             try:
                 replay.run_schedule(drawn(each))
             except replay.SimulationError as error:
                 found.append(f"{name}, seed {each}: {error}")
     return found
-
-
-@contextmanager
-def _quiet_log() -> Iterator[None]:
-    """Thousands of workers die here, each with its line in the log."""
-    logger = logging.getLogger("mlx_dp")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL + 1)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
 
 
 def _faults(name: str) -> ModuleType:

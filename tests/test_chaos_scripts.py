@@ -5,6 +5,7 @@ import logging
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -191,6 +192,7 @@ def test_a_simulated_run_that_fails_is_a_violation_with_its_seed(load, monkeypat
     faults = SimpleNamespace(
         **{"draw_frames": int, "draw_sleeps": int},
         **{"run_schedule": run_schedule, "SimulationError": AssertionError},
+        quiet_log=nullcontext,
     )
     monkeypatch.setattr(simulated, "_faults", lambda name: faults)
     assert simulated.simulate("F21", 1, 10) == ["F21, seed 12: a token was lost"]

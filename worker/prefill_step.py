@@ -38,8 +38,8 @@ class PrefillStep:
 
     A short chunk that is not its prompt's last rides in the decode. Short ones that are, or leave
     only the token that no chunk runs, share a forward pass before it, so that their requests draw
-    in this step already. All others
-    run alone, as those of models do whose states would take padding for tokens.
+    in this step already. All others run alone, as those of models do whose states would take
+    padding for tokens.
     """
 
     def __init__(self, caches: DecodeCaches, segments: Segments, *, decoding: bool) -> None:

@@ -1,9 +1,10 @@
 """Options and fixtures of the simulation."""
 
-import logging
 from collections.abc import Iterator
 
 import pytest
+
+from faults.quiet_log import quiet_log
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -11,10 +12,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture(autouse=True)
-def quiet_log() -> Iterator[None]:
-    """Thousands of workers die here, each with its line in the log."""
-    logger = logging.getLogger("mlx_dp")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL + 1)
-    yield
-    logger.setLevel(before)
+def silence() -> Iterator[None]:
+    with quiet_log():
+        yield

@@ -1,15 +1,21 @@
 """What processes and messages have to do with each other."""
 
-from control_world import World
+from control_world import FakeWorker, World
 
 
-def test_a_worker_that_is_gone_before_its_ready_is_read_gets_no_request() -> None:
+def one_loading() -> tuple[World, FakeWorker]:
+    """A service whose first worker loads."""
     world = World()
     world.auto_ready = False
     world.core.begin()
     world.greet()
     world.settle()
     [worker] = world.alive()
+    return world, worker
+
+
+def test_a_worker_that_is_gone_before_its_ready_is_read_gets_no_request() -> None:
+    world, worker = one_loading()
     worker.become_ready()
     worker.die(-9)
     world.core.on_arrival()
@@ -18,12 +24,7 @@ def test_a_worker_that_is_gone_before_its_ready_is_read_gets_no_request() -> Non
 
 
 def test_at_the_stop_a_worker_that_loads_is_told_by_signal_and_one_that_serves_by_message() -> None:
-    world = World()
-    world.auto_ready = False
-    world.core.begin()
-    world.greet()
-    world.settle()
-    [serving] = world.alive()
+    world, serving = one_loading()
     serving.become_ready()
     world.core.on_arrival()
     world.greet()
