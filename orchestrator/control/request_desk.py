@@ -10,6 +10,7 @@ from mlx_dp.orchestrator.control.ledger import Ledger, RequestStatus
 from mlx_dp.orchestrator.control.owner import Lease, Owner
 from mlx_dp.orchestrator.control.owner_book import OwnerBook
 from mlx_dp.orchestrator.control.owner_facts import OwnerFacts
+from mlx_dp.orchestrator.control.recent_deaths import RecentDeaths
 from mlx_dp.orchestrator.control.replay import after_loss, complete, on_trial
 from mlx_dp.orchestrator.control.request_ends import RequestEnds, error
 from mlx_dp.orchestrator.control.request_queue import RequestQueue
@@ -40,6 +41,7 @@ class RequestDesk:
         self._tally: Final = tally
         self._ledger: Final = Ledger()
         self._queue: Final = RequestQueue(options.max_queued_requests)
+        self._deaths: Final = RecentDeaths()
         self._router: Final = Router(options.load_balance_method)
         self._dispatcher: Final = Dispatcher(self._ledger, self._queue, book, self._router, post)
         self._ends: Final = RequestEnds(
@@ -111,18 +113,19 @@ class RequestDesk:
     ) -> None:
         """An owner is gone with all it held. Its requests go to the front of the queue."""
         tried = on_trial(leases) if culprit else None
+        if culprit:
+            self._deaths.add(frozenset(lease.request_id for lease in leases if lease.accepted), now)
         for lease in leases:
             entry = self.facts.current(lease)
             if entry is None:
                 continue
-            bystander = tried is not None and lease is not tried
-            ended = (
-                complete(entry)
-                if bystander
-                else after_loss(
-                    entry, lease, loss, culprit=culprit, max_attempts=self._max_attempts
+            if tried is not None and lease is not tried:
+                ended = complete(entry)
+            else:
+                guilty = culprit and not self._deaths.spare(entry.request_id)
+                ended = after_loss(
+                    entry, lease, loss, culprit=guilty, max_attempts=self._max_attempts
                 )
-            )
             if ended is not None:
                 self._ends.end(entry, ended, now)
                 continue

@@ -23,6 +23,7 @@ from mlx_dp.proto.messages import (
 )
 
 POISON_DEATHS = 2
+TOGETHER_S = 0.25
 
 
 @dataclass(slots=True)
@@ -83,6 +84,8 @@ class GrantWatch:
         self.lost: set[str] = set()
         """Incarnations that were given up."""
         self.deaths = 0
+        self._died: list[tuple[float, set[int]]] = []
+        """When workers died by their own fault, and what each had accepted."""
         self.exited: set[str] = set()
         """Those whose exit the controller has seen."""
         self.ready: set[str] = set()
@@ -206,22 +209,32 @@ class GrantWatch:
         self.deaths += gone.loss.kind is not LossKind.RESTART
         lost = {key: grant for key, grant in self.grants.items() if key[0] == gone.identity}
         tried = gone.culprit and any(grant.on_trial for grant in lost.values())
+        if gone.culprit:
+            had = {request_id for (_, request_id), grant in lost.items() if grant.accepted}
+            self._died.append((self._agenda.now, had))
         for (_, request_id), grant in lost.items():
             life = self.lives[request_id]
             if life.grant is grant and (grant.on_trial or not tried):
-                self._count_loss(life, grant, gone)
+                laid = gone.culprit and not self._is_accident(request_id)
+                self._count_loss(life, grant, gone, laid=laid)
             self._release(grant, request_id)
 
-    def _count_loss(self, life: Life, grant: Grant, gone: RemoveOwner) -> None:
+    def _is_accident(self, request_id: int) -> bool:
+        """Whether workers have died together, some of them with this request and some without."""
+        since = self._agenda.now - TOGETHER_S
+        recent = [request_id in had for at, had in self._died if at >= since]
+        return recent.count(True) >= 2 and False in recent
+
+    def _count_loss(self, life: Life, grant: Grant, gone: RemoveOwner, *, laid: bool) -> None:
         if gone.loss.kind in BLAMELESS:
             return
         if not grant.accepted:
             life.silent_losses += 1
             return
         life.losses += not grant.fruitful
-        life.deaths += gone.culprit
+        life.deaths += laid
         most = POISON_DEATHS + (self._max_attempts if grant.fruitful else 0)
-        life.poisoned = gone.culprit and life.deaths >= most
+        life.poisoned = laid and life.deaths >= most
 
     @property
     def poisons(self) -> list[Life]:

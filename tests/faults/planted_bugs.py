@@ -32,6 +32,7 @@ PLANTED: Final[Mapping[str, Callable[[pytest.MonkeyPatch], None]]] = {
         planted_requests.refusals_cost_a_worker,
         planted_requests.what_was_left_keeps_its_lease,
         planted_requests.bystanders_are_blamed,
+        planted_requests.accidents_are_laid_to_requests,
         planted_requests.suspects_are_tried_together,
         planted_requests.what_was_lost_is_not_replayed,
         planted_requests.poison_goes_on_for_ever,

@@ -10,6 +10,7 @@ from mlx_dp.orchestrator.control.dispatch import Dispatcher
 from mlx_dp.orchestrator.control.ledger import Ledger, RequestEntry
 from mlx_dp.orchestrator.control.owner import Lease, Owner
 from mlx_dp.orchestrator.control.owner_facts import OwnerFacts
+from mlx_dp.orchestrator.control.recent_deaths import RecentDeaths
 from mlx_dp.orchestrator.control.replay import after_loss
 from mlx_dp.orchestrator.control.supervisor_steps import Loss
 from mlx_dp.orchestrator.service import Ended
@@ -104,6 +105,10 @@ def what_was_left_keeps_its_lease(patch: Patch) -> None:
 
 def bystanders_are_blamed(patch: Patch) -> None:
     patch.setattr(request_desk, "on_trial", lambda leases: None)
+
+
+def accidents_are_laid_to_requests(patch: Patch) -> None:
+    patch.setattr(RecentDeaths, "spare", lambda deaths, request_id: False)
 
 
 def suspects_are_tried_together(patch: Patch) -> None:

@@ -294,6 +294,25 @@ def test_a_request_that_crashes_its_worker_twice_ends_as_poison() -> None:
     assert world.core.tally.worker_deaths == 2
 
 
+def test_a_request_that_flees_to_the_next_victim_of_an_accident_is_no_poison() -> None:
+    world = World(serve_options(3)).bring_up()
+    reader = submit(world)
+    world.settle()
+    first = reader.read().grants[-1].owner
+    world.worker(first).kill()
+    world.pass_time(0.05)
+    world.settle()
+    second = reader.read().grants[-1].owner
+    (third,) = {0, 1, 2} - {first, second}
+    world.worker(third).kill()
+    world.worker(second).kill()
+    world.recover()
+    world.turn(30)
+    assert ended(reader).reason is FinishReason.LENGTH
+    assert reader.ids == expected(generation(), len(reader.ids))
+    assert world.core.tally.worker_deaths == 3
+
+
 def test_whoever_sits_beside_poison_once_is_not_put_beside_it_again() -> None:
     world = World()
     world.readies = {0: ready(slots=4), 1: ready(slots=4)}
