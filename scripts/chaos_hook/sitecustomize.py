@@ -21,6 +21,8 @@ POISON_SEED: Final = 666_666
 LEAVES_S: Final = 0.03
 """How long the I/O thread may take to put a message on its way, before the process dies."""
 SLOW_TURN_S: Final = 0.005
+GARBLED: Final = b"\xc1 garbled"
+"""No msgpack begins with this byte."""
 
 
 def _hang() -> NoReturn:
@@ -64,6 +66,18 @@ def _die_at(tag: str, *, before: bool) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     _wrap_send(dying)
+
+
+def _garble() -> None:
+    """Send one frame that is none, ahead of the next message, and go on as if nothing were."""
+    left = [GARBLED]
+
+    def garbling(send: Callable[[Any, Any], None], channel: Any, message: Any) -> None:
+        if left:
+            channel._backlog.append(left.pop())
+        send(channel, message)
+
+    _wrap_send(garbling)
 
 
 def _wrap_send(wrapper: Callable[[Callable[[Any, Any], None], Any, Any], None]) -> None:
@@ -112,6 +126,8 @@ def _obey(_signal: int, _frame: FrameType | None) -> None:
             os._exit(int(arguments[0]))
         case "fill-memory":
             _fill_memory()
+        case "garble":
+            _garble()
         case "die-before" | "die-after":
             _die_at(arguments[0], before=order == "die-before")
         case _:
