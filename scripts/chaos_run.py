@@ -8,6 +8,7 @@ import argparse
 import asyncio
 import json
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Final
@@ -121,36 +122,47 @@ async def run(options: argparse.Namespace) -> list[RowResult]:
     room = asyncio.Semaphore(options.jobs)
     # Those that start a service for each trial take longest, and should not be left for the end.
     rows = sorted(chosen(options), key=lambda row: not row.fresh)
-    results = await asyncio.gather(*(_run_row(row, settings, room) for row in rows))
-    return sorted(results, key=lambda result: _number(result.row))
+    return await asyncio.gather(*(_run_row(row, settings, room) for row in rows))
 
 
 async def _run_row(row: Row, settings: Settings, room: asyncio.Semaphore) -> RowResult:
     async with room:
         print(f"{row.name} {row.title} ...", file=sys.stderr, flush=True)
         result = await Stage(row, settings).run()
+    _report(result)
+    return result
+
+
+def _run_simulated(name: str, options: argparse.Namespace) -> RowResult:
+    """The runs of a simulated row are its trials."""
+    began_s = time.monotonic()
+    runs = RUNS_A_TRIAL * options.trials
+    result = RowResult(name, f"{SIMULATED[name]}, simulated", trials=runs)
+    result.violations += simulate(name, options.seed, runs)
+    ViolationRecord(options.findings, name, options.seed).write(result.violations, ())
+    result.seconds = time.monotonic() - began_s
+    _report(result)
+    return result
+
+
+def _report(result: RowResult) -> None:
     print(
-        f"{row.name}: {result.trials} trials, {result.requests} requests, "
+        f"{result.row}: {result.trials} trials, {result.requests} requests, "
         f"{len(result.violations)} violations, {result.seconds:.0f} s",
         file=sys.stderr,
         flush=True,
     )
-    return result
 
 
 def main(arguments: list[str]) -> int:
     """Return the exit status: 1 when a promise was broken."""
     options = parse(arguments)
     results = asyncio.run(run(options))
-    simulated = [name for name in SIMULATED if options.rows is None or name in options.rows]
+    names = [name for name in SIMULATED if options.rows is None or name in options.rows]
+    results += [_run_simulated(name, options) for name in names]
+    results.sort(key=lambda result: _number(result.row))
     violations = [text for result in results for text in result.violations]
-    for name in simulated:
-        found = simulate(name, options.seed, RUNS_A_TRIAL * options.trials)
-        ViolationRecord(options.findings, name, options.seed).write(found, ())
-        violations += found
     print(matrix(results))
-    for name in simulated:
-        print(f"{name} {SIMULATED[name]}: {RUNS_A_TRIAL * options.trials} runs, simulated")
     for text in violations:
         print(f"violation: {text}")
     if options.json is not None:

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import isinf
 
 from bench_client import quantile
 from bench_report import milliseconds, table
@@ -100,8 +101,12 @@ class RowResult:
             self.violate(f"{count} {kind} left {what}")
 
     def bound(self, name: str, values_s: Sequence[float], bound_s: float) -> None:
-        """Hold the 99th percentile to its bound."""
-        if values_s and (p99 := quantile(values_s, 0.99)) > bound_s:
+        """Hold the 99th percentile to its bound. What was never measured keeps none."""
+        if isinf(bound_s):
+            return
+        if not values_s:
+            self.violations.append(f"{self.row}: {name} was never measured")
+        elif (p99 := quantile(values_s, 0.99)) > bound_s:
             self.violations.append(
                 f"{self.row}: {name} p99 {milliseconds(p99)}, allowed {milliseconds(bound_s)}"
             )
@@ -113,7 +118,10 @@ class RowResult:
             for q in (0.5, 0.99)
         ]
         left = "/".join(str(self.left[kind]) for kind in ("processes", "files", "fds"))
-        counts = (self.trials, self.requests, self.lost, self.repeated, self.failed)
+        counts = (
+            *(self.trials, self.requests, self.lost, self.repeated),
+            *(self.failed, self.refused),
+        )
         return [
             f"{self.row} {self.title}",
             *map(str, counts),
@@ -124,8 +132,8 @@ class RowResult:
 
 
 HEADERS = (
-    *("row", "trials", "requests", "lost", "repeated", "failed", "detected p50", "p99"),
-    *("recovered p50", "p99", "processes/files/fds left", "violations"),
+    *("row", "trials", "requests", "lost", "repeated", "failed", "refused"),
+    *("detected p50", "p99", "recovered p50", "p99", "processes/files/fds left", "violations"),
 )
 
 

@@ -1,6 +1,7 @@
 """What scripts/chaos and the measures of faults conclude from what they see."""
 
 import importlib
+import json
 import logging
 import subprocess
 import sys
@@ -117,8 +118,14 @@ def test_a_bound_is_held_to_the_99th_percentile(result):
     result.bound("detection", [0.01] * 99 + [0.2], 0.1)
     assert len(result.violations) == 1
     result.bound("recovery", [0.01] * 100, 0.1)
-    result.bound("recovery", [], 0.1)
     assert len(result.violations) == 1
+
+
+def test_a_bound_without_measurements_is_not_kept(result):
+    result.bound("recovery", [], float("inf"))
+    assert result.violations == []
+    result.bound("recovery", [], 0.1)
+    assert result.violations == ["F2: recovery was never measured"]
 
 
 def test_what_is_left_behind_is_counted_and_a_violation(result):
@@ -132,7 +139,8 @@ def test_what_is_left_behind_is_counted_and_a_violation(result):
 def test_the_matrix_has_every_column_and_row(load, result):
     lines = load("chaos_verdict").matrix([result]).splitlines()
     assert len(lines) == 3
-    for word in ("trials", "lost", "repeated", "failed", "detected", "recovered", "violations"):
+    counts = ("trials", "lost", "repeated", "failed", "refused", "violations")
+    for word in (*counts, "detected", "recovered"):
         assert word in lines[0]
     assert "F2 killed" in lines[2]
 
@@ -180,6 +188,26 @@ def test_a_violation_makes_the_exit_status_1(load, monkeypatch, capsys, result):
     result.violate("a token was lost")
     assert run.main(["--rows", "F2"]) == 1
     assert "violation: F2, trial 0: a token was lost" in capsys.readouterr().out
+
+
+def test_simulated_rows_are_rows_of_the_matrix_and_of_the_json(load, monkeypatch, capsys, tmp_path):
+    run = load("chaos_run")
+    monkeypatch.setattr(run, "simulate", lambda name, seed, runs: [f"{name}, seed {seed}: wrong"])
+    found = tmp_path / "found.json"
+    arguments = [
+        "--rows",
+        "F25",
+        "--trials",
+        "3",
+        "--findings",
+        str(tmp_path),
+        "--json",
+        str(found),
+    ]
+    assert run.main(arguments) == 1
+    assert "| F25 the clock jumps, simulated | 30 " in capsys.readouterr().out
+    [row] = json.loads(found.read_text())["rows"]
+    assert (row["row"], row["violations"]) == ("F25", ["F25, seed 1: wrong"])
 
 
 def test_a_simulated_run_that_fails_is_a_violation_with_its_seed(load, monkeypatch):
