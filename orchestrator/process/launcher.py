@@ -118,20 +118,25 @@ class ChildProcess:
             return False
 
     def abort(self) -> None:
-        self._child.send_signal(signal.SIGABRT)
+        self._signal(signal.SIGABRT)
 
     def terminate(self) -> None:
-        self._child.send_signal(signal.SIGTERM)
+        self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
         if self._child.returncode is None:
             kill_group(self._child.pid)
 
+    def _signal(self, number: signal.Signals) -> None:
+        # Not by the child's own method, which would reap one that has just ended.
+        if self._child.returncode is None:
+            os.kill(self._child.pid, number)
+
     def _ended(self) -> None:
         # Before the child is reaped its pid cannot be taken by another, so that its group can
         # still be named safely: whatever it left behind goes too.
-        if self._child.returncode is None:
-            kill_group(self._child.pid)
+        assert self._child.returncode is None, f"pid {self._child.pid} was reaped by somebody else"
+        kill_group(self._child.pid)
         status = self._child.wait()
         self._output.finish()
         os.close(self._death_write)

@@ -3,9 +3,12 @@
 import asyncio
 import errno
 import os
+import select
 import signal
 import sys
+import time
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -133,17 +136,83 @@ time.sleep(600)
     asyncio.run(scenario())
 
 
-def test_what_a_dead_worker_leaves_behind_goes_too() -> None:
-    script = """
+class KqueueOfMacOS:
+    """Tells of a child's exit as macOS does, made of what this system has."""
+
+    def __init__(self, wait: Callable[[int], None]) -> None:
+        self._wait = wait
+
+    def control(self, events: list[SimpleNamespace], count: int) -> list[SimpleNamespace]:
+        [event] = events
+        assert count == 1
+        assert event.fflags == 4
+        self._wait(event.ident)
+        return events
+
+    def close(self) -> None:
+        """There is no descriptor."""
+
+
+def select_of_macos(kqueue: Callable[[], object]) -> SimpleNamespace:
+    return SimpleNamespace(
+        kqueue=kqueue,
+        kevent=lambda ident, **fields: SimpleNamespace(ident=ident, **fields),
+        KQ_FILTER_PROC=1,
+        KQ_EV_ADD=2,
+        KQ_EV_ONESHOT=3,
+        KQ_NOTE_EXIT=4,
+    )
+
+
+@pytest.fixture(params=["pidfd", "waitid", "kqueue"])
+def watch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each way in which the end of a child is noticed."""
+    if request.param == "pidfd":
+        if not hasattr(os, "pidfd_open"):
+            pytest.skip("this system has no pidfds")
+    else:
+        monkeypatch.setattr(exit_watch, "_open_pidfd", lambda pid: None)
+    if request.param == "waitid" and not hasattr(os, "waitid"):
+        pytest.skip("this Python has no waitid")
+    if request.param == "kqueue":
+        if hasattr(select, "kqueue"):
+            monkeypatch.delattr(os, "waitid", raising=False)
+            return "kqueue"
+        by_waitid = exit_watch._wait_by_waitid
+        monkeypatch.setattr(exit_watch, "_wait_by_waitid", exit_watch._wait_by_kqueue)
+        like_macos = select_of_macos(lambda: KqueueOfMacOS(by_waitid))
+        monkeypatch.setattr(exit_watch, "select", like_macos)
+    return str(request.param)
+
+
+LEFTOVERS = """
 import os, subprocess, sys
 inner = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 print(inner.pid, flush=True)
 os._exit(1)
 """
 
+
+def test_what_a_dead_worker_leaves_behind_goes_too(watch: str) -> None:
     async def scenario() -> None:
-        run = Run(script)
-        run.spawn(0)
+        run = Run(LEFTOVERS)
+        child = run.spawn(0)
+        assert await run.exit_status(0) == 1
+        await gone(int(run.lines[0][1]))
+        assert not psutil.pid_exists(child.pid), "not reaped"
+
+    asyncio.run(scenario())
+
+
+def test_a_signal_to_one_that_has_just_ended_spares_nothing_of_its_group() -> None:
+    async def scenario() -> None:
+        run = Run(LEFTOVERS)
+        child = run.spawn(0)
+        # The loop stands still, so that nobody has noticed its end when the signal is sent.
+        while alive(child.pid):
+            time.sleep(0.01)
+        child.abort()
+        child.terminate()
         assert await run.exit_status(0) == 1
         await gone(int(run.lines[0][1]))
 
@@ -175,9 +244,7 @@ os.read(int(options["--death-fd"]), 1)
     asyncio.run(scenario())
 
 
-def test_exits_are_noticed_without_pidfds_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exit_watch, "_open_pidfd", lambda pid: None)
-
+def test_a_killed_worker_is_noticed_and_reaped(watch: str) -> None:
     async def scenario() -> None:
         run = Run(WAIT_FOR_PARENT)
         child = run.spawn(0)
@@ -187,6 +254,25 @@ def test_exits_are_noticed_without_pidfds_too(monkeypatch: pytest.MonkeyPatch) -
         assert not psutil.pid_exists(child.pid)
 
     asyncio.run(scenario())
+
+
+def test_a_kqueue_waits_until_there_is_a_descriptor_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[int] = []
+    answers: list[object] = [
+        OSError(errno.EMFILE, "too many open files"),
+        KqueueOfMacOS(waited.append),
+    ]
+
+    def kqueue() -> object:
+        answer = answers.pop(0)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(exit_watch, "select", select_of_macos(kqueue))
+    monkeypatch.setattr(exit_watch, "_RETRY_S", 0.0)
+    exit_watch._wait_by_kqueue(7)
+    assert waited == [7]
 
 
 def test_a_spawn_that_fails_leaks_no_descriptor() -> None:
