@@ -118,8 +118,7 @@ class GrantWatch:
         assert submit.epoch > life.epochs, f"I5: epoch {life.epochs} was the last: {told}"
         assert list(submit.output_ids) == life.emitted, f"I4: {life.emitted} is out: {told}"
         assert not life.poisoned, f"I6: {life}: {told}"
-        losses = max(life.losses, life.silent_losses)
-        assert losses < self._max_attempts, f"I6: {life}: {told}"
+        assert not self.spent(life), f"I6: {life}: {told}"
         life.epochs = submit.epoch
         trials = [
             self.lives[request_id]
@@ -129,6 +128,11 @@ class GrantWatch:
         assert not trials, f"I6: it tries {trials}: {told}"
         life.grant = Grant(identity, submit.epoch, self._agenda.now, suspect=life.deaths > 0)
         self.grants[identity, submit.request_id] = life.grant
+
+    def spent(self, life: Life) -> bool:
+        """Whether it was lost as often as it may be; silent losses have a bound of their own."""
+        silent = self._max_attempts + POISON_DEATHS
+        return life.losses >= self._max_attempts or life.silent_losses >= silent
 
     def _may_be_withdrawn(self, grant: Grant) -> bool:
         late = self._agenda.now - grant.sent_at > self._accept_timeout_s

@@ -136,12 +136,10 @@ class Invariants:
         life = self._watch.lives.get(client.answer.request_id)
         if client.ended.reason is not FinishReason.ERROR:
             return
-        setting = self._schedule.setting
         match client.ended.code:
             case "worker_lost":
                 assert life is not None, client.ended
-                spent = max(life.losses, life.silent_losses) >= setting.max_attempts
-                assert spent, f"I6: {life} had attempts left: {client.ended}"
+                assert self._watch.spent(life), f"I6: {life} had attempts left: {client.ended}"
             case "request_crashed_worker":
                 assert life is not None, client.ended
                 assert life.deaths >= POISON_DEATHS, f"I6: {life}: {client.ended}"
@@ -167,6 +165,7 @@ class Invariants:
         assert tally.generated_by_owner.total() == read, f"I8: {tally.generated_by_owner}, {read}"
         assert len(core.answers) == 0 and core.desk.idle
         self._unfaulted_are_untouched()
+        self._nobody_dies_of_nothing()
         for each in self._machine.living:
             self._is_empty(each.index)
         for life in self._watch.poisons:
@@ -174,11 +173,18 @@ class Invariants:
 
     def _unfaulted_are_untouched(self) -> None:
         """I10: workers to which nothing happens are never lost, whatever happens elsewhere."""
-        if self._schedule.setting.group:
-            return
         for index, slot in self._machine.slots.items():
             if index not in self._schedule.faulted:
                 assert len(slot.spawned_at) <= 1, f"I10: worker {index} was restarted: {slot}"
+
+    def _nobody_dies_of_nothing(self) -> None:
+        """I10 and I16: neither clocks nor what a client asks for may cost a worker its life."""
+        if self._schedule.deadly:
+            return
+        tally = self._host.core.tally
+        assert not tally.worker_deaths, f"I10, I16: nothing happened to workers: {tally.losses}"
+        refused = {"rejected_invalid"}
+        assert tally.errors.keys() <= refused, f"I10: nothing happened to requests: {tally.errors}"
 
     def _is_empty(self, index: int) -> None:
         """Nothing is held but cached prefixes, all of which can be dropped."""
