@@ -34,13 +34,11 @@ def after_loss(
         return ended
     if not lease.accepted:
         entry.silent_losses += 1
-        # A grant that never arrived is no attempt, but a request that kills its owner before
-        # that is told must not take every worker with it.
-        return (
-            _worker_lost(entry.silent_losses, loss.detail)
-            if entry.silent_losses >= max_attempts
-            else None
-        )
+        # A grant that never arrived is no attempt, so that it has a bound of its own: a request
+        # that kills its owner before that is told must not take every worker with it.
+        if entry.silent_losses >= max_attempts + POISON_DEATHS:
+            return _worker_lost(entry.silent_losses, loss.detail)
+        return None
     entry.deaths += culprit
     entry.barren_losses += not lease.fruitful
     # Whoever yields some tokens before each death makes progress, and costs a worker every time:

@@ -373,10 +373,21 @@ def test_one_poison_after_the_other_fails_nobody_beside_it() -> None:
 def test_a_grant_lost_before_it_was_accepted_is_no_attempt() -> None:
     world = World().bring_up()
     reader = submit(world, max_tokens=2)
-    world.worker(0).kill()
-    world.pass_time(0.1)
+    losses = world.limits.max_attempts + 1
+    for loss in range(losses):
+        while len(reader.read().grants) == loss:
+            assert reader.ended is None, loss
+            world.pass_time(0.1)
+            world.greet()
+            for worker in world.alive():
+                # One that serves never reads what it is granted.
+                if not worker.serving:
+                    worker.receive()
+        world.worker(reader.grants[-1].owner).kill()
+    world.recover(4.0)
     world.turn(2)
     assert ended(reader).reason is FinishReason.LENGTH
+    assert world.core.tally.worker_deaths == losses
     assert world.core.tally.requests_replayed == 0
 
 

@@ -70,9 +70,9 @@ def test_a_loss_without_progress_begins_to_count_anew_after_a_token() -> None:
 
 def test_grants_that_never_arrived_are_forgotten_after_a_token() -> None:
     life = Life(max_tokens=99)
-    assert codes(life, (), (), accepted=False) == [None, None]
+    assert codes(life, *[()] * 4, accepted=False) == [None] * 4
     assert codes(life, (1,)) == [None]
-    assert codes(life, (), (), accepted=False) == [None, None]
+    assert codes(life, *[()] * 4, accepted=False) == [None] * 4
 
 
 def test_whoever_is_there_at_every_death_is_not_replayed_for_ever() -> None:
@@ -110,9 +110,16 @@ def test_progress_at_the_second_death_is_no_poison() -> None:
 
 def test_grants_that_never_arrived_are_bounded_too() -> None:
     life = Life()
-    assert codes(life, (), (), accepted=False) == [None, None]
-    assert life.entry.barren_losses == 0
+    assert codes(life, *[()] * 4, accepted=False) == [None] * 4
+    assert life.entry.barren_losses == life.entry.deaths == 0
     assert codes(life, (), accepted=False) == ["worker_lost"]
+
+
+def test_grants_that_never_arrived_leave_a_request_all_of_its_attempts() -> None:
+    life = Life()
+    assert codes(life, *[()] * 4, accepted=False) == [None] * 4
+    ends = [life.lose(life.grant(), kind=LossKind.HUNG, culprit=False) for _ in range(3)]
+    assert [None if end is None else end.code for end in ends] == [None, None, "worker_lost"]
 
 
 @pytest.mark.parametrize("kind", [LossKind.SIBLING, LossKind.RESTART])
