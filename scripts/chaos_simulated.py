@@ -11,24 +11,31 @@ SIMULATED: Final = {
     "F21": "duplicate, missing, reordered frames",
     "F25": "the clock jumps",
 }
+DRAWN: Final = {"F21": "frames", "F25": "sleeps"}
 
 
 def simulate(name: str, seed: int, runs: int) -> list[str]:
-    """Run so many schedules of one row, and say what is wrong.
+    """Run so many schedules of one row, and say what is wrong, each with its ``replay_command``.
 
     In this process, so that it ends with it.
     """
     print(f"{name} {SIMULATED[name]}, simulated ...", file=sys.stderr, flush=True)
-    draw, replay = _faults("draw"), _faults("replay")
-    drawn = {"F21": draw.draw_frames, "F25": draw.draw_sleeps}[name]
+    replay, drawn = _faults("replay"), _faults("schedule").Drawn(DRAWN[name])
     found = []
     with _faults("quiet_log").quiet_log():
         for each in range(seed * runs, (seed + 1) * runs):
             try:
-                replay.run_schedule(drawn(each))
+                replay.run_seed(each, drawn)
             except replay.SimulationError as error:
                 found.append(f"{name}, seed {each}: {error}")
     return found
+
+
+def replay_command(name: str, seed: int) -> str:
+    """The command that runs this one schedule of a row again."""
+    schedule = _faults("schedule")
+    command: str = schedule.replay_command(seed, schedule.Drawn(DRAWN[name]))
+    return command
 
 
 def _faults(name: str) -> ModuleType:

@@ -5,10 +5,24 @@ from collections.abc import Iterator
 import pytest
 
 from faults.quiet_log import quiet_log
+from faults.schedule import Drawn
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seed", type=int, default=None, help="replay this one simulated run")
+    parser.addoption(
+        "--draw",
+        type=Drawn,
+        choices=tuple(Drawn),
+        default=Drawn.ALL,
+        help="what goes wrong in it (default all)",
+    )
+
+
+@pytest.fixture
+def drawn(request: pytest.FixtureRequest) -> Drawn:
+    chosen: Drawn = request.config.getoption("--draw")
+    return chosen
 
 
 @pytest.fixture(autouse=True)

@@ -63,7 +63,7 @@ def options_of(setting: Setting) -> ServeOptions:
     return ServeOptions(
         http=HttpOptions(served_model_name="fake"),
         queue=QueueOptions(
-            max_queued_requests=100,
+            max_queued_requests=setting.max_queued,
             queue_timeout_s=REQUEST_TIMEOUT_S,
             request_timeout_s=REQUEST_TIMEOUT_S,
             load_balance_method=setting.method,

@@ -1,7 +1,10 @@
 """Draws a run from its seed."""
 
 import random
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
+from typing import Final
 
 from faults.schedule import (
     CONTEXT_LENGTH,
@@ -11,6 +14,7 @@ from faults.schedule import (
     VOCAB_SIZE,
     Arrival,
     Boot,
+    Drawn,
     Fault,
     FaultKind,
     Schedule,
@@ -67,7 +71,8 @@ def draw_frames(seed: int) -> Schedule:
         _frame_fault(rng, schedule.setting, rng.choice(FRAME_FAULTS))
         for _ in range(rng.randint(1, 8))
     ]
-    return replace(schedule, faults=tuple(sorted(faults, key=lambda fault: fault.at)))
+    faults.sort(key=lambda fault: fault.at)
+    return replace(schedule, faults=tuple(faults), drawn=Drawn.FRAMES)
 
 
 def draw_sleeps(seed: int) -> Schedule:
@@ -87,7 +92,12 @@ def draw_sleeps(seed: int) -> Schedule:
     ]
     arrivals = tuple(each for each in schedule.arrivals if not (each.poison or each.unservable))
     faults.sort(key=lambda fault: fault.at)
-    return replace(schedule, faults=tuple(faults), arrivals=arrivals)
+    return replace(schedule, faults=tuple(faults), arrivals=arrivals, drawn=Drawn.SLEEPS)
+
+
+DRAWS: Final[Mapping[Drawn, Callable[[int], Schedule]]] = MappingProxyType(
+    {Drawn.ALL: draw, Drawn.FRAMES: draw_frames, Drawn.SLEEPS: draw_sleeps}
+)
 
 
 def _frame_fault(rng: random.Random, setting: Setting, kind: FaultKind) -> Fault:
@@ -119,6 +129,7 @@ def _setting(rng: random.Random) -> Setting:
         max_restarts=rng.choice((2, 5, UNBOUNDED)),
         step_s=rng.choice((0.02, 0.04, 0.08)),
         latency_s=rng.choice((0.0, 0.001, 0.02)),
+        max_queued=rng.choice((2, 100, 100)),
     )
 
 

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TypeVar
 
-from faults.draw import draw
-from faults.schedule import Schedule
+from faults.draw import DRAWS, draw
+from faults.schedule import Drawn, Schedule
 from faults.simulation import Simulation
 
 Part = TypeVar("Part")
@@ -16,7 +16,7 @@ class SimulationError(Exception):
     """An invariant did not hold. The message has the seed, and what is left of the schedule."""
 
     def __init__(self, schedule: Schedule, error: Exception) -> None:
-        super().__init__(f"{error}\n{schedule}\nreplay: pytest tests/faults --seed {schedule.seed}")
+        super().__init__(f"{error}\n{schedule}\nreplay: {schedule.replay}")
         self.schedule = schedule
         self.error = error
 
@@ -30,13 +30,9 @@ def failure_of(schedule: Schedule) -> Exception | None:
     return None
 
 
-def run_seed(seed: int) -> Simulation:
+def run_seed(seed: int, drawn: Drawn = Drawn.ALL) -> Simulation:
     """Raises SimulationError, with a schedule that is as short as it could be made."""
-    return run_schedule(draw(seed))
-
-
-def run_schedule(schedule: Schedule) -> Simulation:
-    """The same of a schedule that was drawn in another way."""
+    schedule = DRAWS[drawn](seed)
     try:
         return Simulation(schedule).run()
     except Exception as error:

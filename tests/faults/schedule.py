@@ -50,6 +50,14 @@ class FaultKind(StrEnum):
     """All prefix caches are flushed, which is no fault at all."""
 
 
+class Drawn(StrEnum):
+    """What is drawn to go wrong in a run. With the seed, it says which run it is."""
+
+    ALL = "all"
+    FRAMES = "frames"
+    SLEEPS = "sleeps"
+
+
 class Boot(StrEnum):
     """How a start fails."""
 
@@ -141,6 +149,7 @@ class Setting:
     max_restarts: int
     step_s: float
     latency_s: float
+    max_queued: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +158,12 @@ class Schedule:
     setting: Setting
     arrivals: tuple[Arrival, ...]
     faults: tuple[Fault, ...]
+    drawn: Drawn = Drawn.ALL
+
+    @property
+    def replay(self) -> str:
+        """The command that runs it again, with all that was drawn."""
+        return replay_command(self.seed, self.drawn)
 
     @property
     def faulted(self) -> frozenset[int]:
@@ -158,7 +173,15 @@ class Schedule:
             return all_workers
         if any(arrival.poison for arrival in self.arrivals):
             return all_workers
-        return frozenset(each.worker for each in self.faults if not each.harmless)
+        struck = frozenset(each.worker for each in self.faults if not each.harmless)
+        return all_workers if struck and self.setting.group else struck
+
+    @property
+    def deadly(self) -> bool:
+        """Somebody may be lost by more than a restart."""
+        harmful = [each for each in self.faults if not each.harmless]
+        asked = all(each.kind is FaultKind.RESTART for each in harmful)
+        return not asked or any(arrival.poison for arrival in self.arrivals)
 
     @property
     def end(self) -> float:
@@ -180,3 +203,9 @@ class Schedule:
     def __str__(self) -> str:
         lines = [f"seed {self.seed}: {self.setting}, {len(self.arrivals)} requests"]
         return "\n  ".join(lines + [str(fault) for fault in self.faults])
+
+
+def replay_command(seed: int, drawn: Drawn) -> str:
+    """The command that runs this seed again, and only this."""
+    test = "tests/faults/test_simulation.py::test_every_invariant_holds_in_every_run"
+    return f"pytest {test} --draw {drawn} --seed {seed}"
