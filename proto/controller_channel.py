@@ -16,7 +16,7 @@ from mlx_dp.proto.key_files import ControllerKeys
 from mlx_dp.proto.messages import Down, Shutdown, Up
 from mlx_dp.proto.router_socket import PeerCongestedError as PeerCongestedError
 from mlx_dp.proto.router_socket import PeerLostError as PeerLostError
-from mlx_dp.proto.router_socket import RouterSocket
+from mlx_dp.proto.router_socket import Received, RouterSocket
 from mlx_dp.proto.socket_directory import SocketDirectory
 
 HIGH_WATER_MARK: Final = 256
@@ -115,11 +115,11 @@ class ControllerChannel:
             received = self._socket.receive()
             if received is None:
                 return arrived
-            identity, frames = received
+            identity = received.identity
             if identity in self._known:
-                arrived.append((identity.decode(), _decode(frames, decode_up)))
+                arrived.append((identity.decode(), _decode(received, decode_up)))
             elif self._take_host is not None and is_host(identity):
-                self._take_host(identity.decode(), _decode(frames, decode_host_up))
+                self._take_host(identity.decode(), _decode(received, decode_host_up))
             else:
                 self._unknown_frames += 1
                 self._send_away(identity)
@@ -146,18 +146,15 @@ class ControllerChannel:
             self._directory.close()
 
 
-def _decode(frames: list[bytes], decode: Callable[[bytes], _T]) -> _T | ProtocolError:
+def _decode(received: Received, decode: Callable[[bytes], _T]) -> _T | ProtocolError:
     """Decode a message, which is a single frame. Errors name its size and hash, never its bytes."""
-    size = sum(map(len, frames))
-    if len(frames) != 1:
-        return ProtocolError(f"{len(frames)} frames for 1, {size} bytes, {_digest(frames)}")
+    if received.frame is None:
+        return ProtocolError(f"{received.parts} frames for 1, {received.nbytes} bytes")
+    frame = received.frame.bytes
     try:
-        return decode(frames[0])
+        return decode(frame)
     except ProtocolError as error:
-        cause = ProtocolError(f"malformed message, {size} bytes, {_digest(frames)}")
+        digest = hashlib.blake2b(frame, digest_size=6).hexdigest()
+        cause = ProtocolError(f"malformed message, {received.nbytes} bytes, hash {digest}")
         cause.__cause__ = error
         return cause
-
-
-def _digest(frames: list[bytes]) -> str:
-    return f"hash {hashlib.blake2b(b''.join(frames), digest_size=6).hexdigest()}"

@@ -3,6 +3,7 @@
 import asyncio
 import ipaddress
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +15,8 @@ from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.key_files import ControllerKeys
 
 LAST_PORT: Final = 65535
+MAX_PARTS_AT_A_TIME: Final = 256
+"""Of one message, between two turns of the event loop."""
 
 
 class PeerLostError(Exception):
@@ -24,8 +27,35 @@ class PeerCongestedError(Exception):
     """The peer takes no more for now; the message was not sent. It may be alive."""
 
 
+@dataclass(slots=True)
+class Received:
+    """A message from a peer. Only the first of its parts is kept, and no copy is made of it."""
+
+    identity: bytes
+    parts: int = 0
+    nbytes: int = 0
+    first: zmq.Frame | None = None
+
+    def take(self, part: zmq.Frame) -> None:
+        if self.parts == 0:
+            self.first = part
+        self.parts += 1
+        self.nbytes += len(part)
+
+    @property
+    def frame(self) -> zmq.Frame | None:
+        """Its only part, or None: a message is a single frame."""
+        return self.first if self.parts == 1 else None
+
+
 class RouterSocket:
-    """Frames to and from peers by identity. Owned by the event loop; ``close`` it."""
+    """Frames to and from peers by identity. Owned by the event loop; ``close`` it.
+
+    What it keeps of a message is bounded by MAX_FRAME_BYTES. libzmq is not to be bounded so: it
+    collects all parts of a message before it gives us the first, and neither MAXMSGSIZE nor a
+    high water mark limits their number. One message of 150 parts of 1 MiB costs 158 MB until it is
+    dropped. So the sockets must be out of strangers' reach: see ``bind_ipc`` and ``bind_tcp``.
+    """
 
     def __init__(self, *, high_water_mark: int, keys: ControllerKeys | None = None) -> None:
         """``keys`` are for what is bound by ``bind_tcp``."""
@@ -33,6 +63,7 @@ class RouterSocket:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._on_arrival: Callable[[], None] | None = None
         self._rearmed = False
+        self._partial: Received | None = None
         self._context: Final = zmq.Context()
         self._guard: Final = None if keys is None else KeyGuard(self._context, keys.allowed)
         self._socket: Final[zmq.Socket[bytes]] = self._context.socket(zmq.ROUTER)
@@ -94,13 +125,25 @@ class RouterSocket:
         finally:
             self.rearm()
 
-    def receive(self) -> tuple[bytes, list[bytes]] | None:
-        """The next message and who sent it, or None. ``rearm`` where one stops before None."""
+    def receive(self) -> Received | None:
+        """The next message, or None. ``rearm`` where one stops before None.
+
+        A message without end is dropped over several turns of the event loop.
+        """
+        message = self._partial
         try:
-            identity, *frames = self._socket.recv_multipart(zmq.DONTWAIT)
+            if message is None:
+                message = self._partial = Received(self._socket.recv(zmq.DONTWAIT))
+            for _ in range(MAX_PARTS_AT_A_TIME):
+                part = self._socket.recv(zmq.DONTWAIT, copy=False)
+                message.take(part)
+                if not part.more:
+                    self._partial = None
+                    return message
         except zmq.Again:
             return None
-        return identity, frames
+        self.rearm()
+        return None
 
     def attach(self, loop: asyncio.AbstractEventLoop, on_arrival: Callable[[], None]) -> None:
         """Call ``on_arrival`` from the loop whenever there may be something to receive."""

@@ -29,7 +29,7 @@ from mlx_dp.proto.key_files import (
     write_keys,
 )
 from mlx_dp.proto.messages import Drain, Hello, Shutdown, Submit
-from mlx_dp.proto.router_socket import is_loopback
+from mlx_dp.proto.router_socket import MAX_PARTS_AT_A_TIME, Received, is_loopback
 from mlx_dp.proto.worker_channel import WorkerChannel
 
 HELLO = Hello(pid=7)
@@ -222,6 +222,48 @@ def test_malformed_messages_are_protocol_errors_that_quote_nothing(
     assert isinstance(error, ProtocolError)
     assert "junk" not in str(error)
     assert after == ("w0-1", HELLO)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_message_of_many_parts_is_dropped_while_the_loop_keeps_turning(
+    channel: ControllerChannel, dealer: Dealers, known: bool
+) -> None:
+    channel.expect("w0-1")
+    many = 3 * MAX_PARTS_AT_A_TIME + 1
+    sender = dealer("w0-1" if known else "stranger")
+    sender.send_multipart([b"part"] * many)
+    sender.send(encode(HELLO))
+    assert channel._socket._socket.poll(30_000)
+    for _ in range(3):
+        assert channel.drain() == []
+        assert channel.unknown_frames == 0
+    if not known:
+        assert channel.drain() == []
+        assert channel.unknown_frames in (1, 2)
+        return
+    (identity, error), *after = channel.drain()
+    assert identity == "w0-1"
+    assert str(error) == f"{many} frames for 1, {4 * many} bytes"
+    assert (after or arrived(channel, 1)) == [("w0-1", HELLO)]
+
+
+def test_the_parts_of_a_long_message_are_dropped_without_another_edge(
+    channel: ControllerChannel, dealer: Dealers
+) -> None:
+    dealer("stranger").send_multipart([b"part"] * (3 * MAX_PARTS_AT_A_TIME))
+    assert arrived(channel, 1) == []
+    assert channel.unknown_frames == 1
+
+
+def test_only_the_first_part_of_a_message_is_kept() -> None:
+    parts = [zmq.Frame(b"one"), zmq.Frame(b"three"), zmq.Frame(b"")]
+    received = Received(b"w0-1")
+    received.take(parts[0])
+    assert received.frame is parts[0]
+    received.take(parts[1])
+    received.take(parts[2])
+    assert (received.parts, received.nbytes, received.frame) == (3, 8, None)
+    assert received.first is parts[0]
 
 
 def test_a_message_that_is_too_big_is_never_read_and_cuts_the_connection(
