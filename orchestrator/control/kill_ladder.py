@@ -45,8 +45,14 @@ def lose(
         case LossKind.RESTART:
             steps.append(Dismiss(worker.index, worker.identity))
             worker.kill_at = now + limits.dismiss_grace_s
-        case LossKind.HUNG | LossKind.SILENT:
-            # It cannot say what it does: its fault handler can.
+        case (
+            LossKind.HUNG
+            | LossKind.SILENT
+            | LossKind.START_TIMEOUT
+            | LossKind.NOT_ACCEPTED
+            | LossKind.NOT_RELEASED
+        ):
+            # It does not say why it does nothing: its fault handler shows where it is.
             steps.append(Abort(worker.index, worker.identity))
             worker.kill_at = now + limits.abort_grace_s
         case _:

@@ -946,8 +946,11 @@ def test_a_worker_that_never_becomes_ready_is_killed_and_counted_as_failed_start
     world.auto_ready = False
     world.core.begin()
     world.greet()
+    world.deaf_to_abort = True
     world.pass_time(600.2)
-    assert world.workers[0].signals == ["kill"]
+    assert world.workers[0].signals == ["abort"]
+    world.pass_time(1.0)
+    assert world.workers[0].signals == ["abort", "kill"]
     assert world.core.supervisor.workers[0].message == "not ready after 600 s"
 
 
@@ -955,7 +958,7 @@ def test_a_worker_that_never_says_hello_holds_up_the_others_for_a_minute_only() 
     world = World()
     world.core.begin()
     world.pass_time(60.2)
-    assert world.workers[0].signals == ["kill"]
+    assert world.workers[0].signals == ["abort"]
     world.pass_time(0.1)
     assert world.workers[1].index == 1
 

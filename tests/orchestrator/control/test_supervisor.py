@@ -138,9 +138,19 @@ def test_nobody_is_restarted_before_the_old_process_is_gone() -> None:
     assert kinds(due(made, 20.0)[1]) == [Spawn]
 
 
-def test_a_hung_worker_writes_its_stacks_before_it_is_killed() -> None:
+@pytest.mark.parametrize(
+    "kind",
+    [
+        LossKind.HUNG,
+        LossKind.SILENT,
+        LossKind.START_TIMEOUT,
+        LossKind.NOT_ACCEPTED,
+        LossKind.NOT_RELEASED,
+    ],
+)
+def test_one_that_does_nothing_writes_its_stacks_before_it_is_killed(kind: LossKind) -> None:
     made = up()
-    assert kinds(made.lost(0, HUNG, 10.0)) == [RemoveOwner, Abort]
+    assert kinds(made.lost(0, Loss(kind=kind, detail="no step"), 10.0)) == [RemoveOwner, Abort]
     assert made.tick(10.9) == []
     assert kinds(made.tick(11.0)) == [Kill]
 
@@ -367,7 +377,7 @@ def test_starts_are_not_late_by_what_the_controller_slept() -> None:
     made.start(0.0)
     made.forgive(500.0, 500.0)
     assert made.tick(559.0) == []
-    assert kinds(made.tick(561.0)) == [RemoveOwner, Kill]
+    assert kinds(made.tick(561.0)) == [RemoveOwner, Abort]
 
 
 def test_what_begins_after_the_controller_awoke_gets_no_more_time_than_ever() -> None:
@@ -377,7 +387,7 @@ def test_what_begins_after_the_controller_awoke_gets_no_more_time_than_ever() ->
     made.greeted(0, 500.0)
     made.forgive(500.1, 500.0)
     assert made.tick(1100.0) == []
-    assert kinds(made.tick(1101.0)) == [RemoveOwner, Kill]
+    assert kinds(made.tick(1101.0)) == [RemoveOwner, Abort]
 
 
 @pytest.mark.parametrize(
