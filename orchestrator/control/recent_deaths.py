@@ -24,7 +24,8 @@ class RecentDeaths:
         """Whether the last death is no fault of a request that was there at the one before.
 
         True when another worker died in that moment, which did not run it: they have died of
-        something else, and one that was moved to the next victim is not to be ended for it.
+        something else, and one that was moved to the next victim is not to be ended for it. That
+        takes a third death: of two workers, both of which ran it, nothing tells it from poison.
         """
         present = sum(request_id in request_ids for _, request_ids in self._deaths)
         return 1 < present < len(self._deaths)
