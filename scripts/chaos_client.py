@@ -1,40 +1,71 @@
-"""Streaming clients as people use them, httpx and openai, and what each of them saw."""
+"""Clients as people use them, httpx and openai, and what each of them saw."""
 
 import json
 import time
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import httpx
 import openai
 
 MODEL = "chaos"
 TIMEOUT_S = 90.0
+OURS: Final = ("routed_dp_rank", "repetition_penalty")
+"""Fields of a body that OpenAI's own interface does not have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """One streamed completion. ``exact_usage``: a character of the answer is a token."""
+    """One request. ``prompt``: of a chat, what its only message says."""
 
     prompt: str
-    prompt_tokens: int = 0
     max_tokens: int = 64
     temperature: float = 0.0
     seed: int | None = None
     rank: int | None = None
     by_openai: bool = False
-    exact_usage: bool = False
+    chat: bool = False
+    stream: bool = True
+    n: int = 1
+    stop: tuple[str, ...] = ()
+    logprobs: int | None = None
+    penalised: bool = False
+
+    @property
+    def path(self) -> str:
+        return "/v1/chat/completions" if self.chat else "/v1/completions"
 
     def body(self) -> dict[str, Any]:
-        fields = {"temperature": self.temperature, "seed": self.seed, "routed_dp_rank": self.rank}
-        return {
+        fields: dict[str, Any] = {
             "model": MODEL,
-            "prompt": self.prompt,
             "max_tokens": self.max_tokens,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            **{name: value for name, value in fields.items() if value is not None},
+            "temperature": self.temperature,
+            **self._asked(),
         }
+        optional = {"seed": self.seed, "routed_dp_rank": self.rank}
+        return fields | {name: value for name, value in optional.items() if value is not None}
+
+    def _asked(self) -> dict[str, Any]:
+        """The prompt, and what is only said where it is wanted."""
+        fields: dict[str, Any] = {"prompt": self.prompt}
+        if self.chat:
+            fields = {"messages": [{"role": "user", "content": self.prompt}]}
+        if self.stream:
+            fields |= {"stream": True, "stream_options": {"include_usage": True}}
+        if self.n > 1:
+            fields["n"] = self.n
+        if self.stop:
+            fields["stop"] = list(self.stop)
+        if self.penalised:
+            fields |= {"presence_penalty": 0.5, "frequency_penalty": 0.2}
+            fields["repetition_penalty"] = 1.1
+        if self.logprobs is not None and self.chat:
+            fields |= {"logprobs": True, "top_logprobs": self.logprobs}
+        elif self.logprobs is not None:
+            fields["logprobs"] = self.logprobs
+        return fields
 
 
 @dataclass(slots=True)
@@ -46,7 +77,10 @@ class Seen:
     owner: int | None = None
     """The owner that the headers named: the first one of the request."""
     chunks_s: list[float] = field(default_factory=list)
-    text: str = ""
+    texts: defaultdict[int, str] = field(default_factory=lambda: defaultdict(str))
+    """What each choice said."""
+    tokens: defaultdict[int, str] = field(default_factory=lambda: defaultdict(str))
+    """The same, as the log-probabilities tell it."""
     status: int = 0
     retry_after: str = ""
     error: str = ""
@@ -58,6 +92,10 @@ class Seen:
     finish_reasons: list[str] = field(default_factory=list)
     usage: tuple[int, int] = (0, 0)
     ended_s: float = 0.0
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts[choice] for choice in sorted(self.texts))
 
     @property
     def running(self) -> bool:
@@ -75,6 +113,15 @@ class Seen:
             if before <= lost_s + 0.05 and after >= harmed_s
         ]
         return max(pauses)[1] if pauses else None
+
+    def longest_gap_s(self, begin_s: float, end_s: float) -> float:
+        """The longest wait between two tokens that lies, at least in part, between two times."""
+        gaps = [
+            after - before
+            for before, after in zip(self.chunks_s, self.chunks_s[1:], strict=False)
+            if before <= end_s and after >= begin_s
+        ]
+        return max(gaps, default=0.0)
 
 
 class ChaosClient:
@@ -107,14 +154,15 @@ class ChaosClient:
         return seen
 
     async def _by_httpx(self, seen: Seen) -> None:
-        async with self.http.stream("POST", "/v1/completions", json=seen.ask.body()) as answer:
-            seen.status = answer.status_code
-            seen.retry_after = answer.headers.get("retry-after", "")
-            owner = answer.headers.get("x-dp-rank", "")
-            seen.owner = int(owner) if owner.isdigit() else None
+        ask = seen.ask
+        async with self.http.stream("POST", ask.path, json=ask.body()) as answer:
+            _head(seen, answer.status_code, answer.headers)
             if answer.status_code != 200:
                 refusal = json.loads(await answer.aread())["error"]
                 seen.error, seen.code = str(refusal), str(refusal.get("code"))
+                return
+            if not ask.stream:
+                _whole(seen, json.loads(await answer.aread()))
                 return
             async for line in answer.aiter_lines():
                 if line.startswith("data: "):
@@ -124,19 +172,32 @@ class ChaosClient:
 
     async def _by_openai(self, seen: Seen) -> None:
         body = seen.ask.body()
-        extra = {"routed_dp_rank": body.pop("routed_dp_rank", None)}
+        extra = {name: body.pop(name) for name in OURS if name in body}
+        # The two have the same methods, of other types.
+        completions: Any = self._openai.chat if seen.ask.chat else self._openai
+        create = completions.completions.with_raw_response.create
         try:
-            answer = await self._openai.completions.create(**body, extra_body=extra)
-            seen.status = 200
-            seen.owner = seen.ask.rank
+            raw = await create(**body, extra_body=extra)
+            _head(seen, raw.status_code, raw.headers)
+            answer = raw.parse()
+            if not seen.ask.stream:
+                _whole(seen, answer.model_dump())
+                return
             async for event in answer:
                 _event(seen, event.model_dump())
         except openai.APIStatusError as error:
-            seen.status, seen.code = error.status_code, str(error.code)
-            seen.retry_after = error.response.headers.get("retry-after", "")
+            _head(seen, error.status_code, error.response.headers)
+            seen.code = str(error.code)
             raise
         # The library ends at [DONE] and shows nothing of it.
         seen.done = 1
+
+
+def _head(seen: Seen, status: int, headers: Mapping[str, str]) -> None:
+    seen.status = status
+    seen.retry_after = headers.get("retry-after", "")
+    owner = headers.get("x-dp-rank", "")
+    seen.owner = int(owner) if owner.isdigit() else None
 
 
 def _take(seen: Seen, data: str) -> None:
@@ -151,13 +212,29 @@ def _event(seen: Seen, event: dict[str, Any]) -> None:
     if refusal := event.get("error"):
         seen.error, seen.code = str(refusal), str(refusal.get("code"))
         return
-    seen.ids.add(event["id"])
-    if usage := event.get("usage"):
+    before = sum(map(len, seen.texts.values()))
+    _answer(seen, event)
+    if sum(map(len, seen.texts.values())) > before:
+        seen.chunks_s.append(time.monotonic())
+
+
+def _whole(seen: Seen, answer: dict[str, Any]) -> None:
+    """An answer in one piece. It has no times, and its role is no event."""
+    _answer(seen, answer)
+    seen.roles, seen.done = 0, 1
+
+
+def _answer(seen: Seen, answer: dict[str, Any]) -> None:
+    seen.ids.add(answer["id"])
+    if usage := answer.get("usage"):
         seen.usage = (usage["prompt_tokens"], usage["completion_tokens"])
-    for choice in event["choices"]:
-        seen.roles += "role" in choice.get("delta", {})
+    for choice in answer["choices"]:
+        index = choice["index"]
+        said = choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
+        seen.roles += bool(said.get("role"))
+        seen.texts[index] += said.get("content") or ""
         if choice.get("finish_reason"):
             seen.finish_reasons.append(choice["finish_reason"])
-        if text := choice.get("text"):
-            seen.text += text
-            seen.chunks_s.append(time.monotonic())
+        if logprobs := choice.get("logprobs"):
+            shown = [each["token"] for each in logprobs.get("content") or ()]
+            seen.tokens[index] += "".join(shown or logprobs.get("tokens") or ())

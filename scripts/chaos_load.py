@@ -1,93 +1,15 @@
-"""What clients ask, what they must get, and the clients that ask without end."""
+"""The clients that ask without end, each judged by what it should have got."""
 
 import asyncio
-import random
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Final, Protocol
+from typing import Final
 
-from chaos_client import Ask, ChaosClient, Seen
+from chaos_client import ChaosClient, Seen
+from chaos_oracle import Oracle
 from chaos_verdict import RowResult
 
-from mlx_dp.proto.sampling_params import SamplingParams
-from mlx_dp.worker.fake.tokens import FakeAnswer
-
-FAKE_VOCAB: Final = 512
-MOST_PROMPT_TOKENS: Final = 120
-OPENAI_SHARE: Final = 0.25
 PAUSE_S: Final = 0.05
-QUESTIONS: Final = (
-    "The capital of France is",
-    "Water boils at a temperature of",
-    "Once upon a time there was a fox who",
-    "def fibonacci(n):\n",
-    "The three primary colours are",
-    "To bake bread, you first need to",
-)
 REFUSALS: Final = (429, 503)
-
-
-class Oracle(Protocol):
-    """Draws requests, and knows their answers."""
-
-    def draw(self) -> Ask: ...
-
-    def expected(self, ask: Ask) -> str: ...
-
-    async def prepare(self, client: ChaosClient) -> None:
-        """Learn the answers, while nothing is harmed."""
-
-
-class FakeOracle:
-    """The fake engine's answers are a function, so that any request can be asked."""
-
-    def __init__(self, rng: random.Random, lengths: tuple[int, int]) -> None:
-        self._rng = rng
-        self._lengths = lengths
-
-    def draw(self) -> Ask:
-        rng = self._rng
-        prompt = (f"chaos {rng.getrandbits(32):08x} " * 8)[: rng.randint(6, MOST_PROMPT_TOKENS)]
-        warm = rng.random() < 0.5
-        return Ask(
-            prompt=prompt,
-            prompt_tokens=len(prompt),
-            max_tokens=rng.randint(*self._lengths),
-            temperature=1.0 if warm else 0.0,
-            seed=rng.randrange(2**31) if warm else None,
-            by_openai=rng.random() < OPENAI_SHARE,
-            exact_usage=True,
-        )
-
-    def expected(self, ask: Ask) -> str:
-        params = SamplingParams(temperature=ask.temperature, seed=ask.seed or 0)
-        answer = FakeAnswer(0, FAKE_VOCAB, ask.prompt.encode(), params)
-        return bytes(answer.token(at) for at in range(ask.max_tokens)).decode()
-
-    async def prepare(self, client: ChaosClient) -> None:
-        """There is nothing to learn."""
-
-
-class ModelOracle:
-    """Greedy answers of a model, each learnt from a run that nothing disturbed."""
-
-    def __init__(self, rng: random.Random, lengths: tuple[int, int]) -> None:
-        self._rng = rng
-        self._asks = [Ask(prompt=each, max_tokens=rng.randint(*lengths)) for each in QUESTIONS]
-        self._answers: dict[tuple[str, int], str] = {}
-
-    def draw(self) -> Ask:
-        ask = self._rng.choice(self._asks)
-        return replace(ask, by_openai=self._rng.random() < OPENAI_SHARE)
-
-    def expected(self, ask: Ask) -> str:
-        return self._answers[ask.prompt, ask.max_tokens]
-
-    async def prepare(self, client: ChaosClient) -> None:
-        for ask in self._asks:
-            seen = await client.stream(ask)
-            assert not seen.error, seen.error
-            self._answers[ask.prompt, ask.max_tokens] = seen.text
 
 
 class Load:
@@ -106,6 +28,9 @@ class Load:
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping = False
         self.seen: dict[int, Seen] = {}
+        """The last request of each client."""
+        self.ended: list[Seen] = []
+        """All that have ended, until somebody empties it."""
         self.refusals_allowed = False
 
     def start(self) -> None:
@@ -123,8 +48,12 @@ class Load:
             task.cancel()
 
     def streaming(self, owners: Sequence[int]) -> list[Seen]:
-        """The streams in progress whose first owner is one of these."""
-        return [seen for seen in self.seen.values() if seen.running and seen.owner in owners]
+        """The streams of one answer in progress whose first owner is one of these."""
+        return [
+            seen
+            for seen in self.seen.values()
+            if seen.running and seen.owner in owners and seen.ask.n == 1
+        ]
 
     async def wait_for(self, holds: Callable[[], bool], timeout_s: float) -> bool:
         """Poll a condition of the clients, which send no event; False when time is up."""
@@ -137,7 +66,7 @@ class Load:
 
     async def _work(self, client: int) -> None:
         while not self._stopping:
-            seen = Seen(self._oracle.draw())
+            seen = Seen(self._oracle.draw_form())
             self.seen[client] = seen
             # Whoever asked during a fault may hear of it when that is over.
             allowed = self.refusals_allowed
@@ -147,6 +76,7 @@ class Load:
                 self._result.refused += 1
                 await asyncio.sleep(PAUSE_S)
                 continue
+            self.ended.append(seen)
             self._result.take(seen, self._oracle.expected(seen.ask))
             if seen.error:
                 await asyncio.sleep(PAUSE_S)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from chaos_load import MOST_PROMPT_TOKENS, FakeOracle, Load, ModelOracle, Oracle
+from chaos_load import Load
+from chaos_oracle import MOST_PROMPT_TOKENS, FakeOracle, ModelOracle, Oracle
 from chaos_record import ViolationRecord
 from chaos_service import ChaosService, Footprint
 from chaos_verdict import RowResult

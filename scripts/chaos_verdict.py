@@ -39,8 +39,34 @@ def compare(expected: str, got: str) -> Difference:
     return Difference(wrong=max(len(expected), len(got)) - start)
 
 
-def faults_of(seen: Seen, expected: str) -> list[str]:
-    """What is wrong with a stream that should have succeeded, beside its text."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """What one request must get, a text for each choice.
+
+    ``usage``: tokens of the prompt, and of all answers. ``tokens``: what the log-probabilities
+    are of, where they were asked for.
+    """
+
+    texts: tuple[str, ...]
+    finish_reasons: tuple[str, ...]
+    usage: tuple[int, int]
+    tokens: tuple[str, ...] | None = None
+
+    @classmethod
+    def of(cls, seen: Seen) -> "Expected":
+        """What was seen, when nothing disturbed it."""
+        choices = range(seen.ask.n)
+        shown = seen.ask.logprobs is not None
+        return cls(
+            texts=tuple(seen.texts[choice] for choice in choices),
+            finish_reasons=tuple(seen.finish_reasons),
+            usage=seen.usage,
+            tokens=tuple(seen.tokens[choice] for choice in choices) if shown else None,
+        )
+
+
+def faults_of(seen: Seen, expected: Expected) -> list[str]:
+    """What is wrong with a request that should have succeeded, beside its texts."""
     if seen.error:
         return [f"failed: {seen.error}"]
     faults = []
@@ -50,12 +76,16 @@ def faults_of(seen: Seen, expected: str) -> list[str]:
         faults.append("events after [DONE]")
     if len(seen.ids) > 1:
         faults.append(f"the id changed within the stream: {sorted(seen.ids)}")
-    if seen.roles > 1:
-        faults.append(f"the role was sent {seen.roles} times")
-    if len(seen.finish_reasons) != 1:
-        faults.append(f"finish reasons {seen.finish_reasons} in place of one")
-    if seen.ask.exact_usage and seen.usage != (seen.ask.prompt_tokens, len(expected)):
-        faults.append(f"usage {seen.usage} for {seen.ask.prompt_tokens} and {len(expected)}")
+    if seen.roles != (roles := seen.ask.n * (seen.ask.chat and seen.ask.stream)):
+        faults.append(f"the role was sent {seen.roles} times in place of {roles}")
+    if sorted(seen.finish_reasons) != sorted(expected.finish_reasons):
+        faults.append(f"finish reasons {seen.finish_reasons}, not {expected.finish_reasons}")
+    if seen.usage != expected.usage:
+        faults.append(f"usage {seen.usage}, not {expected.usage}")
+    if expected.tokens is not None:
+        tokens = tuple(seen.tokens[choice] for choice in range(seen.ask.n))
+        if tokens != expected.tokens:
+            faults.append(f"log-probabilities of {tokens}, not of {expected.tokens}")
     return faults
 
 
@@ -81,16 +111,18 @@ class RowResult:
         """Write down a broken promise, and the trial that broke it."""
         self.violations.append(f"{self.row}, trial {self.trials}: {text}")
 
-    def take(self, seen: Seen, expected: str) -> None:
-        """Count a stream that should have been as if nothing had happened."""
+    def take(self, seen: Seen, expected: Expected) -> None:
+        """Count a request that should have been as if nothing had happened."""
         self.requests += 1
-        faults = faults_of(seen, expected)
-        difference = SAME if seen.error else compare(expected, seen.text)
-        self.lost += difference.lost
-        self.repeated += difference.repeated
         self.failed += bool(seen.error)
-        if difference != SAME:
-            faults.append(f"{difference}: {seen.text!r} in place of {expected!r}")
+        faults = faults_of(seen, expected)
+        for choice, text in enumerate(expected.texts):
+            got = seen.texts[choice]
+            difference = SAME if seen.error else compare(text, got)
+            self.lost += difference.lost
+            self.repeated += difference.repeated
+            if difference != SAME:
+                faults.append(f"{difference}: {got!r} in place of {text!r}")
         for fault in faults:
             self.violate(f"{seen.ask}: {fault}")
 

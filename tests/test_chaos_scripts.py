@@ -31,11 +31,18 @@ def result(load):
     return load("chaos_verdict").RowResult("F2", "killed")
 
 
+@pytest.fixture
+def expected(load):
+    """What a stream of ``seen_of`` must be."""
+    return load("chaos_verdict").Expected(texts=("abc",), finish_reasons=("length",), usage=(1, 3))
+
+
 def seen_of(load, text: str = "abc", **more: Any) -> Any:
     """A flawless stream of this text, but for what is said otherwise."""
     client = load("chaos_client")
-    ask = client.Ask(prompt="p", prompt_tokens=1, max_tokens=3, exact_usage=True)
-    seen = client.Seen(ask, text=text, status=200, done=1, ids={"x"}, finish_reasons=["length"])
+    seen = client.Seen(client.Ask(prompt="p", max_tokens=3), status=200, done=1, ids={"x"})
+    seen.texts[0] = text
+    seen.finish_reasons.append("length")
     seen.usage = (1, len(text))
     for name, value in more.items():
         setattr(seen, name, value)
@@ -62,14 +69,14 @@ def test_lost_repeated_and_wrong_text_are_told_apart(load, got, lost, repeated, 
     assert (found.lost, found.repeated, found.wrong) == (lost, repeated, wrong)
 
 
-def test_a_flawless_stream_is_counted_and_no_more(load, result):
-    result.take(seen_of(load), "abc")
+def test_a_flawless_stream_is_counted_and_no_more(load, result, expected):
+    result.take(seen_of(load), expected)
     assert (result.requests, result.violations) == (1, [])
 
 
-def test_lost_and_repeated_tokens_are_violations(load, result):
-    result.take(seen_of(load, text="ac", usage=(1, 3)), "abc")
-    result.take(seen_of(load, text="abbc", usage=(1, 3)), "abc")
+def test_lost_and_repeated_tokens_are_violations(load, result, expected):
+    result.take(seen_of(load, text="ac", usage=(1, 3)), expected)
+    result.take(seen_of(load, text="abbc", usage=(1, 3)), expected)
     assert (result.lost, result.repeated, result.failed) == (1, 1, 0)
     assert len(result.violations) == 2
 
@@ -89,8 +96,8 @@ def test_lost_and_repeated_tokens_are_violations(load, result):
         ({"usage": (9, 3)}, "usage (9, 3)"),
     ],
 )
-def test_a_stream_that_breaks_its_form_is_a_violation(load, result, flaw, words):
-    result.take(seen_of(load, **flaw), "abc")
+def test_a_stream_that_breaks_its_form_is_a_violation(load, result, expected, flaw, words):
+    result.take(seen_of(load, **flaw), expected)
     assert len(result.violations) == 1
     assert words in result.violations[0]
     assert result.failed == ("error" in flaw)
@@ -99,7 +106,7 @@ def test_a_stream_that_breaks_its_form_is_a_violation(load, result, flaw, words)
 def test_events_after_the_end_are_noticed_in_the_stream(load):
     client = load("chaos_client")
     seen = client.Seen(client.Ask(prompt="p"))
-    event = '{"id": "x", "choices": [{"text": "a", "finish_reason": null}]}'
+    event = '{"id": "x", "choices": [{"index": 0, "text": "a", "finish_reason": null}]}'
     for data in (event, "[DONE]", event):
         client._take(seen, data)
     assert (seen.done, seen.after_done, seen.text) == (1, 1, "aa")
@@ -146,13 +153,13 @@ def test_the_matrix_has_every_column_and_row(load, result):
 
 
 def test_the_fake_answers_are_those_of_the_engine(load):
-    loads = load("chaos_load")
-    oracle = loads.FakeOracle(loads.random.Random(1), (5, 40))
+    oracles = load("chaos_oracle")
+    oracle = oracles.FakeOracle(oracles.random.Random(1), (5, 40))
     ask = oracle.draw()
-    text = oracle.expected(ask)
+    [text] = oracle.expected(ask).texts
     assert len(text) == ask.max_tokens
-    assert text == oracle.expected(ask)
-    assert text != oracle.expected(load("dataclasses").replace(ask, prompt="other"))
+    assert [text] == [*oracle.expected(ask).texts]
+    assert [text] != [*oracle.expected(oracles.replace(ask, prompt="other")).texts]
 
 
 def test_every_row_of_the_matrix_is_there_or_simulated(load):
