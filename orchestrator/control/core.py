@@ -202,14 +202,16 @@ class ControlCore:
         Its last messages may still be on their way to us, and a request that finished in time
         must not count as lost: so the loss is settled a moment later.
         """
-        owner = self.book.get(index)
-        if owner is not None:
-            owner.closed = True
-        self.supervisor.domains.of(index).exits.setdefault(index, status)
-        alive = self.supervisor.workers[index].status in ALIVE
-        settle_s = self._limits.exit_settle_s if alive else 0.0
-        self._exits.append((self._clock() + settle_s, index, status))
-        self._wake_after(settle_s)
+        # It comes from the loop itself, which would only log an error.
+        with self._watched():
+            owner = self.book.get(index)
+            if owner is not None:
+                owner.closed = True
+            self.supervisor.domains.of(index).exits.setdefault(index, status)
+            alive = self.supervisor.workers[index].status in ALIVE
+            settle_s = self._limits.exit_settle_s if alive else 0.0
+            self._exits.append((self._clock() + settle_s, index, status))
+            self._wake_after(settle_s)
 
     def settle_exits(self) -> None:
         """Count the processes as gone whose moment has passed."""

@@ -9,6 +9,7 @@ from control_world import FakeWorker, World, expected, generation, ready, serve_
 
 from mlx_dp.orchestrator.control.controller import Controller, ServiceDeadError
 from mlx_dp.orchestrator.control.counters import RequestTimings
+from mlx_dp.orchestrator.control.failure_domains import FailureDomains
 from mlx_dp.orchestrator.control.fleet import Outside
 from mlx_dp.orchestrator.control.limits import ControlLimits, control_limits
 from mlx_dp.orchestrator.control.request_desk import RequestDesk
@@ -274,6 +275,23 @@ def test_a_bug_in_a_call_ends_the_service_too(call: str, monkeypatch: pytest.Mon
             monkeypatch.setattr(RequestDesk, "leave", broken)
             with pytest.raises(ZeroDivisionError):
                 answer.cancel()
+        with pytest.raises(ZeroDivisionError, match="a bug"):
+            await stage.controller.watch()
+
+    play(act)
+
+
+def test_a_bug_at_the_exit_of_a_process_ends_the_service_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    async def act(stage: Stage) -> None:
+        await stage.ready()
+        with monkeypatch.context() as patched, pytest.raises(ZeroDivisionError):
+            patched.setattr(FailureDomains, "of", broken)
+            stage.world.worker(0).die(-9)
         with pytest.raises(ZeroDivisionError, match="a bug"):
             await stage.controller.watch()
 
