@@ -17,6 +17,11 @@ _logger = logging.getLogger(__name__)
 _SETTLED: Final = (WorkerStatus.READY, WorkerStatus.FAILED)
 
 
+def _settled(worker: WorkerRecord) -> bool:
+    """Whether it is not worth waiting for: it is there, or nobody knows when it will be."""
+    return worker.status in _SETTLED or worker.unplaced
+
+
 @dataclass(slots=True)
 class _Turn:
     """One group of workers that is to be replaced, by the identities that are to go."""
@@ -109,6 +114,10 @@ class RollingRestart:
             _logger.error("the restart that was asked for ends here: a successor has failed")
             self._turn = None
             self._pending.clear()
+        elif any(member.unplaced for member in turn.members):
+            _logger.warning("a restart that was asked for waits for a machine: others go on")
+            self._turn = None
+            return self._begin_next(now)
         elif turn.replaced and turn.all(WorkerStatus.READY):
             self._turn = None
             return self._begin_next(now)
@@ -118,7 +127,7 @@ class RollingRestart:
 
     def _begin_next(self, now: float) -> list[Instruction]:
         # Whoever is down or loads will be back: to take another one down now would leave fewer.
-        if not all(worker.status in _SETTLED for worker in self._supervisor.workers):
+        if not all(_settled(worker) for worker in self._supervisor.workers):
             return []
         while self._pending:
             turn = self._pending.popleft()

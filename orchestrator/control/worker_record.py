@@ -83,6 +83,11 @@ class WorkerRecord:
         return f"pid {self.pid}, incarnation {self.incarnation}, epoch {self.epoch}"
 
     @property
+    def unplaced(self) -> bool:
+        """No machine has a place for it, so that nobody knows when it will start."""
+        return self.host is None and not self.process
+
+    @property
     def restarts(self) -> int:
         return max(0, self.spawns - 1)
 

@@ -175,6 +175,38 @@ def test_nobody_is_taken_down_while_another_is_missing() -> None:
     assert world.core.supervisor.workers[1].status is WorkerStatus.READY
 
 
+def test_a_worker_whose_machine_never_came_holds_up_no_restart() -> None:
+    world = World(serve_options(3))
+    world.core.supervisor.place(lambda index: None if index == 1 else "")
+    world.bring_up()
+    before = world.worker(0).pid
+    assert world.core.restarts.ask(0) == (0,)
+    roll(world, 3.0)
+    assert world.worker(0).pid != before
+    assert not world.core.restarts.under_way
+    assert world.core.restarts.ask_all() == (0, 2)
+
+
+def test_one_that_loses_its_machine_while_it_is_replaced_holds_up_no_further_one() -> None:
+    world = World(serve_options(3))
+    machines: dict[int, str | None] = {0: "mac"}
+    world.core.supervisor.place(lambda index: machines.get(index, ""))
+    world.bring_up()
+    before = world.worker(1).pid
+    world.core.restarts.ask_all()
+    world.pass_time(0.1)
+    machines[0] = None
+    world.core.supervisor.place(lambda index: machines.get(index, ""))
+    roll(world, 6.0)
+    assert world.core.supervisor.workers[0].status is WorkerStatus.STARTING
+    assert world.worker(1).pid != before
+    assert not world.core.restarts.under_way
+    machines[0] = "another mac"
+    world.core.supervisor.place(lambda index: machines.get(index, ""))
+    roll(world, 3.0)
+    assert world.core.supervisor.workers[0].status is WorkerStatus.READY
+
+
 def test_one_that_was_replaced_meanwhile_is_left_alone() -> None:
     world = World().bring_up()
     world.core.restarts.ask_all()
