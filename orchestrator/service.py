@@ -24,10 +24,14 @@ RETRY_ABSENT_S: Final = 5
 
 
 class ServiceStatus(StrEnum):
-    """READY while at least one owner is loaded and serves; under dp-attention, while all do."""
+    """READY while at least one owner is loaded and serves; under dp-attention, while all do.
+
+    RESTARTING: nobody does for the moment, on request. What is new is taken, and waits.
+    """
 
     STARTING = "starting"
     READY = "ready"
+    RESTARTING = "restarting"
     DRAINING = "draining"
     DEAD = "dead"
 
@@ -179,6 +183,8 @@ class OwnerState:
     generation_tokens_per_s: float
     phase: str
     message: str = ""
+    restarting: bool = False
+    """It is being replaced on request: what may only go there waits for its successor."""
     passes: PassTotals | None = None
     """Of its present process, as a rank of a group."""
 

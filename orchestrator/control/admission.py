@@ -6,6 +6,7 @@ from mlx_dp.orchestrator.control.counters import Tally
 from mlx_dp.orchestrator.control.gate import check_generation, check_rank
 from mlx_dp.orchestrator.control.owner_book import OwnerBook
 from mlx_dp.orchestrator.control.request_queue import RequestQueue
+from mlx_dp.orchestrator.control.rolling_restart import RollingRestart
 from mlx_dp.orchestrator.service import (
     RETRY_ABSENT_S,
     RETRY_BUSY_S,
@@ -17,12 +18,24 @@ from mlx_dp.orchestrator.service import (
 
 
 class Admission:
-    """Lets a request into the queue, or says why not and when to come back."""
+    """Lets a request into the queue, or says why not and when to come back.
 
-    def __init__(self, num_owners: int, book: OwnerBook, queue: RequestQueue, tally: Tally) -> None:
+    Who is away on request is waited for: it was well, and its successor is on its way. Nobody
+    knows that of one that was lost.
+    """
+
+    def __init__(
+        self,
+        num_owners: int,
+        book: OwnerBook,
+        queue: RequestQueue,
+        restarts: RollingRestart,
+        tally: Tally,
+    ) -> None:
         self._num_owners: Final = num_owners
         self._book: Final = book
         self._queue: Final = queue
+        self._restarts: Final = restarts
         self._tally: Final = tally
 
     def check(self, generation: Generation, status: ServiceStatus) -> None:
@@ -44,7 +57,7 @@ class Admission:
 
     def _check_presence(self, rank: int | None, status: ServiceStatus) -> None:
         match status:
-            case ServiceStatus.READY:
+            case ServiceStatus.READY | ServiceStatus.RESTARTING:
                 pass
             case ServiceStatus.STARTING:
                 raise self._overloaded("starting", "no worker is ready yet: try again soon", 503)
@@ -52,7 +65,7 @@ class Admission:
                 raise self._overloaded("draining", "the service is shutting down", 503)
             case ServiceStatus.DEAD:
                 raise self._overloaded("dead", "all workers have failed", 503)
-        if rank is None:
+        if rank is None or self._restarts.replaces(rank):
             return
         owner = self._book.get(rank)
         if owner is None or owner.closed:
@@ -63,8 +76,8 @@ class Admission:
         owner = None if rank is None else self._book.get(rank)
         limits = self._book.limits() if owner is None else owner.limits
         vocab_size = self._book.vocab_size()
-        assert limits is not None, "ready without an owner"
-        assert vocab_size is not None, "ready without an owner"
+        assert limits is not None, "taken before there was an owner"
+        assert vocab_size is not None, "taken before there was an owner"
         check_generation(generation, limits, vocab_size)
 
     def _overloaded(self, reason: str, message: str, status: int) -> OverloadedError:

@@ -69,10 +69,12 @@ class ControlCore:
         self.desk: Final = RequestDesk(
             options.queue, limits.max_attempts, self.book, self.answers, self.tally, self.fleet.post
         )
-        self._admission: Final = Admission(len(starts), self.book, self.desk.queue, self.tally)
         self.flushes: Final = CacheFlushes(len(starts), self.book, self.fleet.post)
         self.restarts: Final = RollingRestart(
             self.supervisor, self.book, drain_s=limits.restart_drain_s
+        )
+        self._admission: Final = Admission(
+            len(starts), self.book, self.desk.queue, self.restarts, self.tally
         )
         self._inbox: Final = Inbox(
             self.supervisor, self.fleet, self.book, self.desk, self.flushes, self.tally
@@ -86,7 +88,7 @@ class ControlCore:
         )
         self._rates: Final = TokenRates(self.tally.generated_by_owner)
         self.view: Final = ServiceView(
-            self.supervisor, self.fleet, self.book, self._rates, self.tally
+            self.supervisor, self.fleet, self.book, self.restarts, self._rates, self.tally
         )
 
     def status(self) -> ServiceStatus:
@@ -94,6 +96,8 @@ class ControlCore:
             return ServiceStatus.DEAD
         if self.draining:
             return ServiceStatus.DRAINING
+        if self.restarts.holds_all:
+            return ServiceStatus.RESTARTING
         needed = len(self.supervisor.workers) if self._needs_all else 1
         return ServiceStatus.READY if len(self.book) >= needed else ServiceStatus.STARTING
 
@@ -183,7 +187,9 @@ class ControlCore:
         while self.fleet.drop_unreachable(now):
             self.desk.dispatch(now)
         if self.supervisor.dead and not self.desk.idle:
-            self.desk.abandon("all workers have failed", "no_worker", now)
+            assert self.supervisor.cause is not None, "dead without a cause"
+            message = f"all workers have failed: {self.supervisor.cause.detail}"
+            self.desk.abandon(message, "no_worker", now)
         self.conditions.check()
 
     def owner_lost(self, gone: RemoveOwner, leases: tuple[Lease, ...]) -> None:

@@ -49,7 +49,7 @@ class RollingRestart:
     """Gives each group its turn once all others are settled, and stops where one fails for good.
 
     What a group has in hand is continued by the others. One that is alone finishes what it can
-    within ``drain_s``; the rest waits for its successor.
+    within ``drain_s``; the rest, and whatever is asked meanwhile, waits for its successor.
     """
 
     def __init__(self, supervisor: Supervisor, book: OwnerBook, *, drain_s: float) -> None:
@@ -63,6 +63,21 @@ class RollingRestart:
     @property
     def under_way(self) -> bool:
         return self._turn is not None or bool(self._pending)
+
+    @property
+    def holds_all(self) -> bool:
+        """Whether there is nobody to serve until a successor is ready."""
+        turn = self._turn
+        return turn is not None and not turn.all(WorkerStatus.READY) and self._alone(turn)
+
+    def replaces(self, index: int) -> bool:
+        """Whether this worker is on its way out, or its successor on its way in."""
+        turn = self._turn
+        return (
+            turn is not None
+            and index in turn.indices
+            and self._supervisor.workers[index].status is not WorkerStatus.FAILED
+        )
 
     def concerns(self, index: int) -> bool:
         """Whether a restart of this worker is still to come, or under way."""
@@ -134,10 +149,12 @@ class RollingRestart:
             if turn.replaced or not turn.all(WorkerStatus.READY):
                 continue
             self._turn = turn
-            alone = all(owner.index in turn.indices for owner in self._book.owners())
-            turn.drain_until = now + self._drain_s if alone else now
+            turn.drain_until = now + self._drain_s if self._alone(turn) else now
             return self._supervisor.drain(turn.members[0].index, now)
         return []
+
+    def _alone(self, turn: _Turn) -> bool:
+        return all(owner.index in turn.indices for owner in self._book.owners())
 
     def _idle(self, turn: _Turn) -> bool:
         owners = (self._book.get(index) for index in turn.indices)

@@ -6,6 +6,7 @@ from typing import Final
 from mlx_dp.orchestrator.control.counters import Tally
 from mlx_dp.orchestrator.control.fleet import Fleet
 from mlx_dp.orchestrator.control.owner_book import OwnerBook
+from mlx_dp.orchestrator.control.rolling_restart import RollingRestart
 from mlx_dp.orchestrator.control.supervisor import Supervisor
 from mlx_dp.orchestrator.control.worker_record import WorkerRecord
 from mlx_dp.orchestrator.service import OwnerState
@@ -46,12 +47,14 @@ class ServiceView:
         supervisor: Supervisor,
         fleet: Fleet,
         book: OwnerBook,
+        restarts: RollingRestart,
         rates: TokenRates,
         tally: Tally,
     ) -> None:
         self._supervisor: Final = supervisor
         self._fleet: Final = fleet
         self._book: Final = book
+        self._restarts: Final = restarts
         self._rates: Final = rates
         self._tally: Final = tally
 
@@ -89,5 +92,6 @@ class ServiceView:
             generation_tokens_per_s=self._rates.rate(worker.index),
             phase=worker.status.value if beat is None else beat.phase.value,
             message=worker.message,
+            restarting=self._restarts.replaces(worker.index),
             passes=None if beat is None else beat.passes,
         )

@@ -15,6 +15,7 @@ from mlx_dp.orchestrator.service import (
 
 RANK_HEADER: Final = "x-data-parallel-rank"
 
+_TAKING: Final = (ServiceStatus.READY, ServiceStatus.RESTARTING)
 _RANK: Final = re.compile(r"[0-9]{1,7}")
 
 
@@ -32,11 +33,12 @@ def refuse_overload(
     would be tokenized before it is refused. ``param`` is what asks for so many ``choices``.
     ``retry_after_s`` is asked only about a refusal.
     """
-    if state.status is not ServiceStatus.READY:
+    if state.status not in _TAKING:
         raise _unready(state.status)
     room = max(1, state.max_queued_requests)
     slots = _slots(state, free=False)
-    if choices > slots + room:
+    # In a restart nobody is there to tell how many there will be.
+    if choices > slots + room and state.status is ServiceStatus.READY:
         raise invalid(
             param,
             f"the request asks for {choices} answers, but {slots} can run at once and {room} wait",
@@ -89,11 +91,15 @@ def routed_rank(header: str | None, fields: GenerationFields, num_owners: int) -
 
 
 def refuse_unready_rank(state: ServiceState, rank: int | None) -> None:
-    """An explicit rank is strict: the request is never moved, so its owner must be ready."""
+    """An explicit rank is strict: the request is never moved, so its owner must be ready.
+
+    One that is replaced on request will be.
+    """
     if rank is None:
         return
     for owner in state.owners:
-        if owner.owner == rank and owner.status is not WorkerStatus.READY:
+        ready = owner.status is WorkerStatus.READY or owner.restarting
+        if owner.owner == rank and not ready:
             raise overloaded(
                 503,
                 f"data-parallel rank {rank} is {owner.status.value}",

@@ -40,7 +40,9 @@ def live() -> Response:
 def health(endpoint: Endpoint) -> Response:
     """200 only when new work is welcome. Answered from the books, so never behind a prefill.
 
-    "degraded" is 200 too: somebody serves, with less capacity than was asked for.
+    "degraded" is 200 too: somebody serves, with less capacity than was asked for. "restarting" is
+    not, though nothing is refused: what comes now waits for a model to load, and another instance
+    that a balancer may have would serve it at once.
     """
     state = endpoint.service.state()
     ready = state.status is ServiceStatus.READY

@@ -4,7 +4,13 @@ import pytest
 from control_world import Reader, World, expected, generation, serve_options
 
 from mlx_dp.orchestrator.control.limits import ControlLimits
-from mlx_dp.orchestrator.service import ServiceStatus, WorkerStatus
+from mlx_dp.orchestrator.options import QueueOptions, ServeOptions
+from mlx_dp.orchestrator.service import (
+    RETRY_ABSENT_S,
+    OverloadedError,
+    ServiceStatus,
+    WorkerStatus,
+)
 from mlx_dp.orchestrator.worker_states import RestartRefusedError
 from mlx_dp.proto.messages import FailureKind, FinishReason, Submit
 
@@ -109,6 +115,128 @@ def test_one_that_is_alone_finishes_what_it_can_before_it_goes() -> None:
     roll(world, 6.0)
     ends_whole(waiting, 1)
     assert len(world.workers) == 2
+
+
+ALONE = [serve_options(1), serve_options(2, group=True)]
+
+
+@pytest.mark.parametrize("options", ALONE, ids=["replica", "group"])
+def test_whatever_is_asked_of_one_that_is_alone_waits_for_its_successor(
+    options: ServeOptions,
+) -> None:
+    world = World(options).bring_up()
+    readers = [submit(world, 0)]
+    world.turn(2)
+    before = pids(world)
+    world.core.restarts.ask(0)
+    world.auto_ready = False
+    statuses = set()
+    for _ in range(60):
+        roll(world, 0.1)
+        statuses.add(world.core.status())
+        readers.append(submit(world, len(readers), 8))
+    pinned = Reader(world.core.submit(generation(seed=99, max_tokens=8, rank=0)))
+    assert statuses == {ServiceStatus.RESTARTING}
+    assert all(owner.restarting for owner in world.core.view.owners())
+    assert not set(pids(world)) & set(before)
+    world.auto_ready = True
+    for worker in world.alive():
+        worker.become_ready()
+    roll(world, 40.0)
+    assert world.core.status() is ServiceStatus.READY
+    assert not any(owner.restarting for owner in world.core.view.owners())
+    ends_whole(readers[0], 0)
+    for seed, reader in enumerate(readers[1:], 1):
+        ends_whole(reader, seed, 8)
+    ends_whole(pinned, 99, 8)
+    assert world.core.tally.requests_refused.total() == 0
+
+
+def test_what_may_only_go_to_one_that_is_replaced_waits_for_its_successor() -> None:
+    world = World().bring_up()
+    world.core.restarts.ask(1)
+    world.auto_ready = False
+    roll(world, 1.0)
+    assert world.core.status() is ServiceStatus.READY
+    pinned = Reader(world.core.submit(generation(max_tokens=8, rank=1)))
+    roll(world, 1.0)
+    assert not pinned.read().grants
+    world.worker(1).become_ready()
+    roll(world, 3.0)
+    ends_whole(pinned, 0, 8)
+    assert [grant.owner for grant in pinned.grants] == [1]
+
+
+def test_the_wait_for_a_successor_is_bounded_in_number_and_in_time() -> None:
+    queue = QueueOptions(max_queued_requests=3, queue_timeout_s=20.0)
+    world = World(serve_options(1, queue=queue)).bring_up()
+    world.core.restarts.ask(0)
+    world.auto_ready = False
+    roll(world, 1.0)
+    readers = [submit(world, seed) for seed in range(3)]
+    with pytest.raises(OverloadedError, match="queue is full") as refused:
+        submit(world, 3)
+    assert refused.value.status == 429
+    roll(world, 21.0)
+    ends = [reader.read().ended for reader in readers]
+    assert [end and (end.code, end.status) for end in ends] == [("queue_timeout", 503)] * 3
+
+
+def test_a_successor_that_dies_once_is_waited_for_further() -> None:
+    world = World(serve_options(1)).bring_up()
+    world.core.restarts.ask(0)
+    world.auto_ready = False
+    roll(world, 1.0)
+    reader = submit(world, 0)
+    world.worker(0).die(-11)
+    roll(world, 0.2)
+    late = submit(world, 1)
+    world.auto_ready = True
+    roll(world, 10.0)
+    ends_whole(reader, 0)
+    ends_whole(late, 1)
+
+
+def test_a_successor_of_the_only_one_that_fails_ends_what_waits_with_the_cause() -> None:
+    world = World(serve_options(1)).bring_up()
+    world.core.restarts.ask(0)
+    world.auto_ready = False
+    roll(world, 1.0)
+    readers = [submit(world, 0), Reader(world.core.submit(generation(rank=0)))]
+    world.worker(0).fail(FailureKind.CONFIG, "the model is gone")
+    world.pass_time(0.1)
+    for reader in readers:
+        end = reader.read().ended
+        assert end is not None and end.status == 503
+        assert "the model is gone" in end.message
+    assert world.core.status() is ServiceStatus.DEAD
+    with pytest.raises(OverloadedError, match="all workers have failed"):
+        submit(world, 1)
+
+
+def test_nobody_waits_for_one_of_several_whose_successor_has_failed() -> None:
+    world = World().bring_up()
+    world.core.restarts.ask(0)
+    world.auto_ready = False
+    roll(world, 1.0)
+    world.worker(0).fail(FailureKind.CONFIG, "the model is gone")
+    world.clock.now += 0.03
+    world.core.settle_exits()
+    assert world.core.supervisor.workers[0].status is WorkerStatus.FAILED
+    with pytest.raises(OverloadedError, match="owner 0 is not ready"):
+        world.core.submit(generation(rank=0))
+
+
+@pytest.mark.parametrize("options", ALONE, ids=["replica", "group"])
+def test_one_that_is_alone_and_lost_is_not_waited_for(options: ServeOptions) -> None:
+    world = World(options).bring_up()
+    world.worker(0).die(-9)
+    world.pass_time(0.1)
+    assert world.core.status() is ServiceStatus.STARTING
+    for rank in (None, 0):
+        with pytest.raises(OverloadedError) as refused:
+            world.core.submit(generation(rank=rank))
+        assert (refused.value.status, refused.value.retry_after_s) == (503, RETRY_ABSENT_S)
 
 
 def test_what_outlasts_the_bound_waits_for_the_successor() -> None:

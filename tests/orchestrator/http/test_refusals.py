@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from http_calls import CHAT, COMPLETIONS, HI, call, chat, complete, error
+from owner_states import LOADING
 from scripted_service import OPTIONS, STATE, ScriptedService
 
 from mlx_dp.orchestrator.options import HttpOptions
@@ -295,7 +296,10 @@ class Untouchable(FakeTextModel):
         raise AssertionError("tokenized before it was refused")
 
 
-@pytest.mark.parametrize("status", [s for s in ServiceStatus if s is not ServiceStatus.READY])
+TAKING = (ServiceStatus.READY, ServiceStatus.RESTARTING)
+
+
+@pytest.mark.parametrize("status", [s for s in ServiceStatus if s not in TAKING])
 def test_service_that_is_not_ready_answers_503_before_tokenizing(status: ServiceStatus) -> None:
     service = ScriptedService()
     service.current = replace(STATE, status=status)
@@ -309,6 +313,29 @@ def test_service_that_is_not_ready_answers_503_before_tokenizing(status: Service
         )
         assert error(response, 503)["type"] == "overloaded_error"
         assert int(response.headers["retry-after"]) > 0
+
+
+def restarting(*, queued: int = 0, max_queued: int = 16) -> ScriptedService:
+    """All owners are away on request: nobody can tell their slots."""
+    away = replace(LOADING, message="restarts on request", restarting=True)
+    service = ScriptedService(owners=(away, replace(away, owner=1)))
+    service.current = replace(
+        service.current,
+        status=ServiceStatus.RESTARTING,
+        queued_requests=queued,
+        max_queued_requests=max_queued,
+    )
+    return service
+
+
+@pytest.mark.parametrize("fields", [{}, {"n": 3}, {"routed_dp_rank": 1}])
+def test_service_that_restarts_on_request_takes_what_its_queue_holds(fields: dict) -> None:
+    assert chat(restarting(), **fields).is_success
+    error(chat(restarting(queued=16), **fields), 429)
+
+
+def test_more_choices_than_the_queue_holds_may_work_after_a_restart() -> None:
+    error(chat(restarting(max_queued=2), n=3), 429)
 
 
 def test_full_queue_is_429_before_tokenizing() -> None:
