@@ -1,149 +1,104 @@
-"""Faults of single workers: killed, stopped, hung, slow, poisoned."""
+"""Faults of single workers: killed, stopped, hung, slow, out of memory, poisoned."""
 
 import asyncio
-import os
+import re
 import signal
-import time
-from collections.abc import Callable
-from contextlib import suppress
+from dataclasses import replace
 from typing import Final
 
 from chaos_client import Ask, Seen
-from chaos_service import EVENT_TIMEOUT_S, POISON_SEED
-from chaos_stage import HANG_S, HANG_SEEN_S, Row, Stage, eventually
+from chaos_loss import (
+    DETECTION_S,
+    RECOVERY_S,
+    all_ready,
+    by_length,
+    kill,
+    lose,
+    obeyed,
+    total,
+    victim,
+)
+from chaos_moment_rows import MOMENT_ROW
+from chaos_service import EVENT_TIMEOUT_S, POISON_SEED, ChaosService
+from chaos_stage import HANG_S, Row, Stage
+from chaos_stuck_rows import STUCK_ROWS
 
-DETECTION_S: Final = 0.1
-RECOVERY_S: Final = 1.0
 DEATHS: Final = (signal.SIGSEGV, signal.SIGABRT, signal.SIGKILL)
-SLOW_FACTOR: Final = 20
-SLOW_S: Final = 2.0
-
-
-async def lose(
-    stage: Stage, index: int, harm: Callable[[], None], meanwhile: Callable[[], None] | None = None
-) -> None:
-    """Harm one worker, and wait until its loss is seen, mended, and its streams have ended."""
-    service = stage.service
-    streams = stage.load.streaming((index,))
-    since = service.mark()
-    harmed_s = time.monotonic()
-    harm()
-    lost = await service.wait_lost(index, since)
-    stage.result.detection_s.append(lost.time_s - harmed_s)
-    if meanwhile is not None:
-        meanwhile()
-    await service.wait_ready(index, since)
-    await _all_ended(stage, streams)
-    for seen in streams:
-        resumed_s = seen.resumed_s(harmed_s, lost.time_s)
-        if resumed_s is not None:
-            stage.result.recovery_s.append(resumed_s - harmed_s)
-    if (deaths := service.deaths(since)) != 1:
-        stage.result.violate(f"{deaths} workers were lost in place of one")
-
-
-async def _all_ended(stage: Stage, streams: list[Seen]) -> None:
-    if not await stage.load.wait_for(
-        lambda: all(each.ended_s for each in streams), EVENT_TIMEOUT_S
-    ):
-        stage.result.violate(f"a stream never ended: {[each.ask for each in streams]}")
-
-
-async def _victim(stage: Stage) -> int:
-    """Wait for a random token of a random stream, and return its owner."""
-    least = stage.rng.randint(1, stage.row.lengths[0])
-    found: list[Seen] = []
-
-    def streaming() -> bool:
-        found[:] = [
-            seen for seen in stage.load.streaming(stage.workers()) if len(seen.chunks_s) >= least
-        ]
-        return bool(found)
-
-    if not await stage.load.wait_for(streaming, EVENT_TIMEOUT_S):
-        return stage.rng.choice(stage.workers())
-    owner = stage.rng.choice(found).owner
-    assert owner is not None
-    return owner
-
-
-def _kill(stage: Stage, index: int, number: signal.Signals = signal.SIGKILL) -> None:
-    os.kill(stage.service.pids[index], number)
+POISON_DEATHS: Final = 2
+REPLACED_S: Final = 0.5
+"""What the replacement of a worker may take beside its start."""
+CROWD: Final = 2
+LOOKS: Final = 5
+LOOKS_S: Final = 0.05
 
 
 async def idle_kill(stage: Stage) -> None:
+    """A worker that does nothing is replaced, and who asks meanwhile notices nothing."""
+    service = stage.service
     index = stage.rng.choice(stage.workers())
-    await lose(stage, index, lambda: _kill(stage, index))
-    seen = await stage.service.client.stream(stage.oracle.draw())
+    seen, loss = await asyncio.gather(
+        service.client.stream(stage.oracle.draw()), lose(stage, index, lambda: kill(stage, index))
+    )
     stage.result.take(seen, stage.oracle.expected(seen.ask))
+    stage.result.recovery_s.append(loss.ready_s - loss.harmed_s)
+    if stage.result.trials == stage.settings.trials:
+        allowed_s = stage.settings.slack * (_first_boot_s(service) + REPLACED_S)
+        stage.result.bound("replacement", stage.result.recovery_s, allowed_s)
+
+
+def _first_boot_s(service: ChaosService) -> float:
+    """How long the worker took that was started first, beside all the others."""
+    started, ready = (
+        next(line.time_s for line in service.lines if re.search(rf"worker 0: {word}\b", line.text))
+        for word in ("started", "ready")
+    )
+    return ready - started
 
 
 async def streaming_kill(stage: Stage) -> None:
-    index = await _victim(stage)
-    await lose(stage, index, lambda: _kill(stage, index))
-
-
-async def kill_at_a_message(stage: Stage) -> None:
-    """Die in a prefill, right after Accepted, or between the last token and Finished."""
-    index = await _victim(stage)
-    match stage.rng.choice(("prefill", "die-after accepted", "die-before finished")):
-        case "prefill":
-            await asyncio.sleep(stage.rng.random() * 0.05)
-            await lose(stage, index, lambda: _kill(stage, index))
-        case order:
-            since = stage.service.mark()
-            stage.service.order(index, order)
-            # The order waits for the next such message, so that nothing can be said of times.
-            await stage.service.wait_lost(index, since)
-            await stage.service.wait_ready(index, since)
+    index = await victim(stage)
+    await lose(stage, index, lambda: kill(stage, index))
 
 
 async def other_deaths(stage: Stage) -> None:
-    index = await _victim(stage)
+    index = await victim(stage)
     death = stage.rng.choice((*DEATHS, "exit 0", "exit 1"))
     if isinstance(death, str):
         await lose(stage, index, lambda: stage.service.order(index, death))
     else:
-        await lose(stage, index, lambda: _kill(stage, index, death))
-
-
-async def stopped(stage: Stage) -> None:
-    """SIGSTOP; in half of the trials it wakes up after it was given up."""
-    index = await _victim(stage)
-    pid = stage.service.pids[index]
-
-    def wake() -> None:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
-
-    wakes = stage.rng.random() < 0.5
-    await lose(stage, index, lambda: _kill(stage, index, signal.SIGSTOP), wake if wakes else None)
-
-
-async def hung(stage: Stage) -> None:
-    index = await _victim(stage)
-    since = stage.service.mark()
-    await lose(stage, index, lambda: stage.service.order(index, "hang"))
-    # The first rung of the ladder is that it shows where it hangs.
-    await stage.service.wait_line(rf"worker {index}: .*_hang", 5.0, since=since)
-
-
-async def slow(stage: Stage) -> None:
-    """20 times slower for a while: nobody is killed, and nothing is lost."""
-    service = stage.service
-    index = await _victim(stage)
-    since = service.mark()
-    service.order(index, f"slow {SLOW_FACTOR}")
-    await asyncio.sleep(SLOW_S)
-    service.order(index, "slow 1")
-    if deaths := service.deaths(since):
-        stage.result.violate(f"{deaths} workers were killed for being slow")
-    await _all_ended(stage, stage.load.streaming(stage.workers()))
+        await lose(stage, index, lambda: kill(stage, index, death))
 
 
 async def out_of_memory(stage: Stage) -> None:
-    index = await _victim(stage)
-    await lose(stage, index, lambda: stage.service.order(index, "fill-memory"))
+    """One that runs short gets less to do, and one that runs out says why it died."""
+    service = stage.service
+    index = await victim(stage)
+    crowd = [Seen(replace(by_length(stage)[-1], rank=index)) for _ in range(CROWD)]
+    asked = asyncio.gather(*(service.client.stream(seen.ask, seen) for seen in crowd))
+    await stage.load.wait_for(lambda: all(seen.chunks_s for seen in crowd), EVENT_TIMEOUT_S)
+    await _run_short(stage, index)
+    loss = await lose(stage, index, lambda: service.order(index, "fill-memory"))
+    await asked
+    if "MemoryError" not in loss.lost.text:
+        stage.result.violate(f"not lost for want of memory: {loss.lost.text}")
+    for seen in crowd:
+        stage.result.take(seen, stage.oracle.expected(replace(seen.ask, rank=None)))
+
+
+async def _run_short(stage: Stage, index: int) -> None:
+    """Have no memory beside what one request takes: the others go on elsewhere."""
+    before = total(await stage.service.counters(), "owner_preemptions_total")
+    await obeyed(stage, index, "lack-memory")
+    held = []
+    for _ in range(LOOKS):
+        await asyncio.sleep(LOOKS_S)
+        loads = (await stage.service.get("/v1/loads"))["loads"]
+        held.append(loads[index]["num_running_reqs"])
+    if total(await stage.service.counters(), "owner_preemptions_total") == before:
+        stage.result.violate("it gave no request up")
+    # One that it has just been offered may be among them.
+    if sorted(held)[LOOKS // 2] > 1:
+        stage.result.violate(f"worker {index} holds {held} requests without memory for them")
 
 
 async def poison(stage: Stage) -> None:
@@ -151,16 +106,10 @@ async def poison(stage: Stage) -> None:
     service = stage.service
     since = service.mark()
     seen = await service.client.stream(Ask(prompt="poison", temperature=1.0, seed=POISON_SEED))
-    if seen.code not in ("request_crashed_worker", "worker_lost"):
+    if seen.code != "request_crashed_worker":
         stage.result.violate(f"poison ended with {seen.status} {seen.code} {seen.error}")
-
-    async def settled() -> bool:
-        owners = (await service.get("/server_info"))["owners"]
-        return all(owner["status"] == "ready" for owner in owners)
-
-    if not await eventually(settled, EVENT_TIMEOUT_S):
-        stage.result.violate("the workers did not come back")
-    if not 1 <= (deaths := service.deaths(since)) <= 2:
+    await all_ready(stage)
+    if (deaths := service.deaths(since)) != POISON_DEATHS:
         stage.result.violate(f"{deaths} workers died of one request")
 
 
@@ -170,7 +119,7 @@ WORKER_ROWS: Final = (
         title="SIGKILL, idle",
         trial=idle_kill,
         load=False,
-        bounds_s=(DETECTION_S, RECOVERY_S),
+        bounds_s=(DETECTION_S, float("inf")),
     ),
     Row(
         name="F2",
@@ -178,33 +127,14 @@ WORKER_ROWS: Final = (
         trial=streaming_kill,
         bounds_s=(DETECTION_S, RECOVERY_S),
     ),
-    Row(
-        name="F3",
-        title="SIGKILL in prefill, after Accepted, before Finished",
-        trial=kill_at_a_message,
-        arguments=("--fake-prefill-rate", "2000"),
-        bounds_s=(DETECTION_S, RECOVERY_S),
-    ),
+    MOMENT_ROW,
     Row(
         name="F4",
         title="SIGSEGV, SIGABRT, exit 0 and 1",
         trial=other_deaths,
         bounds_s=(DETECTION_S, RECOVERY_S),
     ),
-    Row(
-        name="F5",
-        title="SIGSTOP, SIGCONT",
-        trial=stopped,
-        bounds_s=(HANG_SEEN_S, HANG_SEEN_S + RECOVERY_S),
-    ),
-    Row(
-        name="F6",
-        title="decode loop hangs",
-        trial=hung,
-        bounds_s=(HANG_SEEN_S, HANG_SEEN_S + RECOVERY_S),
-    ),
-    # A second is a short time for 50 ms of work at that speed, on a machine with other work.
-    Row(name="F7", title="20 times slower", trial=slow, hang_s=3.0),
+    *STUCK_ROWS,
     Row(
         name="F8",
         title="out of memory",

@@ -3,7 +3,8 @@ under trial, and of no other: production code has no place where a fault could b
 
 The folder of this file holds the orders. ``boot-N`` has the exit status with which worker N ends
 before it has begun. ``poison`` makes workers die of requests with POISON_SEED. On SIGUSR2 a worker
-does what the file named by its pid says.
+does what the file named by its pid says, and removes it once that is done. One that was to die at
+some moment leaves ``PID.died``, with the time.
 """
 
 import os
@@ -18,7 +19,7 @@ from typing import Any, Final, NoReturn
 
 ORDERS: Final = Path(__file__).resolve().parent
 POISON_SEED: Final = 666_666
-LEAVES_S: Final = 0.03
+LEAVES_S: Final = 0.05
 """How long the I/O thread may take to put a message on its way, before the process dies."""
 SLOW_TURN_S: Final = 0.005
 GARBLED: Final = b"\xc1 garbled"
@@ -32,16 +33,29 @@ def _hang() -> NoReturn:
 
 def _slow(factor: float) -> None:
     """Let this process work for a moment, and sleep for ``factor`` moments, in turns."""
+    # Also while a pause is under way, whose timer then ends in nothing.
+    signal.setitimer(signal.ITIMER_REAL, 0.0)
+    signal.signal(signal.SIGALRM, signal.SIG_IGN)
     if factor <= 1.0:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
         return
 
     def pause(_signal: int, _frame: FrameType | None) -> None:
         time.sleep(SLOW_TURN_S * (factor - 1.0))
-        signal.setitimer(signal.ITIMER_REAL, SLOW_TURN_S)
+        if signal.getsignal(signal.SIGALRM) is pause:
+            signal.setitimer(signal.ITIMER_REAL, SLOW_TURN_S)
 
     signal.signal(signal.SIGALRM, pause)
     signal.setitimer(signal.ITIMER_REAL, SLOW_TURN_S)
+
+
+def _lack_memory() -> None:
+    """Be short of memory: nothing fits beside a request that runs."""
+    from mlx_dp.worker.memory_room import MemoryRoom
+
+    def lacks(self: MemoryRoom, nbytes: int) -> bool:
+        return False
+
+    MemoryRoom.fits = lacks  # type: ignore[method-assign]
 
 
 def _fill_memory() -> None:
@@ -53,6 +67,13 @@ def _fill_memory() -> None:
         held.append(bytearray(2**24))
 
 
+def _die(number: signal.Signals = signal.SIGKILL) -> None:
+    """End, once what was sent has left."""
+    time.sleep(LEAVES_S)
+    (ORDERS / f"{os.getpid()}.died").write_text(f"{time.monotonic()}")
+    os.kill(os.getpid(), number)
+
+
 def _die_at(tag: str, *, before: bool) -> None:
     """Be killed when a message with this tag is sent: before it leaves, or after."""
 
@@ -62,10 +83,32 @@ def _die_at(tag: str, *, before: bool) -> None:
             return
         if not before:
             send(channel, message)
-        time.sleep(LEAVES_S)
-        os.kill(os.getpid(), signal.SIGKILL)
+        _die()
 
     _wrap_send(dying)
+
+
+def _die_in_prefill() -> None:
+    """Be killed when a step with prompt tokens has been launched, before any of it is told."""
+    from mlx_dp.worker.engine import StepPlan
+    from mlx_dp.worker.scheduler import Scheduler
+
+    plan, launched = Scheduler.plan, Scheduler.launched
+    prefills = False
+
+    def planned(self: Scheduler, budget: int) -> StepPlan:
+        nonlocal prefills
+        found = plan(self, budget)
+        prefills = bool(found.prefill)
+        return found
+
+    def dying(self: Scheduler) -> None:
+        launched(self)
+        if prefills:
+            _die()
+
+    Scheduler.plan = planned  # type: ignore[method-assign]
+    Scheduler.launched = dying  # type: ignore[method-assign]
 
 
 def _garble() -> None:
@@ -108,15 +151,15 @@ def _die_of_poison() -> None:
     def swallowed(send: Callable[[Any, Any], None], channel: Any, message: Any) -> None:
         send(channel, message)
         if isinstance(message, Accepted) and message.request_id in poison:
-            time.sleep(LEAVES_S)
-            os.kill(os.getpid(), signal.SIGSEGV)
+            _die(signal.SIGSEGV)
 
     WorkerChannel.drain = drained  # type: ignore[method-assign]
     _wrap_send(swallowed)
 
 
 def _obey(_signal: int, _frame: FrameType | None) -> None:
-    order, *arguments = (ORDERS / str(os.getpid())).read_text().split()
+    file = ORDERS / str(os.getpid())
+    order, *arguments = file.read_text().split()
     match order:
         case "hang":
             _hang()
@@ -124,14 +167,21 @@ def _obey(_signal: int, _frame: FrameType | None) -> None:
             _slow(float(arguments[0]))
         case "exit":
             os._exit(int(arguments[0]))
+        case "lack-memory":
+            _lack_memory()
         case "fill-memory":
             _fill_memory()
         case "garble":
             _garble()
+        case "ignore-abort":
+            signal.signal(signal.SIGABRT, signal.SIG_IGN)
+        case "die-in-prefill":
+            _die_in_prefill()
         case "die-before" | "die-after":
             _die_at(arguments[0], before=order == "die-before")
         case _:
             raise ValueError(f"unknown order {order!r}")
+    file.unlink()
 
 
 def _arm() -> None:
