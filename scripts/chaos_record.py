@@ -8,12 +8,16 @@ from typing import Final
 
 
 class ViolationRecord:
-    """One file a violation, of one row. Nothing is made where nothing is found."""
+    """One file a violation, of one row. Nothing is made where nothing is found.
 
-    def __init__(self, directory: Path, row: str, seed: int) -> None:
+    ``again``: the command that repeats the row.
+    """
+
+    def __init__(self, directory: Path, row: str, seed: int, again: str) -> None:
         self._directory: Final = directory
         self._row: Final = row
         self._seed: Final = seed
+        self._again: Final = again
         self._written = 0
 
     def write(self, violations: Sequence[str], log: Iterable[str]) -> None:
@@ -26,8 +30,7 @@ class ViolationRecord:
         for text in fresh:
             self._written += 1
             path = self._free_path()
-            again = f"scripts/chaos --rows {self._row} --seed {self._seed}"
-            path.write_text(f"{text}\n\nagain: {again}\n\nthe services said:\n{said}\n")
+            path.write_text(f"{text}\n\nagain: {self._again}\n\nthe services said:\n{said}\n")
             print(f"violation: {text}\n  see {path}", file=sys.stderr, flush=True)
 
     def _free_path(self) -> Path:

@@ -15,7 +15,6 @@ from typing import Final
 
 from bench_report import machine
 from chaos_client_rows import CLIENT_ROWS
-from chaos_record import ViolationRecord
 from chaos_service_rows import SERVICE_ROWS
 from chaos_simulated import SIMULATED, simulate
 from chaos_stage import FINDINGS, Row, Settings, Stage, stop_on_sigterm
@@ -34,6 +33,7 @@ ROWS: Final = {
         (*WORKER_ROWS, *SERVICE_ROWS, *CLIENT_ROWS, *WIRE_ROWS), key=lambda row: _number(row.name)
     )
 }
+ENDED_BY_SIGNAL: Final = 130
 RUNS_A_TRIAL: Final = 10
 """Of the rows that are simulated, for which a run takes about 20 ms."""
 FAKE_ONLY: Final = frozenset({"F3", "F15", "F16", "F17", "F19", "F20", "F26"})
@@ -108,8 +108,8 @@ def chosen(options: argparse.Namespace) -> list[Row]:
     ]
 
 
-async def run(options: argparse.Namespace) -> list[RowResult]:
-    settings = Settings(
+def settings_of(options: argparse.Namespace) -> Settings:
+    return Settings(
         trials=options.trials,
         seed=options.seed,
         model=options.mlx,
@@ -118,6 +118,10 @@ async def run(options: argparse.Namespace) -> list[RowResult]:
         slack=options.slack,
         findings=options.findings,
     )
+
+
+async def run(options: argparse.Namespace) -> list[RowResult]:
+    settings = settings_of(options)
     stop_on_sigterm()
     room = asyncio.Semaphore(options.jobs)
     # Those that start a service for each trial take longest, and should not be left for the end.
@@ -139,7 +143,7 @@ def _run_simulated(name: str, options: argparse.Namespace) -> RowResult:
     runs = RUNS_A_TRIAL * options.trials
     result = RowResult(name, f"{SIMULATED[name]}, simulated", trials=runs)
     result.violations += simulate(name, options.seed, runs)
-    ViolationRecord(options.findings, name, options.seed).write(result.violations, ())
+    settings_of(options).record(name).write(result.violations, ())
     result.seconds = time.monotonic() - began_s
     _report(result)
     return result
@@ -155,9 +159,13 @@ def _report(result: RowResult) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Return the exit status: 1 when a promise was broken."""
+    """Return the exit status: 1 when a promise was broken, 130 after a signal."""
     options = parse(arguments)
-    results = asyncio.run(run(options))
+    try:
+        results = asyncio.run(run(options))
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        print("ended by a signal, without a result", file=sys.stderr)
+        return ENDED_BY_SIGNAL
     names = [name for name in SIMULATED if options.rows is None or name in options.rows]
     results += [_run_simulated(name, options) for name in names]
     results.sort(key=lambda result: _number(result.row))

@@ -23,6 +23,7 @@ POISON_SEED: Final = 666_666
 """The hook knows a poisonous request by it."""
 
 _STARTED: Final = re.compile(r"worker (\d+): started\b.*?\bpid (\d+)")
+_LOST: Final = re.compile(r"worker (\d+): lost\b")
 _URL: Final = re.compile(r"ready at (http://\S+)")
 
 
@@ -154,9 +155,14 @@ class ChaosService:
             rf"(worker|owner) {index}: ready\b", START_TIMEOUT_S, since=since
         )
 
+    def losses(self, since: int) -> list[tuple[float, int]]:
+        """When which worker was lost, from a mark on."""
+        found = [(at.time_s, _LOST.search(at.text)) for at in self.lines[since:]]
+        return [(time_s, int(lost[1])) for time_s, lost in found if lost]
+
     def deaths(self, since: int) -> int:
         """How many workers were lost from a mark on."""
-        return sum(bool(re.search(r"worker \d+: lost\b", at.text)) for at in self.lines[since:])
+        return len(self.losses(since))
 
     async def get(self, path: str) -> Any:
         answer = await self.client.http.get(path)
@@ -204,7 +210,7 @@ class ChaosService:
 
     def alive(self) -> list[int]:
         """The workers of this service, of any time, that still are processes."""
-        return [pid for pid in self.family if _is_worker(pid)]
+        return [pid for pid in self.family if is_worker(pid)]
 
     def signal(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
@@ -231,7 +237,7 @@ class ChaosService:
         shutil.rmtree(self.orders, ignore_errors=True)
 
 
-def _is_worker(pid: int) -> bool:
+def is_worker(pid: int) -> bool:
     """Whether the pid is a living worker, and not another process that got its number."""
     try:
         process = psutil.Process(pid)

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import shlex
 import signal
 import time
 from collections.abc import Awaitable, Callable
@@ -9,18 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from chaos_bystanders import Bystanders
 from chaos_load import Load
 from chaos_oracle import MOST_PROMPT_TOKENS, FakeOracle, ModelOracle, Oracle
+from chaos_quiet import QUIET_S as QUIET_S
+from chaos_quiet import SPARE_FDS as SPARE_FDS
+from chaos_quiet import eventually as eventually
+from chaos_quiet import look_after_end, look_at_rest
 from chaos_record import ViolationRecord
-from chaos_service import ChaosService, Footprint
+from chaos_service import ChaosService
 from chaos_verdict import RowResult
 
-QUIET_S: Final = 10.0
 FINDINGS: Final = Path(__file__).resolve().parent.parent / "build" / "chaos"
 STOP: Final = signal.SIGTERM
-OUTCOMES: Final = ("ok", "error", "aborted")
-SPARE_FDS: Final = 4
-"""What the controller may hold more after a row than before: a log, a connection that closes."""
 
 # Shortened, so that a row takes minutes; the ratios are the product's own.
 HEARTBEAT_S: Final = 0.1
@@ -47,6 +49,25 @@ class Settings:
 
     def oracle(self, rng: random.Random, lengths: tuple[int, int]) -> Oracle:
         return FakeOracle(rng, lengths) if self.model is None else ModelOracle(rng, lengths)
+
+    def again(self, row: str) -> str:
+        """The command that repeats a row as it was run."""
+        flags = {
+            "--rows": row,
+            "--seed": self.seed,
+            "--trials": self.trials,
+            "--workers": self.workers,
+            "--streams": self.streams,
+            "--slack": f"{self.slack:g}",
+        }
+        if self.model is not None:
+            flags["--mlx"] = self.model
+        return shlex.join(
+            ["scripts/chaos", *(str(word) for pair in flags.items() for word in pair)]
+        )
+
+    def record(self, row: str) -> ViolationRecord:
+        return ViolationRecord(self.findings, row, self.seed, self.again(row))
 
     def engine(self, *, rate: float) -> tuple[str, ...]:
         """The flags of the engine; ``rate`` paces the fake one."""
@@ -87,7 +108,7 @@ class Stage:
         self.oracle: Final = settings.oracle(self.rng, row.lengths)
         self._service: ChaosService | None = None
         self._load: Load | None = None
-        self._record: Final = ViolationRecord(settings.findings, row.name, settings.seed)
+        self._record: Final = settings.record(row.name)
         self._made: Final[list[ChaosService]] = []
 
     @property
@@ -161,32 +182,32 @@ class Stage:
             self._load = self.new_load(service)
             await service.running()
             before = service.footprint()
-            if self.row.load:
-                self.load.start()
-            try:
-                for _ in range(self.settings.trials):
-                    self.result.trials += 1
-                    await self.row.trial(self)
-                    self._keep_violations()
-            finally:
-                await self.load.stop()
-            await self._quiet(service, before)
+            await self._run_trials(service, self._load)
+            await look_at_rest(service, self.result, before)
             await self.end(service)
         finally:
             await service.stop()
 
-    async def _quiet(self, service: ChaosService, before: Footprint) -> None:
-        """At rest, nothing may be held: no slot, no descriptor, no request without an end."""
-        if not await eventually(lambda: _at_rest(service)):
-            self.result.leave("requests", await service.running())
-        counters = await service.counters()
-        ended = sum(counters[f'requests_total{{outcome="{word}"}}'] for word in OUTCOMES)
-        if counters["requests_started_total"] != ended:
-            self.result.violate(f"{counters['requests_started_total']} started, {ended} ended")
-        held = [load["num_reserved_tokens"] for load in (await service.get("/v1/loads"))["loads"]]
-        self.result.leave("tokens", sum(held), f"reserved: {held}")
-        after = service.footprint()
-        self.result.leave("fds", after.fds - before.fds - SPARE_FDS, f"{before} {after}")
+    async def _run_trials(self, service: ChaosService, load: Load) -> None:
+        # In a group one loss is the loss of all, although only one is named.
+        owners = 1 if "--enable-dp-attention" in self.row.arguments else len(service.pids)
+        bystanders = Bystanders(service, load, self.result, owners)
+        try:
+            if self.row.load:
+                load.start()
+                await bystanders.watch_calm()
+            for _ in range(self.settings.trials):
+                self.result.trials += 1
+                bystanders.begin()
+                await self.row.trial(self)
+                await bystanders.end()
+                self._keep_violations()
+        except asyncio.CancelledError:
+            load.abandon()
+            raise
+        finally:
+            await load.stop()
+        bystanders.judge(self.settings.slack)
 
     async def end(self, service: ChaosService) -> None:
         """Ask the service to end, and look for what it leaves behind."""
@@ -198,30 +219,7 @@ class Stage:
 
     async def nothing_left(self, service: ChaosService, *, within_s: float = 2.0) -> None:
         """Count the workers of a service that is gone, and its sockets."""
-
-        async def gone() -> bool:
-            return not service.alive()
-
-        await eventually(gone, within_s)
-        self.result.leave("processes", len(service.alive()), service.alive())
-        left = [path for path in service.sockets if path.exists()]
-        self.result.leave("files", len(left), left)
-
-
-async def _at_rest(service: ChaosService) -> bool:
-    return await service.running() == 0
-
-
-async def eventually(
-    holds: Callable[[], Awaitable[bool]], timeout_s: float = QUIET_S, pause_s: float = 0.02
-) -> bool:
-    """Poll what sends no event; False when time is up."""
-    ends_s = time.monotonic() + timeout_s
-    while not await holds():
-        if time.monotonic() > ends_s:
-            return False
-        await asyncio.sleep(pause_s)
-    return True
+        await look_after_end(service, self.result, within_s=within_s)
 
 
 def stop_on_sigterm() -> None:

@@ -103,6 +103,10 @@ class RowResult:
     refused: int = 0
     detection_s: list[float] = field(default_factory=list)
     recovery_s: list[float] = field(default_factory=list)
+    gap_s: list[float] = field(default_factory=list)
+    """The longest gap of each stream that a loss did not touch."""
+    calm_gap_s: list[float] = field(default_factory=list)
+    """The same, before anything was harmed."""
     left: Counter[str] = field(default_factory=Counter)
     violations: list[str] = field(default_factory=list)
     seconds: float = 0.0
@@ -149,6 +153,7 @@ class RowResult:
             for values in (self.detection_s, self.recovery_s)
             for q in (0.5, 0.99)
         ]
+        gap = milliseconds(quantile(self.gap_s, 0.99)) if self.gap_s else "-"
         left = "/".join(str(self.left[kind]) for kind in ("processes", "files", "fds"))
         counts = (
             *(self.trials, self.requests, self.lost, self.repeated),
@@ -158,6 +163,7 @@ class RowResult:
             f"{self.row} {self.title}",
             *map(str, counts),
             *times,
+            gap,
             left,
             str(len(self.violations)),
         ]
@@ -165,7 +171,8 @@ class RowResult:
 
 HEADERS = (
     *("row", "trials", "requests", "lost", "repeated", "failed", "refused"),
-    *("detected p50", "p99", "recovered p50", "p99", "processes/files/fds left", "violations"),
+    *("detected p50", "p99", "recovered p50", "p99", "untouched gap p99"),
+    *("processes/files/fds left", "violations"),
 )
 
 

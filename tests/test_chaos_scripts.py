@@ -1,5 +1,6 @@
 """What scripts/chaos and the measures of faults conclude from what they see."""
 
+import asyncio
 import importlib
 import json
 import logging
@@ -10,6 +11,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -103,6 +105,45 @@ def test_a_stream_that_breaks_its_form_is_a_violation(load, result, expected, fl
     assert result.failed == ("error" in flaw)
 
 
+def test_log_probabilities_of_other_tokens_are_a_violation(load, result, expected):
+    shown = load("dataclasses").replace(expected, tokens=("abc",))
+    seen = seen_of(load)
+    seen.tokens[0] = "abbc"
+    result.take(seen, shown)
+    assert len(result.violations) == 1
+    assert "log-probabilities of ('abbc',)" in result.violations[0]
+    seen.tokens[0] = "abc"
+    result.take(seen, shown)
+    assert len(result.violations) == 1
+
+
+def test_each_answer_is_compared_for_itself(load, result):
+    expected = load("chaos_verdict").Expected(
+        texts=("abc", "def"), finish_reasons=("length", "length"), usage=(1, 6)
+    )
+    seen = seen_of(load, finish_reasons=["length", "length"], usage=(1, 6))
+    seen.ask = load("dataclasses").replace(seen.ask, n=2)
+    seen.texts[1] = "df"
+    result.take(seen, expected)
+    assert (result.requests, result.lost, len(result.violations)) == (1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("event", "text", "role"),
+    [
+        ('{"text": "a"}', "a", 0),
+        ('{"delta": {"role": "assistant", "content": ""}}', "", 1),
+        ('{"delta": {"role": null, "content": "a"}}', "a", 0),
+        ('{"delta": {}, "finish_reason": "stop"}', "", 0),
+    ],
+)
+def test_what_each_kind_of_event_says(load, event, text, role):
+    client = load("chaos_client")
+    seen = client.Seen(client.Ask(prompt="p", chat=True))
+    client._take(seen, '{"id": "x", "choices": [{"index": 0, ' + event[1:] + "]}")
+    assert (seen.text, seen.roles, len(seen.chunks_s)) == (text, role, len(text))
+
+
 def test_events_after_the_end_are_noticed_in_the_stream(load):
     client = load("chaos_client")
     seen = client.Seen(client.Ask(prompt="p"))
@@ -160,6 +201,66 @@ def test_the_fake_answers_are_those_of_the_engine(load):
     assert len(text) == ask.max_tokens
     assert [text] == [*oracle.expected(ask).texts]
     assert [text] != [*oracle.expected(oracles.replace(ask, prompt="other")).texts]
+
+
+def test_a_fake_answer_ends_at_its_stop_string_and_is_counted_to_its_end(load):
+    oracles = load("chaos_oracle")
+    oracle = oracles.FakeOracle(oracles.random.Random(1), (40, 40))
+    ask = oracles.replace(oracle.draw(), chat=True)
+    whole = oracle.expected(ask)
+    assert whole.usage == (len(ask.prompt) + len("user: \nassistant: "), 40)
+    assert whole.finish_reasons == ("length",)
+    stop = whole.texts[0][10:13]
+    at = whole.texts[0].index(stop)
+    cut = oracle.expected(oracles.replace(ask, stop=("$$$", stop)))
+    assert cut.texts == (whole.texts[0][:at],)
+    assert (cut.usage[1], cut.finish_reasons) == (at + 3, ("stop",))
+
+
+def test_clients_ask_in_all_forms(load):
+    oracles = load("chaos_oracle")
+    oracle = oracles.FakeOracle(oracles.random.Random(1), (20, 120))
+    asks = [oracle.draw_form() for _ in range(200)]
+    for name in ("chat", "stream", "by_openai", "penalised", "stop", "n", "logprobs"):
+        assert len({bool(getattr(ask, name)) for ask in asks}) == 2 or name == "n", name
+    assert {ask.n for ask in asks} == {1, 2}
+    assert all(oracle.expected(ask).usage[0] <= oracles.MOST_PROMPT_TOKENS for ask in asks)
+
+
+def bystanders_of(load, result, seen: list[Any], losses: list[tuple[float, int]]) -> Any:
+    """After a trial that began at 10.0, in which these streams ended."""
+    stub = SimpleNamespace(ended=seen, seen={}, wait_for=AsyncMock(return_value=True))
+    service = SimpleNamespace(mark=lambda: 0, losses=lambda since: losses)
+    found = load("chaos_bystanders").Bystanders(service, stub, result, 3)
+    found._begun_s = 10.0
+    asyncio.run(found.end())
+    return found
+
+
+def test_the_gap_of_a_stream_that_a_loss_did_not_touch_is_held_to_its_bound(load, result):
+    stream = {"sent_s": 10.1, "ended_s": 12.0, "chunks_s": [10.2, 10.3, 10.8, 10.9]}
+    untouched = seen_of(load, owner=1, **stream)
+    hit = seen_of(load, owner=0, **stream)
+    later = seen_of(load, owner=1, **{**stream, "chunks_s": [11.0, 11.9]})
+    bystanders = bystanders_of(load, result, [untouched, hit, later], [(10.5, 0)])
+    assert result.gap_s == [pytest.approx(0.5)]
+    result.calm_gap_s = [0.01]
+    bystanders.judge(10.0)
+    assert result.violations == []
+    bystanders.judge(1.0)
+    assert result.violations == [
+        "F2: gap of untouched streams p99 500 ms, allowed 100 ms",
+    ]
+
+
+def test_a_row_whose_losses_never_met_an_untouched_stream_is_told(load, result):
+    bystanders = bystanders_of(load, result, [], [(10.5, 0)])
+    bystanders.judge(1.0)
+    assert result.violations == []
+    for _ in range(20):
+        asyncio.run(bystanders.end())
+    bystanders.judge(1.0)
+    assert "no stream was seen" in result.violations[0]
 
 
 def test_every_row_of_the_matrix_is_there_or_simulated(load):
@@ -220,13 +321,12 @@ def test_simulated_rows_are_rows_of_the_matrix_and_of_the_json(load, monkeypatch
 def test_a_simulated_run_that_fails_is_a_violation_with_its_seed(load, monkeypatch):
     simulated = load("chaos_simulated")
 
-    def run_schedule(schedule):
-        if schedule == 12:
+    def run_seed(seed, drawn):
+        if (seed, drawn) == (12, "frames"):
             raise AssertionError("a token was lost")
 
     faults = SimpleNamespace(
-        **{"draw_frames": int, "draw_sleeps": int},
-        **{"run_schedule": run_schedule, "SimulationError": AssertionError},
+        **{"Drawn": str, "run_seed": run_seed, "SimulationError": AssertionError},
         quiet_log=nullcontext,
     )
     monkeypatch.setattr(simulated, "_faults", lambda name: faults)
@@ -241,16 +341,20 @@ def test_what_is_simulated_is_found_and_runs(load, row):
 
 
 def test_each_violation_gets_a_file_with_its_seed_and_the_log(load, tmp_path, capsys):
-    record = load("chaos_record").ViolationRecord(tmp_path / "found", "F2", 7)
+    settings = load("chaos_run").settings_of(
+        load("chaos_run").parse(["--seed", "7", "--findings", str(tmp_path / "found")])
+    )
+    record = settings.record("F2")
     record.write(["F2, trial 1: a token was lost"], ["what it said"])
     record.write(["F2, trial 1: a token was lost", "F2, trial 3: a slot stayed"], ["and then"])
     first, second = sorted((tmp_path / "found").iterdir())
     assert "a token was lost" in first.read_text()
-    assert "--rows F2 --seed 7" in first.read_text()
+    again = "--rows F2 --seed 7 --trials 200 --workers 3 --streams 6 --slack 1\n"
+    assert f"again: scripts/chaos {again}" in first.read_text()
     assert "what it said" in first.read_text()
     assert "a slot stayed" in second.read_text()
     assert "and then" in second.read_text()
-    load("chaos_record").ViolationRecord(tmp_path / "found", "F2", 7).write(["again"], [])
+    settings.record("F2").write(["again"], [])
     assert len([*(tmp_path / "found").iterdir()]) == 3
     assert capsys.readouterr().err.count("violation: ") == 3
 
