@@ -11,12 +11,12 @@ from served import Served, wait_until
 
 pytestmark = pytest.mark.system
 
-SLOW = ("--engine", "fake", "--fake-decode-rate", "200", "--dp-size", "2")
+FAKE = ("--engine", "fake", "--fake-decode-rate", "200")
 
 
 @pytest.fixture
 def served() -> Iterator[Served]:
-    with Served(*SLOW) as made:
+    with Served(*FAKE, "--dp-size", "2") as made:
         made.wait_until_ready()
         yield made
 
@@ -36,9 +36,14 @@ class Load:
         self._enough = threading.Event()
         self.texts: list[str] = []
         self.errors: list[str] = []
-        self._threads = [threading.Thread(target=self._run, daemon=True) for _ in range(clients)]
-        for thread in self._threads:
+        self._threads: list[threading.Thread] = []
+        self.add(clients)
+
+    def add(self, clients: int) -> None:
+        for _ in range(clients):
+            thread = threading.Thread(target=self._run, daemon=True)
             thread.start()
+            self._threads.append(thread)
 
     def _run(self) -> None:
         while not self._enough.is_set():
@@ -89,6 +94,32 @@ def test_a_rolling_restart_under_load_fails_no_request(served: Served, how: str)
         (1, 0, "restarted on request")
     ] * 2
     assert 'mlx_dp:worker_losses_total{cause="restart"} 2.0' in served.get("/metrics")[1]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [("--dp-size", "1"), ("--dp-size", "2", "--tp-size", "2", "--enable-dp-attention")],
+    ids=["replica", "group"],
+)
+def test_whatever_is_asked_while_the_only_domain_restarts_is_answered(
+    flags: tuple[str, ...],
+) -> None:
+    with Served(*FAKE, "--fake-load-time", "0.5", *flags) as served:
+        served.wait_until_ready()
+        undisturbed = text_of(list(served.stream(Load.BODY)))
+        before = pids(served)
+        load = Load(served, 4)
+        assert served.post("/workers/0/restart", {})[0] == 202
+        wait_until(lambda: served.get("/health")[0] == 503, "nobody is left to serve")
+        assert served.get("/health")[1]["status"] == "restarting"
+        assert served.get("/health_generate")[0] == 503
+        load.add(4)
+        wait_until(lambda: rolled(served), "it is replaced")
+        assert served.get("/health")[0] == 200
+        load.finish()
+        assert load.errors == []
+        assert set(load.texts) == {undisturbed}
+        assert not set(pids(served)) & set(before)
 
 
 def test_each_event_of_a_death_names_worker_process_epoch_and_cause(served: Served) -> None:
