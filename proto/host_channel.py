@@ -10,6 +10,7 @@ from mlx_dp.proto.dealer_socket import dealer_socket
 from mlx_dp.proto.errors import ProtocolError
 from mlx_dp.proto.host_messages import HostDown, HostUp
 from mlx_dp.proto.key_files import WorkerKeys
+from mlx_dp.proto.libzmq import new_context
 
 _logger = logging.getLogger(__name__)
 
@@ -18,7 +19,7 @@ class HostChannel:
     """One connection to the controller. Once it is cut, make another under a new identity."""
 
     def __init__(self, endpoint: str, identity: str, keys: WorkerKeys | None) -> None:
-        self._context: Final = zmq.Context()
+        self._context: Final = new_context()
         self._socket: Final = dealer_socket(self._context, endpoint, identity, keys)
         self._socket.connect(endpoint)
 

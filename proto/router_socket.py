@@ -13,6 +13,7 @@ from mlx_dp.proto.codec import MAX_FRAME_BYTES
 from mlx_dp.proto.curve import HANDSHAKE_INTERVAL_MS, KeyGuard, serve_curve, watch_connection
 from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.key_files import ControllerKeys
+from mlx_dp.proto.libzmq import new_context
 
 LAST_PORT: Final = 65535
 MAX_PARTS_AT_A_TIME: Final = 256
@@ -58,13 +59,13 @@ class RouterSocket:
     """
 
     def __init__(self, *, high_water_mark: int, keys: ControllerKeys | None = None) -> None:
-        """``keys`` are for what is bound by ``bind_tcp``."""
+        """``keys`` are for what is bound by ``bind_tcp``. Raises ConfigError as ``new_context``."""
         self._keys: Final = keys
         self._loop: asyncio.AbstractEventLoop | None = None
         self._on_arrival: Callable[[], None] | None = None
         self._rearmed = False
         self._partial: Received | None = None
-        self._context: Final = zmq.Context()
+        self._context: Final = new_context()
         self._guard: Final = None if keys is None else KeyGuard(self._context, keys.allowed)
         self._socket: Final[zmq.Socket[bytes]] = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)

@@ -11,6 +11,7 @@ from mlx_dp.proto.codec import decode_down, encode
 from mlx_dp.proto.dealer_socket import dealer_socket
 from mlx_dp.proto.errors import ProtocolError
 from mlx_dp.proto.key_files import WorkerKeys
+from mlx_dp.proto.libzmq import new_context
 from mlx_dp.proto.messages import Down, Up
 
 MAX_BACKLOG_FRAMES: Final = 65_536
@@ -29,7 +30,7 @@ class WorkerChannel:
 
     def __init__(self, endpoint: str, identity: str, keys: WorkerKeys | None = None) -> None:
         """``keys`` are for a controller on another machine."""
-        self._context: Final = zmq.Context()
+        self._context: Final = new_context()
         self._socket: Final = dealer_socket(self._context, endpoint, identity, keys)
         self._backlog: Final[deque[bytes]] = deque()
         self._malformed = 0

@@ -4,7 +4,7 @@ import asyncio
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from socket import has_dualstack_ipv6
 
@@ -160,6 +160,20 @@ def test_a_path_that_is_too_long_is_refused_in_one_sentence(tmp_path: Path) -> N
     with pytest.raises(ConfigError, match=f"allows {zmq.IPC_PATH_MAX_LEN}"):
         ControllerChannel(base=base)
     assert os.listdir(base) == []
+
+
+@pytest.mark.parametrize(
+    ("version", "refused"), [((4, 3, 4), True), ((4, 3, 5), False), ((4, 10, 0), False)]
+)
+def test_a_library_with_known_holes_is_refused_on_both_sides(
+    monkeypatch: pytest.MonkeyPatch, version: tuple[int, int, int], refused: bool
+) -> None:
+    monkeypatch.setattr(zmq, "zmq_version_info", lambda: version)
+    monkeypatch.setattr(zmq, "zmq_version", lambda: ".".join(map(str, version)))
+    expected = pytest.raises(ConfigError, match=r"libzmq 4\.3\.4 .* at least 4\.3\.5 is needed")
+    for make in (ControllerChannel, lambda: WorkerChannel("ipc:///tmp/nobody", "w0-1")):
+        with expected if refused else nullcontext():
+            make().close()
 
 
 def test_a_directory_that_does_not_exist_is_refused_in_one_sentence(tmp_path: Path) -> None:

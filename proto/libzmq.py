@@ -1,0 +1,22 @@
+"""Which libzmq sockets are made of."""
+
+from typing import Final
+
+import zmq
+
+from mlx_dp.proto.errors import ConfigError
+
+LEAST_LIBZMQ: Final = (4, 3, 5)
+"""Peers could break into older ones, or end them, before they have said who they are."""
+
+
+def new_context() -> zmq.Context[zmq.Socket[bytes]]:
+    """Raises ConfigError where pyzmq brings, or was built with, a libzmq that is too old."""
+    if zmq.zmq_version_info() < LEAST_LIBZMQ:
+        least = ".".join(map(str, LEAST_LIBZMQ))
+        raise ConfigError(
+            f"pyzmq works with libzmq {zmq.zmq_version()} here, which has known security holes; "
+            f"at least {least} is needed: pip install --force-reinstall --only-binary pyzmq pyzmq "
+            "brings one"
+        )
+    return zmq.Context()
