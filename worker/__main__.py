@@ -116,8 +116,9 @@ def _set_signals() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # At once, even inside an evaluation: a handler of ours would wait for it to return.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # The first rung of the ladder for a hang is SIGABRT: it shows every thread's stack.
     faulthandler.enable()
-    # The first rung of the ladder for a hang: show every thread's stack.
+    # The same for whoever looks on, and the worker lives.
     faulthandler.register(signal.SIGUSR1, all_threads=True)
 
 

@@ -25,6 +25,9 @@ def kind_of(error: Exception) -> FailureKind:
             return FailureKind.CONFIG
         case UnsupportedModelError():
             return FailureKind.UNSUPPORTED_MODEL
+        case ImportError():
+            # What is not installed, or does not fit together, is so after a restart too.
+            return FailureKind.CONFIG
         case PeerLostError():
             return FailureKind.PEER_LOST
         case RuntimeError() if _CONNECTION.search(str(error)):
@@ -44,6 +47,8 @@ def says_of_model(error: Exception) -> bool:
     """
     if isinstance(error, PassEndedError):
         return False
+    if isinstance(error, ImportError):
+        return True
     return kind_of(error) in (FailureKind.INTERNAL, FailureKind.UNSUPPORTED_MODEL)
 
 

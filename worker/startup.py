@@ -72,7 +72,7 @@ def run_worker(
         return ExitCode.OK
     except Exception as error:
         failed = starting_failure(error)
-        if failed.kind is FailureKind.INTERNAL:
+        if failed.kind is FailureKind.INTERNAL or isinstance(error, ImportError):
             _logger.exception("the start failed")
         channel.send(failed)
         return ExitCode[failed.kind.name]

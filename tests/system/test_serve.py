@@ -16,6 +16,8 @@ pytestmark = pytest.mark.system
 
 FAKE = ("--engine", "fake")
 SLOW = (*FAKE, "--fake-decode-rate", "50")
+ORPHANS_GONE_S = 3 * 2.0
+"""Two seconds are promised; the rest is for machines that do other things as well."""
 LONG = {"prompt": "hello", "max_tokens": 100, "ignore_eos": True}
 
 
@@ -116,7 +118,7 @@ def test_a_second_signal_ends_it_at_once() -> None:
         # 200 s of the answer are left.
         assert served.exit_status(100.0) == 128 + signal.SIGINT
         assert not any(path.parent.exists() for path in sockets)
-        wait_until(lambda: not any(map(alive, workers)), "its workers are gone")
+        wait_until(lambda: not any(map(alive, workers)), "its workers are gone", ORPHANS_GONE_S)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -156,7 +158,7 @@ def test_no_process_outlives_a_killed_controller(two_slow_owners: Served) -> Non
     workers = served.workers()
     assert len(workers) == 2
     served.signal(signal.SIGKILL)
-    wait_until(lambda: not any(map(alive, workers)), "its workers are gone")
+    wait_until(lambda: not any(map(alive, workers)), "its workers are gone", ORPHANS_GONE_S)
     port = served.url.rpartition(":")[2]
     with Served(*FAKE, "--port", port) as again:
         again.wait_until_ready()
@@ -168,7 +170,7 @@ def test_no_process_outlives_a_controller_killed_during_the_load() -> None:
         workers = served.workers()
         assert workers
         served.signal(signal.SIGKILL)
-        wait_until(lambda: not any(map(alive, workers)), "its workers are gone")
+        wait_until(lambda: not any(map(alive, workers)), "its workers are gone", ORPHANS_GONE_S)
 
 
 def test_a_killed_worker_is_replaced_and_the_other_streams_on(two_slow_owners: Served) -> None:

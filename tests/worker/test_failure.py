@@ -36,6 +36,8 @@ from mlx_dp.worker.peers import PeerLostError
         ),
         (RuntimeError("[load_safetensors] Failed to open file"), FailureKind.INTERNAL),
         (KeyError("rope"), FailureKind.INTERNAL),
+        (ModuleNotFoundError("No module named 'mlx'"), FailureKind.CONFIG),
+        (ImportError("libmlx.so: undefined symbol"), FailureKind.CONFIG),
         (PeerLostError("rank 1 did not come", 1), FailureKind.PEER_LOST),
         (RuntimeError("[ring] connection to a peer was lost"), FailureKind.PEER_LOST),
     ],
@@ -64,6 +66,7 @@ def test_an_error_that_names_a_file_in_no_encoding_can_be_sent() -> None:
     ("error", "starting", "serving"),
     [
         (ConfigError("no such model"), FailureKind.CONFIG, FailureKind.INTERNAL),
+        (ImportError("cannot import"), FailureKind.CONFIG, FailureKind.INTERNAL),
         (MemoryError(), FailureKind.OUT_OF_MEMORY, FailureKind.INTERNAL),
         (PeerLostError("gone", 3), FailureKind.PEER_LOST, FailureKind.PEER_LOST),
     ],
@@ -90,6 +93,7 @@ def test_the_lost_rank_is_told() -> None:
         (RuntimeError("[ring] connection to a peer was lost"), False),
         (ShutdownAskedError("now"), False),
         (ConfigError("another model"), False),
+        (ModuleNotFoundError("No module named 'einops'"), True),
     ],
 )
 def test_what_ends_the_process_says_nothing_of_the_model(error: Exception, of_model: bool) -> None:

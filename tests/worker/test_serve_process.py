@@ -106,17 +106,23 @@ def test_a_terminated_worker_is_gone_at_once_and_an_interrupt_is_not_for_it(
     assert process.wait(timeout=30) == -signal.SIGTERM
 
 
-def test_a_worker_shows_its_stacks_when_asked(
-    controller, worker_process, shares, start_message
+@pytest.mark.parametrize("number", [signal.SIGABRT, signal.SIGUSR1])
+def test_a_worker_shows_its_stacks_when_it_is_ended_for_a_hang_or_asked(
+    number: signal.Signals, controller, worker_process, shares, start_message
 ) -> None:
     (share,) = shares()
     process = worker_process()
     controller.receive_until(Hello)
     controller.send(start_message(share))
     controller.receive_until(Ready)
-    process.send_signal(signal.SIGUSR1)
+    process.send_signal(number)
     while "most recent call first" not in (line := process.stderr.readline()):
-        assert line, "the worker ended"
+        assert line, "the worker ended without a word"
+    if number is signal.SIGABRT:
+        assert process.wait(timeout=30) == -signal.SIGABRT
+    else:
+        controller.send(Submit(request_id=7, epoch=1, prompt_ids=(72, 105), max_tokens=3))
+        controller.receive_until(Finished)
 
 
 def test_a_missing_model_ends_the_start_with_a_sentence(
