@@ -22,9 +22,11 @@ class Client:
         self.answer: RequestAnswer | None = None
         self.num_tokens = 0
         self.starts = 0
+        self.cached_tokens: int | None = None
         self.ended: Ended | None = None
         self.left = False
         self.turned_away = False
+        self.overload: OverloadedError | None = None
 
     @cached_property
     def wanted(self) -> list[int]:
@@ -48,15 +50,14 @@ class Client:
         return self.answer is not None and self.ended is None
 
     def ask(self, core: ControlCore) -> None:
-        before = core.tally.worker_deaths
         try:
             self.answer = core.submit(self.arrival.generation)
-        except OverloadedError:
+        except OverloadedError as overload:
             self.turned_away = True
+            self.overload = overload
         except RefusedError:
             self.turned_away = True
             assert self.arrival.refused, self.arrival
-            assert core.tally.worker_deaths == before, "I16: a worker died of a refusal"
         else:
             assert not self.arrival.refused, f"accepted: {self.arrival}"
 
@@ -73,8 +74,10 @@ class Client:
                     self.num_tokens += len(ids)
                 case Started(cached_tokens=cached_tokens):
                     self.starts += 1
-                    assert self.starts == 1, "it starts twice"
+                    assert self.starts == 1, "I8: it starts twice"
+                    assert not self.num_tokens, f"I4: {event} after {self.num_tokens} tokens"
                     assert cached_tokens <= len(self.arrival.generation.prompt_ids), event
+                    self.cached_tokens = cached_tokens
                 case Ended():
                     self.ended = event
                     self._verify_end(event)

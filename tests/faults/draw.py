@@ -1,9 +1,7 @@
 """Draws a run from its seed."""
 
 import random
-from collections.abc import Callable, Mapping
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Final
 
 from faults.schedule import (
@@ -95,9 +93,7 @@ def draw_sleeps(seed: int) -> Schedule:
     return replace(schedule, faults=tuple(faults), arrivals=arrivals, drawn=Drawn.SLEEPS)
 
 
-DRAWS: Final[Mapping[Drawn, Callable[[int], Schedule]]] = MappingProxyType(
-    {Drawn.ALL: draw, Drawn.FRAMES: draw_frames, Drawn.SLEEPS: draw_sleeps}
-)
+DRAWS: Final = {Drawn.ALL: draw, Drawn.FRAMES: draw_frames, Drawn.SLEEPS: draw_sleeps}
 
 
 def _frame_fault(rng: random.Random, setting: Setting, kind: FaultKind) -> Fault:

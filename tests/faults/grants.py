@@ -58,6 +58,8 @@ class Life:
     """The same of those that had not accepted it."""
     deaths: int = 0
     poisoned: bool = False
+    cached: int | None = None
+    """Tokens of its prompt that the first owner to prefill it had; None before that."""
 
 
 class GrantWatch:
@@ -150,9 +152,7 @@ class GrantWatch:
             case Tokens():
                 self._emitted(identity, fact)
             case Prefilled():
-                grant = self._grant(identity, fact.request_id, fact.epoch)
-                if grant is not None:
-                    grant.prefilled = grant.accepted
+                self._prefilled(identity, fact)
             case Accepted():
                 grant = self._grant(identity, fact.request_id, fact.epoch)
                 if grant is not None:
@@ -165,6 +165,15 @@ class GrantWatch:
                 self._given_back(identity, fact)
             case _:
                 pass
+
+    def _prefilled(self, identity: str, fact: Prefilled) -> None:
+        grant = self._grant(identity, fact.request_id, fact.epoch)
+        if grant is None or grant.prefilled or not grant.accepted:
+            return
+        grant.prefilled = True
+        life = self._current(identity, fact.request_id, fact.epoch)
+        if life is not None and life.cached is None:
+            life.cached = min(fact.cached_tokens, len(life.prompt))
 
     def _emitted(self, identity: str, fact: Tokens) -> None:
         for chunk in fact.chunks:

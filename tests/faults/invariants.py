@@ -4,16 +4,14 @@ from collections import Counter
 
 from faults.agenda import Agenda
 from faults.clients import Client
-from faults.controller_host import CHUNK_TOKENS, LIVENESS, WINDOW_S, ControllerHost
+from faults.controller_host import WINDOW_S, ControllerHost
+from faults.deadlines import Deadlines
 from faults.grants import POISON_DEATHS, GrantWatch
 from faults.machine import Machine
 from faults.schedule import FaultKind, Schedule
+from mlx_dp.orchestrator.service import ServiceStatus
 from mlx_dp.orchestrator.worker_states import WorkerStatus
 from mlx_dp.proto.messages import FinishReason, Flush
-
-FROZEN_S = LIVENESS.hang_timeout_s + 2 * CHUNK_TOKENS / LIVENESS.slowest_prefill_tokens_per_s + 0.7
-GHOST_S = 1.5
-"""What is given up has to be gone after so long, on a machine that is never late."""
 
 
 class Invariants:
@@ -35,7 +33,7 @@ class Invariants:
         self._watch = watch
         self._clients = clients
         self._failed: set[int] = set()
-        self._lost_at: dict[str, float] = {}
+        self._deadlines = Deadlines(schedule, agenda, host, machine, watch, clients)
 
     def each(self) -> None:
         """After every event of the controller."""
@@ -47,8 +45,7 @@ class Invariants:
         self._counters_reconcile()
         self._group_is_one()
         self._starts_are_bounded()
-        self._nobody_is_frozen()
-        self._nobody_lingers()
+        self._deadlines.each()
 
     def _books_agree(self) -> None:
         """I1, I2: the controller's leases are the grants that the wire has shown."""
@@ -66,6 +63,10 @@ class Invariants:
             for key, grant in self._watch.grants.items()
         }
         assert leases == grants, f"I2: {leases}, but {grants}"
+        for owner in core.book.owners():
+            held = sum(identity == owner.identity for identity, _ in grants)
+            free = self._schedule.setting.slots + owner.ahead - held
+            assert owner.free_slots == free, f"I1: {owner} has {free} free slots"
 
     def _the_lost_are_not_heard(self) -> None:
         """I5: whatever else a given-up incarnation says is nobody's word."""
@@ -109,31 +110,25 @@ class Invariants:
             final = any(each.final_boot for each in self._machine.slots.values())
             assert spent or final or setting.group, f"I15: {index} had starts left: {slot}"
 
-    def _nobody_is_frozen(self) -> None:
-        """I9: who makes no progress is given up, by a controller that is awake."""
-        for each in self._machine.living:
-            since = each.process.frozen_since
-            serves = each.identity in self._watch.ready - self._watch.lost
-            if since is None or not serves:
-                continue
-            frozen_s = self._agenda.now - max(since, self._host.woke_at)
-            # A frame that comes late is a word of life as well.
-            most_s = FROZEN_S + self._schedule.latest_s
-            assert frozen_s < most_s, f"I9: {each.identity} is frozen since {frozen_s} s"
-
-    def _nobody_lingers(self) -> None:
-        """What was given up ends."""
-        for each in self._machine.living:
-            if each.identity not in self._watch.lost:
-                continue
-            lost_at = self._lost_at.setdefault(each.identity, self._agenda.now)
-            late_s = self._agenda.now - max(lost_at, self._host.woke_at)
-            assert late_s < GHOST_S, f"{each.identity} was given up {late_s} s ago and lives"
+    def asked(self, client: Client, waiting: int) -> None:
+        """I11: the queue takes so many and no more. Whoever is turned away is told why."""
+        most = self._schedule.setting.max_queued
+        if client.answer is not None:
+            assert waiting < most, f"I11: {waiting} wait, of {most}, and one more"
+        elif client.overload is not None and client.overload.status == 429:
+            assert waiting >= most, f"I11: only {waiting} wait, of {most}: {client.overload}"
+        elif client.overload is not None:
+            rank = client.arrival.generation.routed_dp_rank
+            absent = self._host.core.status() is not ServiceStatus.READY or rank is not None
+            assert absent, f"I17: {client.overload}"
 
     def ended(self, client: Client) -> None:
         """I6 and I8, when an answer has ended."""
         assert client.ended is not None and client.answer is not None
         life = self._watch.lives.get(client.answer.request_id)
+        emitted, cached = (0, None) if life is None else (len(life.emitted), life.cached)
+        assert client.num_tokens == emitted, f"I8: {client.num_tokens} of {life}"
+        assert client.cached_tokens in (None, cached), f"I8: {client.cached_tokens} of {life}"
         if client.ended.reason is not FinishReason.ERROR:
             return
         match client.ended.code:
@@ -163,6 +158,8 @@ class Invariants:
         assert tally.errors == errors, f"I20: {tally.errors}, {errors}"
         read = sum(client.num_tokens for client in answered)
         assert tally.generated_by_owner.total() == read, f"I8: {tally.generated_by_owner}, {read}"
+        self._usage_is_counted_once()
+        self._all_is_free_as_advertised()
         assert len(core.answers) == 0 and core.desk.idle
         self._unfaulted_are_untouched()
         self._nobody_dies_of_nothing()
@@ -170,6 +167,24 @@ class Invariants:
             self._is_empty(each.index)
         for life in self._watch.poisons:
             assert life.deaths <= POISON_DEATHS, f"I6: F9: {life}"
+
+    def _usage_is_counted_once(self) -> None:
+        """I8: each prompt, and what was cached of it, whatever was computed again."""
+        tally = self._host.core.tally
+        begun = [life for life in self._watch.lives.values() if life.cached is not None]
+        prompts, cached = tally.prompt_by_owner.total(), tally.cached_by_owner.total()
+        assert prompts == sum(len(life.prompt) for life in begun), f"I8: {prompts}: {begun}"
+        assert cached == sum(life.cached or 0 for life in begun), f"I8: {cached}: {begun}"
+
+    def _all_is_free_as_advertised(self) -> None:
+        """I1: the slots that are shown are those of the owners that serve, and nothing is held."""
+        core = self._host.core
+        states = [state for state in core.view.owners() if state.capacity is not None]
+        shown = sum(state.capacity.request_slots for state in states if state.capacity)
+        assert shown == self._schedule.setting.slots * len(core.book), f"I1: {shown} slots"
+        for state in states:
+            held = (state.running, state.prefilling, state.used_tokens, state.reserved_tokens)
+            assert held == (0, 0, 0, 0), f"I1: {state.owner} holds {held}"
 
     def _unfaulted_are_untouched(self) -> None:
         """I10: workers to which nothing happens are never lost, whatever happens elsewhere."""
@@ -192,7 +207,7 @@ class Invariants:
         if present is None or present.process.serving is None:
             return
         serving = present.process.serving
-        present.process.check()
+        serving.check()
         assert not len(serving.scheduler.requests), f"I1: {index} runs something still"
         serving.engine.compact()
         serving.scheduler.flush(Flush(flush_id=0))

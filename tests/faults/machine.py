@@ -105,7 +105,7 @@ class Machine:
             seen = each.identity in self._watch.exited
             lost = each.identity in self._watch.lost
             if each.index == index:
-                assert seen, f"{each.identity} may be there still"
+                assert seen, f"I15: {each.identity} may be there still"
             elif self._setting.group:
                 assert seen or not lost, f"I18: {each.identity} of the epoch before is there"
 

@@ -1,6 +1,8 @@
 """Bugs of the controller's books, of its messages and of its answers."""
 
+from collections import Counter
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 
@@ -12,6 +14,7 @@ from mlx_dp.orchestrator.control.owner import Lease, Owner
 from mlx_dp.orchestrator.control.owner_facts import OwnerFacts
 from mlx_dp.orchestrator.control.recent_deaths import RecentDeaths
 from mlx_dp.orchestrator.control.replay import after_loss
+from mlx_dp.orchestrator.control.request_queue import RequestQueue
 from mlx_dp.orchestrator.control.supervisor_steps import Loss
 from mlx_dp.orchestrator.service import Ended
 from mlx_dp.proto.errors import ProtocolError
@@ -168,3 +171,55 @@ def tokens_of_an_answer_go_missing_at_its_end(patch: Patch) -> None:
             tokens(desk, entry, chunk, before=before)
 
     patch.setattr(AnswerDesk, "tokens", but_the_last)
+
+
+def replays_keep_their_epoch(patch: Patch) -> None:
+    requeue = Ledger.requeue
+
+    def unfenced(ledger: Ledger, entry: RequestEntry) -> None:
+        requeue(ledger, entry)
+        entry.epoch -= 1
+
+    patch.setattr(Ledger, "requeue", unfenced)
+
+
+def replays_are_held_back(patch: Patch) -> None:
+    """For some seconds, in which the queue is asked a hundred times."""
+    heads = RequestQueue.heads
+    asked: WeakKeyDictionary[RequestQueue, Counter[int]] = WeakKeyDictionary()
+
+    def late(queue: RequestQueue) -> list[RequestEntry]:
+        counts = asked.setdefault(queue, Counter())
+        found = heads(queue)
+        counts.update(entry.request_id for entry in found if entry.deaths)
+        return [entry for entry in found if not 0 < counts[entry.request_id] < 100]
+
+    patch.setattr(RequestQueue, "heads", late)
+
+
+def the_queue_is_endless(patch: Patch) -> None:
+    patch.setattr(RequestQueue, "full", property(lambda queue: False))
+
+
+def the_queue_is_shorter_than_it_is_said_to_be(patch: Patch) -> None:
+    patch.setattr(RequestQueue, "full", property(lambda queue: len(queue) >= queue._limit - 1))
+
+
+def replays_count_their_cached_prefix_again(patch: Patch) -> None:
+    """And so more than the first owner had."""
+
+    def prefilled(ledger: Ledger, entry: RequestEntry, cached_tokens: int) -> bool:
+        first = entry.cached_tokens is None
+        entry.cached_tokens = min(cached_tokens, len(entry.generation.prompt_ids))
+        return first or entry.epoch > 1
+
+    patch.setattr(Ledger, "prefilled", prefilled)
+
+
+def nothing_is_said_to_be_cached(patch: Patch) -> None:
+    def prefilled(ledger: Ledger, entry: RequestEntry, cached_tokens: int) -> bool:
+        first = entry.cached_tokens is None
+        entry.cached_tokens = 0
+        return first
+
+    patch.setattr(Ledger, "prefilled", prefilled)

@@ -1,16 +1,21 @@
 """Bugs of whoever keeps the workers alive."""
 
+from itertools import count
 from typing import Any
 
 import pytest
 
 from mlx_dp.orchestrator.control import recovery, supervisor
+from mlx_dp.orchestrator.control.core import ControlCore
 from mlx_dp.orchestrator.control.fleet import Fleet
 from mlx_dp.orchestrator.control.health_watch import HealthWatch
+from mlx_dp.orchestrator.control.inbox import Inbox
 from mlx_dp.orchestrator.control.kill_ladder import lose
 from mlx_dp.orchestrator.control.liveness import OwnLag
 from mlx_dp.orchestrator.control.restart_budget import RestartBudget
 from mlx_dp.orchestrator.control.worker_record import FailureDomain
+from mlx_dp.proto.errors import ProtocolError
+from mlx_dp.proto.messages import Up
 
 Patch = pytest.MonkeyPatch
 
@@ -60,3 +65,44 @@ def members_of_a_group_survive_each_other(patch: Patch) -> None:
 
 def nobody_is_killed(patch: Patch) -> None:
     patch.setattr(supervisor, "due_kills", lambda workers, now: [])
+
+
+def exits_are_never_seen(patch: Patch) -> None:
+    """As if children were never reaped."""
+    patch.setattr(ControlCore, "process_exited", lambda core, index, status: None)
+
+
+def the_dead_are_routable(patch: Patch) -> None:
+    """For as long as their exit has not settled."""
+    exited = ControlCore.process_exited
+
+    def late(core: ControlCore, index: int, status: int) -> None:
+        exited(core, index, status)
+        core._exits[-1] = (core._exits[-1][0] + 0.5, index, status)
+        owner = core.book.get(index)
+        if owner is not None:
+            owner.closed = False
+
+    patch.setattr(ControlCore, "process_exited", late)
+
+
+def the_dead_are_settled_late(patch: Patch) -> None:
+    """They get nothing, but what they had waits."""
+    exited = ControlCore.process_exited
+
+    def late(core: ControlCore, index: int, status: int) -> None:
+        exited(core, index, status)
+        core._exits[-1] = (core._exits[-1][0] + 1.0, index, status)
+
+    patch.setattr(ControlCore, "process_exited", late)
+
+
+def a_message_is_received_and_forgotten(patch: Patch) -> None:
+    """As if the receive had been cancelled: some of what workers say is lost without a word."""
+    take, taken = Inbox.take, count(1)
+
+    def forgetful(inbox: Inbox, identity: str, fact: Up | ProtocolError, now: float) -> None:
+        if next(taken) % 50:
+            take(inbox, identity, fact, now)
+
+    patch.setattr(Inbox, "take", forgetful)

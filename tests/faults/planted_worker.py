@@ -1,5 +1,6 @@
 """Bugs of a worker."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,8 +8,9 @@ import pytest
 from mlx_dp.kvcache.prefix_cache import PrefixCache
 from mlx_dp.kvcache.prefix_request import PrefixRequest
 from mlx_dp.kvcache.request_slots import RequestSlots
-from mlx_dp.proto.messages import FinishReason
+from mlx_dp.proto.messages import FinishReason, Prefilled
 from mlx_dp.worker.loop import WorkerLoop
+from mlx_dp.worker.running_request import RunningRequest
 from mlx_dp.worker.scheduler import Scheduler
 
 Patch = pytest.MonkeyPatch
@@ -55,3 +57,12 @@ def an_abort_keeps_the_slot(patch: Patch) -> None:
             forget(scheduler, request)
 
     patch.setattr(Scheduler, "_forget", leaking)
+
+
+def workers_find_nothing_cached(patch: Patch) -> None:
+    told: Any = RunningRequest.was_prefilled
+
+    def nothing(request: RunningRequest) -> Prefilled:
+        return replace(told.__get__(request), cached_tokens=0)
+
+    patch.setattr(RunningRequest, "was_prefilled", property(nothing))

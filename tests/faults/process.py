@@ -1,35 +1,21 @@
 """A worker process: the real loop, scheduler and fake engine, in virtual time."""
 
+import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
 from faults.agenda import Act, Agenda
 from faults.schedule import Boot, Setting
+from faults.serving import Serving
 from faults.worker_end import ProcessDiedError, WorkerEnd
 from mlx_dp.proto.exit_codes import ExitCode
-from mlx_dp.proto.messages import Failed, FailureKind, Hello, Ready, Shutdown, Start
-from mlx_dp.proto.ownership import resolve_capacity
-from mlx_dp.worker.chunk_budget import ChunkBudget
-from mlx_dp.worker.fake.engine import FakeEngine
-from mlx_dp.worker.loop import WorkerLoop
-from mlx_dp.worker.pulse import Pulse
-from mlx_dp.worker.scheduler import Scheduler
+from mlx_dp.proto.messages import Failed, FailureKind, Hello, Shutdown, Start
 
 SLOWNESS: Final = 20.0
 CHECK_TURNS: Final = 8
 """Looks at every slot and node, which takes as long as several turns."""
-
-
-@dataclass(slots=True)
-class Serving:
-    """What a process has once it is ready."""
-
-    engine: FakeEngine
-    scheduler: Scheduler
-    loop: WorkerLoop
 
 
 class SimulatedProcess:
@@ -46,7 +32,8 @@ class SimulatedProcess:
     ) -> None:
         self.pid = pid
         self.boot = boot
-        self.alive = True
+        self.died_at = math.inf
+        """Never, so far."""
         self.stopped = False
         self.hung = False
         self.slow = False
@@ -61,6 +48,12 @@ class SimulatedProcess:
         self._signals: list[int] = []
         self._turn_id = 0
         self._turns = 0
+        self._deaf = rng.random() < 0.5
+        """SIGABRT does not end it: woken after its loss, it speaks on until SIGKILL."""
+
+    @property
+    def alive(self) -> bool:
+        return self.died_at == math.inf
 
     @property
     def works(self) -> bool:
@@ -74,7 +67,8 @@ class SimulatedProcess:
         return self.stopped and self.alive
 
     def abort(self) -> None:
-        self._signal(-6)
+        if not self._deaf:
+            self._signal(-6)
 
     def terminate(self) -> None:
         self._signal(-15)
@@ -91,7 +85,7 @@ class SimulatedProcess:
 
     def die(self, status: int) -> None:
         if self.alive:
-            self.alive = False
+            self.died_at = self._agenda.now
             self._on_death(status)
 
     def stop(self) -> None:
@@ -177,42 +171,7 @@ class SimulatedProcess:
                 self._serve(start)
 
     def _serve(self, start: Start) -> None:
-        engine = FakeEngine(
-            start.fake,
-            clock=self._agenda.clock,
-            sleep=_never,
-            prefix_cache=start.prefix_cache,
-        )
-        shape = engine.facts.shape
-        capacity = resolve_capacity(
-            start.share,
-            pool_tokens=start.fake.pool_tokens,
-            hybrid=shape.hybrid,
-            prefix_cache=start.prefix_cache,
-        )
-        states = self._setting.slots * shape.auxiliary_bytes_per_slot
-        nbytes = shape.kv_nbytes(self._setting.memory_tokens) + states
-        capacity = replace(capacity, cache_nbytes=nbytes)
-        engine.open(capacity)
-        scheduler = Scheduler(capacity, engine, shape.context_length)
-        loop = WorkerLoop(
-            self.end,
-            engine,
-            scheduler,
-            ChunkBudget(start.chunked_prefill_size),
-            Pulse(start.heartbeat_interval_s, lambda: 4_096),
-            self._agenda.clock,
-        )
-        self.serving = Serving(engine, scheduler, loop)
-        self.end.send(
-            Ready(
-                capacity=capacity,
-                shape=shape,
-                context_length=shape.context_length,
-                device="fake",
-                load_s=0.0,
-            )
-        )
+        self.serving = Serving.begin(start, self._setting, self._agenda, self.end)
         self._turn_after(0.0)
 
     def _turn_after(self, delay_s: float) -> None:
@@ -231,7 +190,7 @@ class SimulatedProcess:
         ended = self.serving.loop.turn()
         self._turns += 1
         if end.waits_s is not None or self._turns % CHECK_TURNS == 0:
-            self.check()
+            self.serving.check()
         if ended is not None:
             self.die(int(ended))
         elif end.waits_s is not None:
@@ -239,15 +198,3 @@ class SimulatedProcess:
         else:
             step_s = self._setting.step_s * self._rng.uniform(0.5, 1.0)
             self._turn_after(step_s * SLOWNESS if self.slow else step_s)
-
-    def check(self) -> None:
-        """I1, on the worker's side."""
-        assert self.serving is not None
-        self.serving.scheduler.check()
-        held = len(self.serving.scheduler.requests)
-        slots = self.serving.scheduler._pools._slots
-        assert slots.size - slots.free_slots == held, f"I1: {held} requests, {slots.free_slots}"
-
-
-def _never(seconds: float) -> None:
-    raise AssertionError(f"the fake engine sleeps for {seconds} s")

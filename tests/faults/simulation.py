@@ -106,7 +106,9 @@ class Simulation:
             self._agenda.at(leaves_at, lambda: self._host.do(lambda: self._leave(client)))
 
     def _ask(self, client: Client) -> None:
+        waiting = len(self.core.desk.queue)
         client.ask(self.core)
+        self._invariants.asked(client, waiting)
         if client.answer is None:
             return
         self._by_id[client.answer.request_id] = client

@@ -42,6 +42,8 @@ class WorkerEnd:
         """How long the loop wants to sleep, until it is woken."""
         self.malformed_frames = 0
         self._poisons: set[int] = set()
+        self.reused: dict[int, int] = {}
+        """Cached tokens by slot, as the engine was given them."""
 
     @property
     def poisoned(self) -> bool:
@@ -94,9 +96,10 @@ class WorkerEnd:
                 taken = {slot for _, slot, _ in running.values()}
                 assert slot not in taken, f"I2: slot {slot} has two owners: {running}"
                 running[request_id] = (epoch, slot, False)
-            case Prefilled(request_id=request_id, epoch=epoch):
+            case Prefilled(request_id=request_id, epoch=epoch, cached_tokens=cached_tokens):
                 held, slot, prefilled = running[request_id]
                 assert held == epoch and not prefilled, f"{message}: {running}"
+                assert cached_tokens == self.reused[slot], f"I8: {message}: {self.reused}"
                 running[request_id] = (epoch, slot, True)
             case Tokens():
                 for chunk in message.chunks:
