@@ -36,8 +36,8 @@ ROWS: Final = {
 ENDED_BY_SIGNAL: Final = 130
 RUNS_A_TRIAL: Final = 10
 """Of the rows that are simulated, for which a run takes about 20 ms."""
-FAKE_ONLY: Final = frozenset({"F3", "F15", "F16", "F17", "F19", "F20", "F26"})
-"""Rows that need the fake engine's rates, its context or its groups."""
+FAKE_ONLY: Final = frozenset({"F15", "F16", "F19"})
+"""Rows that need the fake engine's rates."""
 
 EPILOG: Final = """\
 examples:

@@ -22,6 +22,7 @@ from chaos_service import ChaosService
 from chaos_verdict import RowResult
 
 FINDINGS: Final = Path(__file__).resolve().parent.parent / "build" / "chaos"
+FAKE_FLAGS: Final = "--fake-"
 STOP: Final = signal.SIGTERM
 
 # Shortened, so that a row takes minutes; the ratios are the product's own.
@@ -126,7 +127,15 @@ class Stage:
         patience = ("--max-restarts", "1000000", "--restart-delay", "0.002")
         workers = ("--dp-size", str(self.settings.workers))
         engine = self.settings.engine(rate=self.row.rate)
-        return (*engine, *times, *patience, *workers, *self.row.arguments, *more)
+        return (*engine, *times, *patience, *workers, *self._row_arguments(), *more)
+
+    def _row_arguments(self) -> tuple[str, ...]:
+        """A model has no rates: it is as fast as it is."""
+        arguments = self.row.arguments
+        if self.settings.model is None:
+            return arguments
+        pairs = zip(arguments, ("", *arguments), strict=False)
+        return tuple(word for word, flag in pairs if FAKE_FLAGS not in flag + word)
 
     def new_service(self, *more: str, port: int = 0) -> ChaosService:
         """A service with the flags of this row; later flags win."""
@@ -149,16 +158,19 @@ class Stage:
     async def run(self) -> RowResult:
         """Run all trials. Whatever breaks a trial is a violation, and ends the row."""
         began_s = time.monotonic()
+        broken = False
         try:
             await (self._run_fresh() if self.row.fresh else self._run_shared())
         except Exception as error:
+            broken = True
             self.result.violate(f"the trial broke: {type(error).__name__}: {error}")
         finally:
             self._keep_violations()
-        slack = self.settings.slack
-        detected_s, recovered_s = self.row.bounds_s
-        self.result.bound("detection", self.result.detection_s, slack * detected_s)
-        self.result.bound("recovery", self.result.recovery_s, slack * recovered_s)
+        measured = {"detection": self.result.detection_s, "recovery": self.result.recovery_s}
+        for (name, values_s), bound_s in zip(measured.items(), self.row.bounds_s, strict=True):
+            # A row that broke before it measured anything is told of already.
+            if values_s or not broken:
+                self.result.bound(name, values_s, self.settings.slack * bound_s)
         self._keep_violations()
         self.result.seconds = time.monotonic() - began_s
         return self.result
