@@ -3,11 +3,14 @@
 import argparse
 import asyncio
 import resource
+import signal
 import socket
-import time
+import sys
+from collections import Counter
+from pathlib import Path
 from typing import Final
 
-from bench_client import Client, Request, quantile, run_clients
+from bench_client import Client, Request, quantile
 from bench_report import mebibytes, milliseconds
 from chaos_client import MODEL
 from chaos_client_rows import address
@@ -17,11 +20,17 @@ from measure_garbage import Peak
 from measure_value import Measured
 
 TOKENS: Final = 20
-STEPS_PER_S: Final = 2.0
+STEPS_PER_S: Final = 1.0
 PER_CONNECTION: Final = 64 * 1024
 """What an open connection may cost. A stream may cost as much again for its text."""
 SPARE_FDS: Final = 1000
 CONNECT_AT_A_TIME: Final = 200
+LIVE_S: Final = 0.1
+SLACK: Final = 3.0
+"""The crowd's clients take as much of the machine as the service does."""
+LIVE_PROGRAM: Final = Path(__file__).with_name("measure_live.py")
+SAMPLE_S: Final = 0.2
+IDLE_S: Final = 3.0
 
 
 async def measure_crowd(options: argparse.Namespace) -> list[Measured]:
@@ -32,7 +41,9 @@ async def measure_crowd(options: argparse.Namespace) -> list[Measured]:
     )
     row = Row(name="crowd", title="", trial=_nothing, rate=STEPS_PER_S)
     service = Stage(row, settings).new_service(
-        *("--max-queued-requests", str(options.streams), "--hang-timeout", "30")
+        # All run at once, so that all stream at once.
+        *("--max-running-requests", str(options.streams)),
+        *("--max-queued-requests", str(options.streams), "--hang-timeout", "30"),
     )
     idle: list[socket.socket] = []
     try:
@@ -41,10 +52,11 @@ async def measure_crowd(options: argparse.Namespace) -> list[Measured]:
         idle = await _connect(service, options.idle)
         with_idle = service.footprint().rss_nbytes
         peak = Peak(service)
-        streams = asyncio.create_task(_stream(service, options.streams))
-        failed = await peak.during(_failures(streams))
-        took_s = streams.result()[1]
-        alive_s = await _answer_s(service)
+        crowd = Crowd(service)
+        async with LiveTimes(service) as beside_streams:
+            failed = await peak.during(crowd.stream(options.streams))
+        async with LiveTimes(service) as beside_idle:
+            await asyncio.sleep(IDLE_S)
         deaths = service.deaths(0)
         closed = sum(_closed(client) for client in idle)
     finally:
@@ -66,10 +78,10 @@ async def measure_crowd(options: argparse.Namespace) -> list[Measured]:
         ),
         Measured.bounded(f"closed of {options.idle} idle connections", closed, 0, str),
         Measured.bounded(f"failed of {options.streams} streams", failed, 0, str),
-        Measured(f"time of a stream of {TOKENS} tokens, p50", milliseconds(quantile(took_s, 0.5))),
-        Measured(f"time of a stream of {TOKENS} tokens, p99", milliseconds(quantile(took_s, 0.99))),
-        Measured("/live beside the idle connections", milliseconds(alive_s)),
         Measured.bounded("workers lost", deaths, 0, str),
+        *crowd.measured(options.streams),
+        beside_streams.measured("the streams", SLACK),
+        beside_idle.measured("the idle connections", 1.0),
     ]
 
 
@@ -118,27 +130,79 @@ def _closed(client: socket.socket) -> bool:
     return True
 
 
-async def _stream(service: ChaosService, count: int) -> tuple[int, list[float]]:
-    """Return how many failed, and how long the others took."""
-    client = Client(address(service)[1], MODEL)
-    request = Request(prompt="Hi", prompt_tokens=2, max_tokens=TOKENS)
-    took_s: list[float] = []
+class Crowd:
+    """Streams that run at once, and what the service answers to others meanwhile."""
 
-    async def one() -> bool:
-        [seen] = await run_clients(client, [request], 1)
-        took_s.append(seen.ended_s - seen.sent_s)
+    def __init__(self, service: ChaosService) -> None:
+        self._service: Final = service
+        self._client: Final = Client(address(service)[1], MODEL)
+        self._took_s: Final[list[float]] = []
+        self._most_running = 0
+
+    async def stream(self, count: int) -> int:
+        """Return how many failed."""
+        looking = asyncio.create_task(self._look())
+        try:
+            ended = await asyncio.gather(
+                *(self._one() for _ in range(count)), return_exceptions=True
+            )
+        finally:
+            looking.cancel()
+            await asyncio.wait({looking})
+        if not looking.cancelled():
+            # It ends by itself only when the service did not answer.
+            looking.result()
+        causes = Counter(repr(each) for each in ended if isinstance(each, BaseException))
+        for cause, streams in causes.items():
+            print(f"{streams} streams: {cause}", file=sys.stderr)
+        return sum(each is not True for each in ended)
+
+    async def _one(self) -> bool:
+        request = Request(prompt="Hi", prompt_tokens=2, max_tokens=TOKENS)
+        seen = await self._client.stream(request)
+        self._took_s.append(seen.ended_s - seen.sent_s)
         return seen.completion_tokens == TOKENS
 
-    ended = await asyncio.gather(*(one() for _ in range(count)), return_exceptions=True)
-    return sum(each is not True for each in ended), took_s
+    async def _look(self) -> None:
+        while True:
+            loads = await self._service.get("/v1/loads")
+            self._most_running = max(self._most_running, loads["aggregate"]["num_running_reqs"])
+            await asyncio.sleep(SAMPLE_S)
+
+    def measured(self, streams: int) -> list[Measured]:
+        """What was seen of ``streams`` streams."""
+        text = f"time of a stream of {TOKENS} tokens"
+        most = self._most_running
+        return [
+            Measured("most streams at once", str(most), f">= {streams}", most >= streams),
+            Measured(f"{text}, p50", milliseconds(quantile(self._took_s, 0.5))),
+            Measured(f"{text}, p99", milliseconds(quantile(self._took_s, 0.99))),
+        ]
 
 
-async def _failures(streams: "asyncio.Task[tuple[int, list[float]]]") -> int:
-    failed, _ = await streams
-    return failed
+class LiveTimes:
+    """How long the service takes to say that it lives, asked by a process of its own."""
 
+    def __init__(self, service: ChaosService) -> None:
+        self._service: Final = service
+        self._seconds: list[float] = []
 
-async def _answer_s(service: ChaosService) -> float:
-    began_s = time.monotonic()
-    (await service.client.http.get("/live")).raise_for_status()
-    return time.monotonic() - began_s
+    async def __aenter__(self) -> "LiveTimes":
+        host, port = address(self._service)
+        self._program = await asyncio.create_subprocess_exec(
+            *(sys.executable, str(LIVE_PROGRAM), host, str(port)), stdout=asyncio.subprocess.PIPE
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._program.returncode is None:
+            self._program.terminate()
+        said, _ = await self._program.communicate()
+        self._seconds = [float(line) for line in said.decode().splitlines()]
+
+    def measured(self, beside: str, slack: float) -> Measured:
+        """Hold the p99; one that stayed without an answer is in no sample, and breaks the bound."""
+        ended_itself = self._program.returncode != -signal.SIGTERM
+        p99_s = float("nan") if ended_itself else quantile(self._seconds, 0.99)
+        text = f"/live beside {beside}, p99 of {len(self._seconds)}"
+        return Measured.bounded(text, p99_s, slack * LIVE_S, milliseconds)

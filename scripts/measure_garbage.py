@@ -4,7 +4,9 @@ import argparse
 import asyncio
 import random
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Final
 
 import zmq
@@ -12,44 +14,55 @@ from bench_report import mebibytes
 from chaos_client import Ask
 from chaos_client_rows import address
 from chaos_service import ChaosService
-from chaos_stage import Row, Settings, Stage
+from chaos_stage import Row, Settings, Stage, eventually
 from measure_value import Measured
 
 GROWTH: Final = 50 * 2**20
 CHUNK: Final = 2**20
+WHOLE: Final = 1.25
+"""What a message of many parts may cost, by its size: libzmq collects them all, we none."""
 PATIENCE_S: Final = 60.0
 SETTLE_S: Final = 1.0
 
 
 async def measure_garbage(options: argparse.Namespace) -> list[Measured]:
     """How far the controller's memory grows, and whether it serves afterwards."""
-    rng = random.Random(options.seed)
     nbytes = options.megabytes * 10**6
     settings = Settings(
         trials=1, seed=options.seed, model=None, workers=options.workers, streams=1, slack=1.0
     )
     stage = Stage(Row(name="garbage", title="", trial=_nothing), settings)
     service = stage.new_service()
-    found = []
     try:
         await service.start()
         await service.client.stream(Ask(prompt="warm", max_tokens=8))
-        for name, send in (("its socket", _flood_socket), ("HTTP", _flood_http)):
-            before = service.footprint().rss_nbytes
-            peak = Peak(service)
-            sent = await peak.during(send(service, rng, nbytes))
-            text = f"RSS growth for {sent / 10**6:.0f} MB offered on {name}"
-            found.append(Measured.bounded(text, peak.rss_nbytes - before, GROWTH, mebibytes))
+        found = await _growth(service, random.Random(options.seed), nbytes)
         seen = await service.client.stream(stage.oracle.draw())
         stage.result.take(seen, stage.oracle.expected(seen.ask))
-        counters = await service.counters()
         await stage.end(service)
     finally:
         await service.stop()
-    text = "frames from strangers that arrived"
-    found.append(Measured(text, str(counters["unknown_frames_total"])))
     broken = len(stage.result.violations) + service.deaths(0)
     return [*found, Measured.bounded("violations and deaths after it", broken, 0, str)]
+
+
+async def _growth(service: ChaosService, rng: random.Random, nbytes: int) -> list[Measured]:
+    strangers = Strangers(service, rng)
+    floods = (
+        ("on its socket", strangers.flood, GROWTH),
+        ("there in one message of many parts", strangers.flood_parts, WHOLE * nbytes),
+        ("on HTTP", partial(_flood_http, service, rng), GROWTH),
+    )
+    found = []
+    for name, send, allowed in floods:
+        before = service.footprint().rss_nbytes
+        peak = Peak(service)
+        sent = await peak.during(send(nbytes))
+        text = f"RSS growth for {sent / 10**6:.0f} MB offered {name}"
+        found.append(Measured.bounded(text, peak.rss_nbytes - before, allowed, mebibytes))
+    text = f"messages of strangers that did not arrive, of {strangers.messages}"
+    missing = strangers.messages - await strangers.arrived()
+    return [*found, Measured.bounded(text, missing, 0, str)]
 
 
 async def _nothing(_stage: Stage) -> None:
@@ -75,29 +88,69 @@ class Peak:
         return task.result()
 
 
-async def _flood_socket(service: ChaosService, rng: random.Random, nbytes: int) -> int:
-    """Half in frames that are small enough to be read, half in one that is not."""
-    context = zmq.Context()
-    sent = 0
-    try:
-        for name, size in (("stranger", CHUNK // 2), ("giant", nbytes // 2)):
-            stranger = context.socket(zmq.DEALER)
-            stranger.setsockopt(zmq.IDENTITY, name.encode())
-            stranger.setsockopt(zmq.SNDHWM, 4)
-            stranger.connect(service.endpoint())
-            ends_s = time.monotonic() + PATIENCE_S
-            goal = sent + nbytes // 2
-            while sent < goal and time.monotonic() < ends_s:
+class Strangers:
+    """Raw sockets where the workers connect. ``messages``: those not too big to be read."""
+
+    def __init__(self, service: ChaosService, rng: random.Random) -> None:
+        self._service: Final = service
+        self._rng: Final = rng
+        self.messages = 0
+
+    async def arrived(self) -> int:
+        """How many the controller has counted, once they are all there or time is up."""
+        counted = 0
+
+        async def all_are_there() -> bool:
+            nonlocal counted
+            counted = (await self._service.counters())["unknown_frames_total"]
+            return counted >= self.messages
+
+        await eventually(all_are_there)
+        return counted
+
+    async def flood(self, nbytes: int) -> int:
+        """Half in frames that are small enough to be read, half in one that is not."""
+        small = nbytes // CHUNK
+        with self._socket("stranger") as stranger:
+            for _ in range(small):
+                await self._send(stranger, [self._rng.randbytes(CHUNK // 2)])
+            self.messages += small
+            await self.arrived()
+        with self._socket("giant") as giant:
+            await self._send(giant, [self._rng.randbytes(nbytes // 2)])
+            # What lies in our own queues has not arrived yet.
+            await asyncio.sleep(SETTLE_S)
+        return small * (CHUNK // 2) + nbytes // 2
+
+    async def flood_parts(self, nbytes: int) -> int:
+        """Parts that are small enough each, in one message that no limit of libzmq's stops."""
+        parts = nbytes // CHUNK
+        with self._socket("parts") as stranger:
+            await self._send(stranger, [self._rng.randbytes(CHUNK)] * parts)
+            self.messages += 1
+            await self.arrived()
+        return parts * CHUNK
+
+    @contextmanager
+    def _socket(self, identity: str) -> Iterator[zmq.Socket[bytes]]:
+        context = zmq.Context()
+        stranger = context.socket(zmq.DEALER)
+        stranger.setsockopt(zmq.IDENTITY, identity.encode())
+        stranger.setsockopt(zmq.SNDHWM, 4)
+        stranger.connect(self._service.endpoint())
+        try:
+            yield stranger
+        finally:
+            context.destroy(linger=0)
+
+    async def _send(self, stranger: zmq.Socket[bytes], parts: list[bytes]) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
                 try:
-                    stranger.send(rng.randbytes(size), zmq.DONTWAIT)
-                    sent += size
+                    stranger.send_multipart(parts, zmq.DONTWAIT)
+                    return
                 except zmq.Again:
                     await asyncio.sleep(0.005)
-        # What lies in our own queues has not arrived yet.
-        await asyncio.sleep(SETTLE_S)
-    finally:
-        context.destroy(linger=0)
-    return sent
 
 
 async def _flood_http(service: ChaosService, rng: random.Random, nbytes: int) -> int:

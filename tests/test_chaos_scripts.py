@@ -366,27 +366,6 @@ def test_a_measure_that_is_missing_keeps_no_bound(load):
     assert not measured.bounded("x", float("nan"), 1.0, str).kept
 
 
-def samples(load, **grown: list[int]) -> list[Any]:
-    soak = load("measure_soak")
-    flat = {"rss_nbytes": 10**8, "fds": 30, "threads": 4, "socket_files": 2, "processes": 3}
-    return [
-        soak.Sample(**{**flat, **{name: values[at] for name, values in grown.items()}})
-        for at in range(30)
-    ]
-
-
-def test_a_flat_soak_keeps_its_bounds_whatever_it_took_to_warm_up(load):
-    rss = [10**7 * (at + 1) for at in range(6)] + [10**8] * 24
-    found = load("measure_soak").flatness(samples(load, rss_nbytes=rss))
-    assert all(each.kept for each in found)
-
-
-@pytest.mark.parametrize("name", ["fds", "threads", "socket_files", "processes"])
-def test_a_soak_that_grows_does_not_keep_its_bound(load, name):
-    grown = samples(load, **{name: list(range(30))})
-    assert [each.kept for each in load("measure_soak").flatness(grown)].count(False) == 1
-
-
 def test_nonsense_is_named_and_none_of_it_could_be_served(load):
     nonsense = load("chaos_nonsense")
     found = list(nonsense.malformed_requests(load("random").Random(1)))
