@@ -48,9 +48,20 @@ def with_body(body: bytes) -> bytes:
 
 
 def malformed_requests(rng: random.Random) -> Iterator[tuple[str, bytes]]:
-    """Yield requests by name, of which none may be served."""
-    yield "garbage", rng.randbytes(rng.randint(1, 2000)) + b"\r\n\r\n"
+    """Yield requests by name, of which none may be served, and each must be answered."""
     yield "no host", b"POST /v1/completions HTTP/1.1\r\nContent-Length: 0\r\n\r\n"
+    yield "unknown route", b"GET /v1/secrets HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+    yield "wrong method", b"DELETE /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+    for body in BAD_JSON:
+        yield f"body {body[:20]!r}", with_body(body)
+    for fields in BAD_FIELDS:
+        asked = {"model": MODEL, "prompt": f"hello {rng.random()}", "max_tokens": 1, **fields}
+        yield f"fields {fields}", with_body(json.dumps(asked).encode())
+
+
+def broken_framing(rng: random.Random) -> Iterator[tuple[str, bytes]]:
+    """Yield what is no HTTP, by name: the connection may be closed without an answer."""
+    yield "garbage", rng.randbytes(rng.randint(1, 2000)) + b"\r\n\r\n"
     yield (
         "length and chunks",
         HEAD + JSON + b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
@@ -58,13 +69,6 @@ def malformed_requests(rng: random.Random) -> Iterator[tuple[str, bytes]]:
     yield "negative length", HEAD + JSON + b"Content-Length: -1\r\n\r\n"
     yield "bad chunk", HEAD + JSON + b"Transfer-Encoding: chunked\r\n\r\nzz\r\nabc\r\n"
     yield "long header", HEAD + b"X-Long: " + b"a" * 100_000 + b"\r\n\r\n"
-    yield "unknown route", b"GET /v1/secrets HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
-    yield "wrong method", b"DELETE /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
-    for body in BAD_JSON:
-        yield f"body {body[:20]!r}", with_body(body)
-    for fields in BAD_FIELDS:
-        asked = {"model": MODEL, "prompt": "hello", "max_tokens": 1, **fields}
-        yield f"fields {fields}", with_body(json.dumps(asked).encode())
 
 
 def malformed_frames(rng: random.Random, largest: int) -> Iterator[list[bytes]]:
