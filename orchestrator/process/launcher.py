@@ -11,12 +11,15 @@ from typing import Final
 import psutil
 
 from mlx_dp.orchestrator.process.exit_watch import watch_exit
+from mlx_dp.orchestrator.process.open_files import check_open_files
 from mlx_dp.orchestrator.process.process_group import kill_group
 from mlx_dp.orchestrator.process.worker_output import WorkerOutput
 
 _logger = logging.getLogger(__name__)
 
 _COMMAND: Final = (sys.executable, "-m", "mlx_dp.worker", "serve")
+_FILES_OF_A_WORKER: Final = 16
+"""More than its pipes, its watch and its connection take."""
 
 
 class ProcessLauncher:
@@ -43,6 +46,8 @@ class ProcessLauncher:
         self, index: int, identity: str, endpoint: str, on_exit: Callable[[int], None]
     ) -> "ChildProcess":
         """Start a worker; see ``worker_process.Launcher``."""
+        # It connects later, and libzmq ends this process where no descriptor is left for that.
+        check_open_files(_FILES_OF_A_WORKER)
         # Both ends are close-on-exec. The child gets the read end alone, and siblings neither: a
         # sibling with the write end would keep this child alive after our death.
         death_read, death_write = os.pipe()

@@ -1,5 +1,6 @@
 """How many files this process may have open: each connection is one."""
 
+import os
 import resource
 from typing import Final
 
@@ -22,3 +23,14 @@ def raise_open_files() -> int:
             continue
         return most
     return soft
+
+
+def check_open_files(count: int) -> None:
+    """Raises OSError where fewer files than that could be opened now."""
+    opened: list[int] = []
+    try:
+        for _ in range(count):
+            opened.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)

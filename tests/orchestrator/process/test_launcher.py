@@ -310,6 +310,28 @@ def test_a_spawn_without_files_left_leaks_no_descriptor(monkeypatch: pytest.Monk
             os.fstat(descriptor)
 
 
+def test_no_worker_is_started_where_its_connection_would_find_no_descriptor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """libzmq ends the whole process then, and with it the requests of all other workers."""
+    opened: list[int] = []
+
+    def open_file(path: str, flags: int) -> int:
+        if len(opened) == 15:
+            raise OSError(errno.EMFILE, "too many open files")
+        opened.append(os.dup(2))
+        return opened[-1]
+
+    monkeypatch.setattr(os, "open", open_file)
+    monkeypatch.setattr(os, "pipe", lambda: pytest.fail("it was started"))
+    launcher = ProcessLauncher(lambda _: {}, lambda *_: None, log_level="info")
+    with pytest.raises(OSError, match="too many"):
+        launcher.spawn(0, "w0", "ipc:///tmp/none", lambda _: None)
+    for descriptor in opened:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)
+
+
 def test_long_lines_are_cut_not_kept() -> None:
     async def scenario() -> None:
         run = Run("print('x' * 100_000)")

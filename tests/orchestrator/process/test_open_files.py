@@ -1,11 +1,13 @@
 """The limit of open files."""
 
+import os
 import resource
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from mlx_dp.orchestrator.process import open_files
-from mlx_dp.orchestrator.process.open_files import WANTED, raise_open_files
+from mlx_dp.orchestrator.process.open_files import WANTED, check_open_files, raise_open_files
 
 INFINITE = resource.RLIM_INFINITY
 
@@ -37,3 +39,30 @@ def test_the_soft_limit_is_raised_as_far_as_it_goes(
     monkeypatch.setattr(open_files.resource, "setrlimit", set_limits)
     assert raise_open_files() == found
     assert limits[-1] == (found, hard)
+
+
+@pytest.fixture
+def leave_free() -> Iterator[Callable[[int], None]]:
+    """Lower the limit so far that only so many more files can be opened."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    def leave(count: int) -> None:
+        taken = {int(name) for name in os.listdir("/dev/fd")}
+        free = (number for number in range(limits[0]) if number not in taken)
+        # The one that listed them is closed by now.
+        last = [next(free) for _ in range(count)][-1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (last, limits[1]))
+
+    yield leave
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_files_that_can_be_opened_are_told_from_such_that_cannot(
+    leave_free: Callable[[int], None],
+) -> None:
+    leave_free(8)
+    check_open_files(8)
+    with pytest.raises(OSError, match="Too many open files"):
+        check_open_files(9)
+    # Neither has kept any.
+    check_open_files(8)
