@@ -7,6 +7,10 @@ from pathlib import Path
 from typing import Final
 
 
+MOST_FILES: Final = 20
+"""Of one row: when a service is broken, every request is a violation, and each has the log."""
+
+
 class ViolationRecord:
     """One file a violation, of one row. Nothing is made where nothing is found.
 
@@ -29,6 +33,8 @@ class ViolationRecord:
         self._directory.mkdir(parents=True, exist_ok=True)
         for text in fresh:
             self._written += 1
+            if self._written > MOST_FILES:
+                continue
             path = self._free_path()
             path.write_text(f"{text}\n\nagain: {self._again}\n\nthe services said:\n{said}\n")
             print(f"violation: {text}\n  see {path}", file=sys.stderr, flush=True)

@@ -227,10 +227,11 @@ class ChaosService:
         """End whatever is left of it, and forget its orders."""
         if self._client is not None:
             await self._client.close()
-        if self._process.returncode is None:
-            self._process.kill()
-            await self._process.wait()
+        # Whoever is cancelled while it starts has no process yet.
         if self._reader is not None:
+            if self._process.returncode is None:
+                self._process.kill()
+                await self._process.wait()
             await self._reader
         for pid in self.alive():
             os.kill(pid, signal.SIGKILL)

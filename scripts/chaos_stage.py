@@ -23,6 +23,7 @@ from chaos_verdict import RowResult
 
 FINDINGS: Final = Path(__file__).resolve().parent.parent / "build" / "chaos"
 FAKE_FLAGS: Final = "--fake-"
+MODEL_PATIENCE: Final = 3.0
 STOP: Final = signal.SIGTERM
 
 # Shortened, so that a row takes minutes; the ratios are the product's own.
@@ -50,6 +51,11 @@ class Settings:
 
     def oracle(self, rng: random.Random, lengths: tuple[int, int]) -> Oracle:
         return FakeOracle(rng, lengths) if self.model is None else ModelOracle(rng, lengths)
+
+    @property
+    def patience(self) -> float:
+        """How much longer a model may take than the fake engine, which computes nothing."""
+        return 1.0 if self.model is None else MODEL_PATIENCE
 
     def again(self, row: str) -> str:
         """The command that repeats a row as it was run."""
@@ -123,7 +129,8 @@ class Stage:
         return self._load
 
     def arguments(self, *more: str) -> tuple[str, ...]:
-        times = ("--heartbeat-interval", f"{HEARTBEAT_S}", "--hang-timeout", f"{self.row.hang_s}")
+        hang_s = self.row.hang_s * self.settings.patience
+        times = ("--heartbeat-interval", f"{HEARTBEAT_S}", "--hang-timeout", f"{hang_s:g}")
         patience = ("--max-restarts", "1000000", "--restart-delay", "0.002")
         workers = ("--dp-size", str(self.settings.workers))
         engine = self.settings.engine(rate=self.row.rate)
@@ -170,7 +177,8 @@ class Stage:
         for (name, values_s), bound_s in zip(measured.items(), self.row.bounds_s, strict=True):
             # A row that broke before it measured anything is told of already.
             if values_s or not broken:
-                self.result.bound(name, values_s, self.settings.slack * bound_s)
+                patience = self.settings.slack * self.settings.patience
+                self.result.bound(name, values_s, patience * bound_s)
         self._keep_violations()
         self.result.seconds = time.monotonic() - began_s
         return self.result

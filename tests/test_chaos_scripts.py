@@ -357,6 +357,8 @@ def test_each_violation_gets_a_file_with_its_seed_and_the_log(load, tmp_path, ca
     settings.record("F2").write(["again"], [])
     assert len([*(tmp_path / "found").iterdir()]) == 3
     assert capsys.readouterr().err.count("violation: ") == 3
+    settings.record("F3").write(["broken"] * 1000, [])
+    assert len([*(tmp_path / "found").iterdir()]) == 3 + load("chaos_record").MOST_FILES
 
 
 def test_a_measure_that_is_missing_keeps_no_bound(load):
