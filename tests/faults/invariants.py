@@ -119,8 +119,8 @@ class Invariants:
             assert waiting >= most, f"I11: only {waiting} wait, of {most}: {client.overload}"
         elif client.overload is not None:
             rank = client.arrival.generation.routed_dp_rank
-            absent = self._host.core.status() is not ServiceStatus.READY or rank is not None
-            assert absent, f"I17: {client.overload}"
+            present = self._host.core.status() in (ServiceStatus.READY, ServiceStatus.RESTARTING)
+            assert rank is not None or not present, f"I17: {client.overload}"
 
     def ended(self, client: Client) -> None:
         """I6 and I8, when an answer has ended."""

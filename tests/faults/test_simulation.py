@@ -65,11 +65,14 @@ def test_every_invariant_holds_whatever_happens_to_frames(first: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_rolling_restart_fails_no_request(seed: int) -> None:
+def test_a_rolling_restart_fails_no_request_and_turns_none_away(seed: int) -> None:
+    schedule = undisturbed(seed)
     restarts = tuple(Fault(at=at, kind=FaultKind.RESTART, nth=2) for at in (0.7, 2.5))
-    simulation = Simulation(replace(undisturbed(seed), faults=restarts)).run()
+    setting = replace(schedule.setting, max_queued=100)
+    simulation = Simulation(replace(schedule, setting=setting, faults=restarts)).run()
     tally = simulation.core.tally
     assert tally.requests_error == tally.worker_deaths == 0
+    assert tally.requests_refused.keys() <= {"invalid"}
     assert tally.worker_restarts >= len(simulation.core.supervisor.workers)
 
 
