@@ -1,16 +1,16 @@
-"""Policies, and a machine in which slots and tokens must add up whatever happens."""
+"""The policies, and what an owner must be able to take."""
 
 import pytest
 from control_world import generation, ready
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from mlx_dp.orchestrator.control.ledger import Ledger, RequestEntry
+from mlx_dp.orchestrator.control.ledger import Ledger
 from mlx_dp.orchestrator.control.owner import Lease, Owner
 from mlx_dp.orchestrator.control.owner_book import OwnerBook
 from mlx_dp.orchestrator.control.router import METHODS, Router
 from mlx_dp.proto.errors import ConfigError
+
+FLAGS = ("closed", "suspicious", "congested", "short")
+"""With any of them, an owner takes nothing."""
 
 
 def book_of(*readies, ahead: int = 0) -> OwnerBook:
@@ -55,7 +55,7 @@ def test_full_owners_are_passed_over_and_none_is_left_means_wait(policy: str) ->
 
 
 @pytest.mark.parametrize("policy", METHODS)
-@pytest.mark.parametrize("flag", ["closed", "suspicious", "congested", "short"])
+@pytest.mark.parametrize("flag", FLAGS)
 def test_owners_that_take_nothing_are_passed_over(policy: str, flag: str) -> None:
     book = book_of(ready(), ready())
     setattr(book.get(0), flag, True)
@@ -137,77 +137,3 @@ def test_without_a_budget_a_request_gets_what_its_owner_has_left() -> None:
     assert choice is not None
     assert choice.terms.max_tokens == 28
     assert choice.terms.reserved == 30
-
-
-class BookMachine(RuleBasedStateMachine):
-    """Grants, releases and losses at random; nothing is handed out twice and nothing leaks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.readies = {0: ready(slots=1, pool=40), 1: ready(slots=3), 2: ready(slots=2, pool=None)}
-        self.book = OwnerBook()
-        self.router = Router("total_tokens")
-        self.ledger = Ledger()
-        self.held: dict[int, tuple[Owner, Lease, RequestEntry]] = {}
-
-    @rule(index=st.integers(0, 2))
-    def come_or_go(self, index: int) -> None:
-        if self.book.get(index) is None:
-            self.book.add(index, f"w{index}-0", self.readies[index], 0.0)
-            return
-        lost = self.book.remove(index)
-        mine = {each for each, (owner, _, _) in self.held.items() if owner.index == index}
-        assert {lease.request_id for lease in lost} == mine
-        for request_id in mine:
-            del self.held[request_id]
-
-    @rule(
-        prompt=st.integers(1, 30),
-        max_tokens=st.one_of(st.none(), st.integers(1, 30)),
-        rank=st.one_of(st.none(), st.integers(0, 2)),
-    )
-    def grant(self, prompt: int, max_tokens: int | None, rank: int | None) -> None:
-        wanted = generation((1,) * prompt, max_tokens, rank=rank)
-        entry = self.ledger.open(wanted, 0.0)
-        choice = self.router.choose(tuple(self.book.owners()), entry)
-        if choice is None:
-            self.ledger.finish(entry)
-            return
-        assert rank in (None, choice.owner.index)
-        self.ledger.grant(entry, choice.owner.index, 0.0)
-        entry.max_tokens = choice.terms.max_tokens
-        lease = choice.owner.grant(entry, choice.terms, 0.0)
-        self.held[entry.request_id] = (choice.owner, lease, entry)
-
-    @precondition(lambda self: self.held)
-    @rule(data=st.data(), act=st.sampled_from(("accept", "yield", "leave", "release")))
-    def change(self, data: st.DataObject, act: str) -> None:
-        request_id = data.draw(st.sampled_from(sorted(self.held)))
-        owner, lease, _ = self.held[request_id]
-        match act:
-            case "accept":
-                owner.accepted(lease)
-            case "yield" if lease.accepted and lease.left:
-                owner.prefilled(lease)
-                owner.yielded(lease, 1)
-            case "leave":
-                owner.leave(lease)
-                owner.abort_sent(lease, 0.0)
-            case "release":
-                owner.release(lease)
-                del self.held[request_id]
-
-    @invariant()
-    def adds_up(self) -> None:
-        self.book.check()
-        for owner in self.book.owners():
-            held = [lease for mine, lease, _ in self.held.values() if mine is owner]
-            capacity = owner.ready.capacity
-            assert owner.free_slots + len(held) == capacity.request_slots
-            if capacity.pool_tokens is not None:
-                reserved = sum(lease.reserved for lease in held)
-                assert owner.free_tokens == capacity.pool_tokens - reserved
-
-
-TestBookMachine = BookMachine.TestCase
-TestBookMachine.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
