@@ -6,7 +6,6 @@ from itertools import count
 from pathlib import Path
 from typing import Final
 
-
 MOST_FILES: Final = 20
 """Of one row: when a service is broken, every request is a violation, and each has the log."""
 
