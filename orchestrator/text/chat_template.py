@@ -15,7 +15,7 @@ from mlx_dp.orchestrator.text.template_sandbox import (
     TemplateTimeoutError,
     time_limit,
 )
-from mlx_dp.orchestrator.text.template_sizes import MAX_CHARS, MAX_WIDTH, TemplateLimitError
+from mlx_dp.orchestrator.text.template_sizes import MAX_WIDTH, TemplateLimitError, check_text
 
 LIMIT_S: Final = 2.0
 """What a template may take. Those in use take milliseconds for the longest chats."""
@@ -46,12 +46,21 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    if indent is not None and indent > MAX_WIDTH:
+    if isinstance(indent, int) and indent > MAX_WIDTH:
         raise TemplateLimitError(f"it indents by more than {MAX_WIDTH}")
     # Unlike jinja2's own filter: no HTML escapes, and characters stay as they are.
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    encoder = json.JSONEncoder(
+        ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
+    if indent is None and separators is None:
+        return encoder.encode(value)
+    pieces: list[str] = []
+    size = 0
+    for piece in encoder.iterencode(value):
+        size += len(piece)
+        check_text(size)
+        pieces.append(piece)
+    return "".join(pieces)
 
 
 def _raise_exception(message: str) -> NoReturn:
@@ -70,7 +79,7 @@ class ChatTemplate:
         environment = BoundedSandbox(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
         )
-        environment.filters["tojson"] = _to_json
+        environment.set_filter("tojson", _to_json)
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda form: now().strftime(form)
         self._template = environment.bounded_template(source)
@@ -107,7 +116,6 @@ class ChatTemplate:
         size = 0
         for piece in self._template.generate(variables):
             size += len(piece)
-            if size > MAX_CHARS:
-                raise TemplateLimitError(f"it renders more than {MAX_CHARS} characters")
+            check_text(size)
             pieces.append(piece)
         return "".join(pieces)

@@ -1,5 +1,6 @@
 """The text of one answer, from the tokens of its events: pure, and independent of the owner."""
 
+from bisect import bisect_left
 from dataclasses import dataclass
 
 from mlx_dp.orchestrator.service import NewTokens
@@ -87,9 +88,14 @@ class ChoiceText:
         self._shown_chars += len(text)
         if not self._waiting:
             return Piece(text)
-        ready = self._waiting
+        num_ready = len(self._waiting)
         if self.stopped or not last:
-            # Tokens without text of their own wait for the text behind them.
-            ready = [token for token in ready if token.text_offset < self._shown_chars]
-        self._waiting = [] if self.stopped else self._waiting[len(ready) :]
-        return Piece(text, tuple(ready))
+            # Tokens without text of their own wait for the text behind them. They may be many.
+            num_ready = bisect_left(self._waiting, self._shown_chars, key=_text_offset)
+        ready = tuple(self._waiting[:num_ready])
+        del self._waiting[: None if self.stopped else num_ready]
+        return Piece(text, ready)
+
+
+def _text_offset(token: ShownToken) -> int:
+    return token.text_offset

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import jinja2
 from jinja2 import nodes
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
@@ -22,12 +23,12 @@ from mlx_dp.orchestrator.text.template_sizes import (
     check_filter,
     check_operation,
     check_text,
+    size_of,
 )
 
 _ends_at: Final[ContextVar[float]] = ContextVar("template_ends_at")
-_GROWING_FILTERS: Final = (
-    "batch", "center", "format", "indent", "join", "replace", "slice", "wordwrap",
-)  # fmt: skip
+_LISTING_FILTERS: Final = frozenset({"join", "sum"})
+_OF_JINJA: Final = (jinja2.Environment, nodes.EvalContext, Context)
 
 
 class TemplateTimeoutError(Exception):
@@ -50,11 +51,15 @@ class BoundedSandbox(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"*", "**", "%", "+"})
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        for name in _GROWING_FILTERS:
-            self.filters[name] = _bounded(name, self.filters[name])
+        super().__init__(finalize=_sized, **options)
+        for name, function in tuple(self.filters.items()):
+            self.set_filter(name, function)
         # It makes text without end from nothing.
         del self.globals["lipsum"]
+
+    def set_filter(self, name: str, function: Callable[..., Any]) -> None:
+        """Offer a filter, which looks at what it gets."""
+        self.filters[name] = _bounded(name, function)
 
     def bounded_template(self, source: str) -> jinja2.Template:
         """Compile, with a look at the clock in each loop."""
@@ -67,6 +72,7 @@ class BoundedSandbox(ImmutableSandboxedEnvironment):
             raise TemplateTimeoutError
 
     def concat(self, *parts: object) -> str:
+        check_text(sum(map(size_of, parts)))
         return "".join(map(str, parts))
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
@@ -75,6 +81,7 @@ class BoundedSandbox(ImmutableSandboxedEnvironment):
 
     def call(self, context: Any, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         self.tick()
+        args = _listed(args)
         check_call(function, args, kwargs)
         made = super().call(context, function, *args, **kwargs)
         if isinstance(made, str):
@@ -102,13 +109,25 @@ def _sandbox_call(name: str, arguments: list[nodes.Expr]) -> nodes.Call:
     return nodes.Call(nodes.EnvironmentAttribute(name), arguments, [], None, None)
 
 
+def _sized(value: object) -> object:
+    """Look at what is about to be written out."""
+    if not isinstance(value, str):
+        size_of(value)
+    return value
+
+
+def _listed(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What comes one by one has no size to look at before."""
+    return tuple(list(arg) if isinstance(arg, GeneratorType) else arg for arg in args)
+
+
 def _bounded(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     # With it come the marks by which jinja2 knows what else to pass.
     @wraps(original)
     def bounded(*args: Any, **kwargs: Any) -> Any:
-        # What comes one by one has no size to look at before.
-        made = [list(arg) if isinstance(arg, GeneratorType) else arg for arg in args]
-        check_filter(name, made, kwargs)
-        return original(*made, **kwargs)
+        if name in _LISTING_FILTERS:
+            args = _listed(args)
+        check_filter(name, [arg for arg in args if not isinstance(arg, _OF_JINJA)], kwargs)
+        return original(*args, **kwargs)
 
     return bounded

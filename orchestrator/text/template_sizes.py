@@ -1,7 +1,7 @@
 """How large the values of a template may become. Pure: what would be made is refused before."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 MAX_CHARS: Final = 16 * 2**20
@@ -13,6 +13,7 @@ MAX_WIDTH: Final = 9999
 # Widths of five digits, and such as come from an argument.
 _WIDE_PERCENT: Final = re.compile(r"%[^A-Za-z%]*(?:\*|[0-9]{5})")
 _WIDE_BRACES: Final = re.compile(r"(?<!\{)\{(?!\{)[^{}]*(?:\{|[0-9]{5})")
+_WIDE_FILTERS: Final = frozenset({"batch", "center", "indent", "slice", "wordwrap"})
 _PADDING: Final = frozenset({"center", "expandtabs", "ljust", "rjust", "zfill"})
 
 
@@ -45,20 +46,25 @@ def check_call(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
         return
     if name in _PADDING:
         _check_widths(args)
+        if name == "expandtabs":
+            check_text(len(owner) + owner.count("\t") * max(args, default=8))
+    elif name == "translate" and args and isinstance(args[0], Mapping):
+        check_text(len(owner) * max(map(size_of, args[0].values()), default=1))
     elif name == "replace" and len(args) > 1:
         _check_replacement(owner, args[0], args[1])
     elif name in ("format", "format_map"):
         if _WIDE_BRACES.search(owner):
             raise TemplateLimitError(f"it formats to a width above {MAX_WIDTH}")
-        longest = max(map(_length, (*args, *kwargs.values())), default=0)
+        longest = max(map(size_of, (*args, *kwargs.values())), default=0)
         check_text(len(owner) + owner.count("{") * longest)
     elif name == "join" and args and isinstance(args[0], list | tuple):
         _check_join(owner, args[0])
 
 
 def check_filter(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """The same for a filter; its arguments may begin with what jinja2 adds."""
-    given = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, str | int | list | tuple)]
+    """The same for a filter, without the arguments that jinja2 adds."""
+    given = [*args, *kwargs.values()]
+    check_text(sum(map(size_of, given)))
     match name, given:
         case "replace", [str(text), old, new, *_]:
             _check_replacement(text, old, new)
@@ -66,8 +72,39 @@ def check_filter(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> N
             _check_join("".join(part for part in rest if isinstance(part, str)), items)
         case "format", [str(text), *rest]:
             _check_percent(text, rest)
-        case _:
-            _check_widths(given)
+        case "indent", [str(text), str(width), *_]:
+            check_text(len(text) + len(text.splitlines()) * len(width))
+        case "wordwrap", [str(text), *rest]:
+            breaks = max((len(part) for part in rest if isinstance(part, str)), default=1)
+            check_text(len(text) * (1 + breaks))
+        case "sum", [_, *rest] if any(isinstance(part, str | list | tuple) for part in rest):
+            raise TemplateLimitError("it sums what are no numbers")
+    if name in _WIDE_FILTERS:
+        _check_widths(given)
+
+
+def size_of(value: Any) -> int:
+    """How long the value is when it is written out, in characters and items.
+
+    A list of lists may hold one and the same a million times. Raises TemplateLimitError when that
+    is more than a prompt can need.
+    """
+    num_chars = num_items = 0
+    left = [value]
+    while left:
+        found = left.pop()
+        num_items += 1
+        if isinstance(found, str | bytes):
+            num_chars += len(found)
+        elif isinstance(found, Mapping):
+            left += found.keys()
+            left += found.values()
+        elif isinstance(found, Collection) and not isinstance(found, range):
+            left += found
+        if num_items > MAX_ITEMS or len(left) > MAX_ITEMS:
+            raise TemplateLimitError(f"it makes more than {MAX_ITEMS} items")
+    check_text(num_chars)
+    return num_chars + num_items
 
 
 def check_text(num_chars: int) -> None:
@@ -78,7 +115,7 @@ def check_text(num_chars: int) -> None:
 def _check_percent(text: str, args: Iterable[Any]) -> None:
     if _WIDE_PERCENT.search(text):
         raise TemplateLimitError(f"it formats to a width above {MAX_WIDTH}")
-    check_text(len(text) + sum(map(_length, args)))
+    check_text(len(text) + sum(map(size_of, args)))
 
 
 def _check_widths(args: Iterable[Any]) -> None:
@@ -92,7 +129,7 @@ def _check_replacement(text: str, old: Any, new: Any) -> None:
 
 
 def _check_join(separator: str, items: Sequence[Any]) -> None:
-    check_text(sum(map(_length, items)) + len(separator) * len(items))
+    check_text(sum(map(size_of, items)) + len(separator) * len(items))
 
 
 def _check_size(value: str | list[Any] | tuple[Any, ...], size: int) -> None:
@@ -105,7 +142,3 @@ def _check_size(value: str | list[Any] | tuple[Any, ...], size: int) -> None:
 def _check_bits(num_bits: int) -> None:
     if num_bits > MAX_INTEGER_BITS:
         raise TemplateLimitError(f"it makes a number of more than {MAX_INTEGER_BITS} bits")
-
-
-def _length(value: Any) -> int:
-    return len(value) if isinstance(value, str) else 0

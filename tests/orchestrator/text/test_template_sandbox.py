@@ -65,6 +65,31 @@ TOO_LARGE = {
     "braces": "{{ '{:1000000000}'.format(1) }}",
     "braces in braces": "{{ '{:{}}'.format(1, 10 ** 9) }}",
     "braces again and again": "{{ ('{0}' * 10 ** 4).format('a' * 10 ** 6) }}",
+    "JSON, deep": "{% set n = namespace(x=[1]) %}{% for i in range(100) %}{% set n.x = [n.x] %}"
+    "{% endfor %}{{ ([n.x] * 200) | tojson(indent=9999) }}",
+    "JSON, wide separators": "{{ ([1] * 9999) | tojson(separators=('b' * 99999, ':')) }}",
+    "summed lists": "{{ ([[1] * 100] * 1000) | sum(start=[]) }}",
+    "wide breaks": "{{ ('a' * 2000) | wordwrap(1, true, 'b' * 100000) }}",
+    "indented by a text": "{{ ('\\n' * 2000) | indent('b' * 100000) }}",
+    "tabs": "{{ ('\\t' * 20000).expandtabs(9999) }}",
+    "translated": "{{ ('a' * 2000).translate({97: 'b' * 100000}) }}",
+    **{
+        f"lists in lists, {how}": "{% set x = [['x' * 1000] * 1000] * 200 %}" + source
+        for how, source in {
+            "string": "{{ x | string }}",
+            "written": "{{ x }}",
+            "~": "{{ 'a' ~ x }}",
+            "%": "{{ '%s' % (x,) }}",
+            "format": "{{ '{}'.format(x) }}",
+            "JSON": "{{ x | tojson }}",
+            "upper": "{{ x | upper }}",
+            "pprint": "{{ x | pprint }}",
+            "dict": "{{ {'a': x} }}",
+            "items": "{{ {'a': x}.values() }}",
+            "joined one by one": "{{ '-'.join(x | map('string')) }}",
+            "mapped": "{{ [x] | map('string') | list | length }}",
+        }.items()
+    },
     "output": "{% for i in range(99999) %}{{ 'x' * 9999 }}{% endfor %}",
 }
 
@@ -92,6 +117,13 @@ def test_a_template_makes_nothing_huge(name: str) -> None:
         ("{{ ['a', 'b'] | join(', ') }}{{ messages | join(attribute='role') }}", "a, buser"),
         ("{{ 'x\\ny' | indent(2) }}|{{ 'a' | center(3) }}|{{ 'a'.ljust(2) }}|", "x\n  y| a |a |"),
         ("{{ 2 ** 10 * 3 % 7 }}", "6"),
+        ("{{ 123456 | string }}{{ '-'.join('ab' | map('upper')) }}", "123456A-B"),
+        (
+            "{{ [1, 2.5] | sum }}{{ messages | map(attribute='role') | map('length') | sum }}",
+            "3.54",
+        ),
+        ("{{ messages | tojson(separators=(',', ':')) }}", '[{"role":"user","content":"hi"}]'),
+        ("{{ [1] | tojson(indent=2) }}{{ {'a': [1, none]} }}", "[\n  1\n]{'a': [1, None]}"),
         ("{% for i in range(3) %}{{ loop.index ~ i }}{% else %}none{% endfor %}", "102132"),
         ("{% for i in [] %}x{% else %}none{% endfor %}", "none"),
         ("{{ messages | map(attribute='role') | list | length + 12345 }}", "12346"),
