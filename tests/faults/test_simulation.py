@@ -67,7 +67,9 @@ def test_every_invariant_holds_whatever_happens_to_frames(first: int) -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_a_rolling_restart_fails_no_request_and_turns_none_away(seed: int) -> None:
     schedule = undisturbed(seed)
-    restarts = tuple(Fault(at=at, kind=FaultKind.RESTART, nth=2) for at in (0.7, 2.5))
+    # Right before a crowd comes: some of it finds nobody there, where one worker is all there are.
+    times = (schedule.arrivals[0].at - 0.05, schedule.arrivals[-1].at - 0.4)
+    restarts = tuple(Fault(at=at, kind=FaultKind.RESTART, nth=2) for at in times)
     setting = replace(schedule.setting, max_queued=100)
     simulation = Simulation(replace(schedule, setting=setting, faults=restarts)).run()
     tally = simulation.core.tally
