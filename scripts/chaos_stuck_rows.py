@@ -17,8 +17,10 @@ from chaos_stage import HANG_S, HEARTBEAT_S, Row, Stage
 WAKES: Final = ("never", "to die", "to speak", "to speak")
 SUSPICIOUS_S: Final = 4 * HEARTBEAT_S
 TURN_S: Final = 2 * HEARTBEAT_S
-"""Between what the controller knows and what it does, and between two looks at it."""
-LOOKS_S: Final = 0.05
+"""Between two beats, and between what the controller knows and what it does."""
+LAST_LOOK_S: Final = 0.75 * HANG_S
+GRANTED_S: Final = 0.05
+"""How soon a request is given to a worker that takes it."""
 RECENT_S: Final = 3 * HEARTBEAT_S
 SLOWEST_PREFILL: Final = 100.0 / HANG_S
 """Prompt tokens per second that a worker is given time for, by its hang time-out."""
@@ -42,15 +44,10 @@ async def stopped(stage: Stage) -> None:
             os.kill(pid, signal.SIGCONT)
 
     since = stage.service.mark()
-    grants: list[float] = []
-    watch = asyncio.create_task(_watch_grants(stage, index, grants))
-    try:
-        loss = await _lose_stuck(
-            stage, index, signal.SIGSTOP, wake=None if wakes == "never" else wake
-        )
-    finally:
-        watch.cancel()
-    _check_grants(stage, loss, grants)
+    await asyncio.gather(
+        _ask_while_silent(stage, index),
+        _lose_stuck(stage, index, signal.SIGSTOP, wake=None if wakes == "never" else wake),
+    )
     if wakes == "never":
         await stage.service.wait_line(rf"worker {index}: pid {pid} killed by SIGKILL", since=since)
     grown = await stage.service.counters()
@@ -97,23 +94,26 @@ def _pending_tokens(stage: Stage, index: int) -> int:
     )
 
 
-async def _watch_grants(stage: Stage, index: int, grants: list[float]) -> None:
-    """Write down the times at which a worker is seen to hold more requests than before."""
-    held = 0
-    while True:
-        loads = (await stage.service.get("/v1/loads"))["loads"]
-        before, held = held, loads[index]["num_running_reqs"]
-        if held > before:
-            grants.append(time.monotonic())
-        await asyncio.sleep(LOOKS_S)
+async def _ask_while_silent(stage: Stage, index: int) -> None:
+    """Who misses four beats gets nothing more, even when only that worker was asked for."""
+    # A busy machine may be late, but not later than the loss.
+    await asyncio.sleep(min(stage.settings.slack * (SUSPICIOUS_S + TURN_S), LAST_LOOK_S))
+    before = await _held(stage, index)
+    seen = Seen(replace(by_length(stage)[0], rank=index))
+    asked = asyncio.create_task(stage.service.client.stream(seen.ask, seen))
+    await asyncio.sleep(GRANTED_S)
+    if (held := await _held(stage, index)) > before:
+        stage.result.violate(f"a silent worker has {held} requests, after {before}")
+    await asked
+    # The loss may have come first, and who asks for one that is gone is sent away.
+    if seen.status != 503:
+        stage.result.take(seen, stage.oracle.expected(replace(seen.ask, rank=None)))
 
 
-def _check_grants(stage: Stage, loss: Loss, grants: list[float]) -> None:
-    """One that misses four beats gets no more requests, long before it is given up."""
-    late_s = [at - loss.harmed_s for at in grants if at < loss.lost.time_s]
-    allowed_s = stage.settings.slack * (SUSPICIOUS_S + TURN_S)
-    if late_s and late_s[-1] > allowed_s:
-        stage.result.violate(f"a request was granted {late_s[-1]:.2f} s after it was stopped")
+async def _held(stage: Stage, index: int) -> int:
+    """Requests that a worker was given, and has not ended."""
+    loads = (await stage.service.get("/v1/loads"))["loads"]
+    return int(loads[index]["num_running_reqs"])
 
 
 async def hung(stage: Stage) -> None:
