@@ -1,8 +1,6 @@
 """Faults of clients: those that send nonsense or too much, and too many connections."""
 
 import asyncio
-import resource
-import socket
 import time
 from typing import Final
 
@@ -12,14 +10,13 @@ from chaos_client import MODEL, Seen
 from chaos_flood import FLOOD
 from chaos_leaving import LEAVING
 from chaos_nonsense import broken_framing, malformed_requests
-from chaos_raw_client import address, close, connect
+from chaos_raw_client import address
 from chaos_service import ChaosService
 from chaos_slow_reader import SLOW_READER
 from chaos_stage import QUIET_S, Row, Stage
 
 REFUSED_S: Final = 1.0
 UNBLOCKED_S: Final = 0.1
-SPARE_FILES: Final = 6
 NO_ANSWER: Final = 0
 MUCH_TEXT: Final = 10 * 2**20
 
@@ -94,25 +91,6 @@ def _gap_s(seen: Seen, began_s: float, ended_s: float) -> float:
     return max(pending_s, seen.longest_gap_s(began_s, ended_s))
 
 
-async def no_descriptors(stage: Stage) -> None:
-    """The controller may open no further file: streams go on, and it recovers."""
-    service = stage.service
-    limits = resource.prlimit(service.pid, resource.RLIMIT_NOFILE)
-    highest = service.footprint().fds + SPARE_FILES
-    clients: list[socket.socket] = []
-    resource.prlimit(service.pid, resource.RLIMIT_NOFILE, (highest, limits[1]))
-    try:
-        clients = [connect(service) for _ in range(4 * SPARE_FILES)]
-        await asyncio.sleep(0.5)
-    finally:
-        resource.prlimit(service.pid, resource.RLIMIT_NOFILE, limits)
-        close(clients)
-    began_s = time.monotonic()
-    seen = await service.client.stream(stage.oracle.draw())
-    stage.result.recovery_s.append(time.monotonic() - began_s)
-    stage.result.take(seen, stage.oracle.expected(seen.ask))
-
-
 CLIENT_ROWS: Final = (
     LEAVING,
     SLOW_READER,
@@ -124,5 +102,4 @@ CLIENT_ROWS: Final = (
         trial=overlong,
         bounds_s=(REFUSED_S, float("inf")),
     ),
-    Row(name="F24", title="no descriptors left", trial=no_descriptors),
 )

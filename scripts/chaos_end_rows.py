@@ -17,7 +17,7 @@ from chaos_stage import QUIET_S, Row, Stage, eventually
 PASSES_S: Final = 0.3
 """How long it goes on before a fault, at most."""
 ORPHANED_S: Final = 2.0
-STARTED_S: Final = 5.0
+STARTED_S: Final = 10.0
 DRAIN_S: Final = 20.0
 AT_ONCE_S: Final = 1.0
 CUT_IN_SILENCE: Final = "the stream ended without [DONE]"

@@ -25,7 +25,7 @@ PROMPT_TOKENS_PER_S: Final = 100.0 / HANG_S
 """A worker that may be in a prompt is given the time to compute it, however slowly."""
 SPARE_FILES: Final = 6
 SQUEEZE_S: Final = 0.3
-AFTER_SQUEEZE_S: Final = 2.0
+AFTER_SQUEEZE_S: Final = 3.0
 LIVE: Final = b"GET /live HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 
 

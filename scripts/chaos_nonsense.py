@@ -1,4 +1,4 @@
-"""What no client should send: to the HTTP port, and to the workers' socket."""
+"""What no client should send to the HTTP port."""
 
 import json
 import random
@@ -69,14 +69,3 @@ def broken_framing(rng: random.Random) -> Iterator[tuple[str, bytes]]:
     yield "negative length", HEAD + JSON + b"Content-Length: -1\r\n\r\n"
     yield "bad chunk", HEAD + JSON + b"Transfer-Encoding: chunked\r\n\r\nzz\r\nabc\r\n"
     yield "long header", HEAD + b"X-Long: " + b"a" * 100_000 + b"\r\n\r\n"
-
-
-def malformed_frames(rng: random.Random, largest: int) -> Iterator[list[bytes]]:
-    """Yield messages for the workers' socket, of which none may be taken in."""
-    yield [b""]
-    yield [rng.randbytes(rng.randint(1, 5000))]
-    yield [b"\xdd\xff\xff\xff\xff"]
-    yield [b"\xc0" * rng.randint(1, 100_000)]
-    yield [b"\x80", b"\x80"]
-    yield [b"x"] * 100
-    yield [bytes(largest)]
