@@ -75,6 +75,9 @@ class Edge:
         if b"content-length" in headers and b"transfer-encoding" in headers:
             # A proxy that believes the other one would take the rest for a request of its own.
             return _closing(400, "send either Content-Length or Transfer-Encoding, not both")
+        if b"transfer-encoding" in headers and scope["http_version"] == "1.0":
+            # Its proxies know no chunks, and would take them for requests.
+            return _closing(400, "Transfer-Encoding needs HTTP/1.1")
         if _head_nbytes(scope) > MAX_HEAD_NBYTES:
             return _closing(431, f"the head is larger than {MAX_HEAD_NBYTES} bytes")
         why = self._hosts.objection(headers)
@@ -84,7 +87,8 @@ class Edge:
             return error
         if self._allowed(scope, headers.get(b"authorization", b"")):
             return None
-        error = ApiError(401, "a valid API key is needed: Authorization: Bearer <key>")
+        # A stranger's body is not waited for.
+        error = _closing(401, "a valid API key is needed: Authorization: Bearer <key>")
         error.code = "invalid_api_key"
         error.headers["www-authenticate"] = "Bearer"
         return error

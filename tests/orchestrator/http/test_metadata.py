@@ -309,6 +309,7 @@ def test_key_is_compared_as_bytes(header: bytes, status: int) -> None:
         ScriptedService(), "GET", "/v1/models", options=KEYED, headers={b"authorization": header}
     )
     assert response.status_code == status
+    assert response.headers.get("connection") == ("close" if status == 401 else None)
 
 
 @pytest.mark.parametrize(

@@ -241,6 +241,19 @@ def test_requests_that_servers_read_differently_are_refused(name: str) -> None:
     asyncio.run(run())
 
 
+def test_http_1_0_has_no_chunks() -> None:
+    async def run() -> None:
+        async with asyncio.timeout(DEADLINE_S), served(ScriptedService()) as port:
+            reader, writer = await connect(port)
+            writer.write(b"GET /live HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n")
+            told = await reader.read()
+            assert b" 400 " in told
+            assert b"needs HTTP/1.1" in told
+            writer.close()
+
+    asyncio.run(run())
+
+
 def test_chunks_that_are_none_are_refused_and_reach_no_route() -> None:
     async def run() -> None:
         service = ScriptedService()
