@@ -63,7 +63,8 @@ def _document(app: FastAPI) -> Json:
                 responses["503"]["content"] = {"application/json": {"schema": {"type": "object"}}}
             if path in _BODIES:
                 operation["requestBody"] = _body(_BODIES[path], schemas)
-                responses["200"]["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+                # A schema would be of the whole stream to some tools, and of each event to others.
+                responses["200"]["content"]["text/event-stream"] = {}
     made["paths"]["/metrics"]["get"]["responses"]["200"]["content"] = {"text/plain": {}}
     return made
 
