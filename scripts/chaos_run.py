@@ -64,7 +64,10 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--trials", type=_positive, default=200, help="of each row (default 200)")
     parser.add_argument(
-        "--mlx", type=Path, metavar="MODEL", help="a model directory, in place of fake engines"
+        "--mlx",
+        type=Path,
+        metavar="MODEL",
+        help=f"a model directory, in place of fake engines; leaves out {' '.join(sorted(FAKE_ONLY))}",
     )
     parser.add_argument("--workers", type=_positive, default=3, help="(default 3)")
     parser.add_argument("--streams", type=_positive, default=6, help="clients (default 6)")

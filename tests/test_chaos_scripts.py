@@ -4,6 +4,7 @@ import asyncio
 import importlib
 import json
 import logging
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -278,6 +279,23 @@ def test_rows_that_need_fake_engines_are_left_out_with_a_model(load):
     assert some == ["F2"]
 
 
+def test_a_model_has_no_rates_and_gets_more_time(load):
+    stages, run = load("chaos_stage"), load("chaos_run")
+    row = stages.Row(
+        name="F3", title="", trial=None, arguments=("--fake-prefill-rate", "9", "--dp-size", "4")
+    )
+
+    def arguments(*options: str) -> str:
+        return " ".join(stages.Stage(row, run.settings_of(run.parse([*options]))).arguments())
+
+    assert "--engine fake --fake-decode-rate 200" in arguments()
+    assert "--hang-timeout 1 " in arguments()
+    assert "--fake-prefill-rate 9 --dp-size 4" in arguments()
+    assert "fake" not in arguments("--mlx", "m")
+    assert "--hang-timeout 3 " in arguments("--mlx", "m")
+    assert arguments("--mlx", "m").endswith(" --dp-size 4")
+
+
 @pytest.mark.parametrize("arguments", [["--rows", "F99"], ["--trials", "0"]])
 def test_a_row_or_count_that_makes_no_sense_is_refused(load, capsys, arguments):
     with pytest.raises(SystemExit):
@@ -372,6 +390,17 @@ def test_nonsense_is_named_and_none_of_it_could_be_served(load):
     nonsense = load("chaos_nonsense")
     found = list(nonsense.malformed_requests(load("random").Random(1)))
     assert len({name for name, _ in found}) == len(found) > 20
+
+
+@pytest.mark.system
+def test_a_child_that_nobody_reaped_is_found(load):
+    quiet = load("chaos_quiet")
+    service = SimpleNamespace(pid=os.getpid(), alive=list, pids={})
+    with subprocess.Popen(["true"]) as child:
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert quiet._children(service) == (set(), {child.pid})
+        assert not asyncio.run(quiet._only_workers(service))
+    assert asyncio.run(quiet._only_workers(service))
 
 
 @pytest.mark.system
