@@ -67,7 +67,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         "--mlx",
         type=Path,
         metavar="MODEL",
-        help=f"a model directory, in place of fake engines; leaves out {' '.join(sorted(FAKE_ONLY))}",
+        help=f"a model directory, in place of fake engines; without {' '.join(sorted(FAKE_ONLY))}",
     )
     parser.add_argument("--workers", type=_positive, default=3, help="(default 3)")
     parser.add_argument("--streams", type=_positive, default=6, help="clients (default 6)")
