@@ -1,6 +1,7 @@
 """``mlx-dp serve``: everything that can refuse comes first, then the processes."""
 
 import asyncio
+import gc
 import socket
 from collections.abc import Mapping
 from contextlib import closing
@@ -109,6 +110,10 @@ async def _run(
         url=endpoint_url(options.http.host, options.http.port),
         drain_timeout_s=options.http.drain_timeout_s,
     )
+    # Modules and tokenizer are here to stay: a full collection that looks at all of them holds up
+    # the event loop for 50 ms and more, and answers of many log-probabilities bring on dozens.
+    gc.collect()
+    gc.freeze()
     async with side.running():
         return await run.run()
 

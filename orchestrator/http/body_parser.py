@@ -9,6 +9,7 @@ from typing import Final, TypeVar
 import msgspec
 from pydantic import ValidationError
 
+from mlx_dp.orchestrator.http.wait_room import WaitRoom
 from mlx_dp.orchestrator.openai.condensed_body import (
     KINDS,
     CondensedBody,
@@ -39,6 +40,7 @@ class BodyParser:
     def __init__(self, command: tuple[str, ...] = _COMMAND) -> None:
         self._command = command
         self._children = asyncio.Semaphore(CHILDREN)
+        self._room = WaitRoom("large bodies")
 
     async def fields(self, kind: type[Fields], body: bytes) -> Fields:
         """Return the checked fields. Raises ApiError."""
@@ -59,7 +61,8 @@ class BodyParser:
                 return restored(kind, condensed)
 
     async def _condensed(self, kind: Kind, body: bytes) -> CondensedBody | Refusal:
-        await self._children.acquire()
+        async with self._room.wait():
+            await self._children.acquire()
         condensing = asyncio.ensure_future(asyncio.to_thread(self._run, kind, body))
         # The child outlives a client that hangs up, and counts until it has ended.
         condensing.add_done_callback(lambda _: self._children.release())

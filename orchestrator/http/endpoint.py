@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 
 from mlx_dp.orchestrator.http.body_parser import BodyParser
 from mlx_dp.orchestrator.http.body_room import BodyRoom
+from mlx_dp.orchestrator.http.loop_share import LoopShare
 from mlx_dp.orchestrator.http.queue_pace import QueuePace
+from mlx_dp.orchestrator.http.wait_room import WaitRoom
 from mlx_dp.orchestrator.options import HttpOptions
 from mlx_dp.orchestrator.service import Service
 from mlx_dp.orchestrator.text.grammar_check import GrammarCheck
@@ -27,8 +29,11 @@ class Endpoint:
     """Requests whose body is here and that are not queued yet."""
     pace: QueuePace = field(default_factory=QueuePace)
     room: BodyRoom = field(init=False)
+    share: LoopShare = field(default_factory=LoopShare)
     bodies: BodyParser = field(default_factory=BodyParser)
     grammars: GrammarCheck = field(default_factory=GrammarCheck)
+    grammar_room: WaitRoom = field(default_factory=lambda: WaitRoom("grammars"))
+    """For requests whose grammar is not known yet."""
 
     def __post_init__(self) -> None:
         self.room = BodyRoom(self.options.max_bodies_nbytes)

@@ -6,6 +6,14 @@ from dataclasses import dataclass
 from typing import Protocol, assert_never
 
 from mlx_dp.orchestrator.http.errors import from_overloaded, from_refused
+from mlx_dp.orchestrator.http.loop_share import LoopShare
+from mlx_dp.orchestrator.http.slices import (
+    TOKEN_UNITS,
+    piece_slices,
+    piece_units,
+    token_slices,
+    token_units,
+)
 from mlx_dp.orchestrator.openai.answer_format import Usage
 from mlx_dp.orchestrator.openai.errors import ApiError
 from mlx_dp.orchestrator.service import (
@@ -53,11 +61,13 @@ class Exchange:
         self,
         service: Service,
         choices: Sequence[Choice],
+        share: LoopShare,
         *,
         per_prompt: int,
         names: Mapping[str, str],
     ) -> None:
         self._service = service
+        self._share = share
         self._names = names
         self._choices = tuple(choices)
         self._firsts = range(0, len(choices), per_prompt)
@@ -109,8 +119,16 @@ class Exchange:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _run_choice(self, index: int, sink: Sink) -> None:
-        piece, reason = await self._follow(index, sink)
-        await sink.close(index, piece, reason.value)
+        rest, reason = await self._follow(index, sink)
+        *pieces, last = piece_slices(rest)
+        await self._write(index, pieces, sink)
+        await self._share.take(piece_units(last))
+        await sink.close(index, last, reason.value)
+
+    async def _write(self, index: int, pieces: Sequence[Piece], sink: Sink) -> None:
+        for piece in pieces:
+            await self._share.take(piece_units(piece))
+            await sink.piece(index, piece)
 
     async def _follow(self, index: int, sink: Sink) -> tuple[Piece, FinishReason]:
         """Pass pieces on up to the last one, which is returned with the reason of the end."""
@@ -118,12 +136,19 @@ class Exchange:
         async for event in answer:
             match event:
                 case NewTokens():
-                    piece = choice.text.push(event)
-                    if choice.text.stopped:
-                        answer.complete()
-                        return piece, FinishReason.STOP
-                    if piece:
-                        await sink.piece(index, piece)
+                    for tokens in token_slices(event):
+                        # A token at a time, and nothing but its text: nearly all there is.
+                        units = token_units(tokens)
+                        if units > TOKEN_UNITS:
+                            await self._share.take(units)
+                        piece = choice.text.push(tokens)
+                        if choice.text.stopped:
+                            answer.complete()
+                            return piece, FinishReason.STOP
+                        if piece_units(piece) > units:
+                            await self._write(index, piece_slices(piece), sink)
+                        elif piece:
+                            await sink.piece(index, piece)
                 case Granted():
                     self._grants[index] = event
                     await sink.granted()

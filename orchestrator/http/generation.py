@@ -1,12 +1,10 @@
 """POST /v1/chat/completions and /v1/completions: from a body to answers that run."""
 
 import asyncio
-import random
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import TypeVar
 
 from fastapi import Request, Response
@@ -20,8 +18,11 @@ from mlx_dp.orchestrator.http.admission import (
     vocab_size,
 )
 from mlx_dp.orchestrator.http.body import read_json_body
+from mlx_dp.orchestrator.http.choices import Work, choices
+from mlx_dp.orchestrator.http.connection import while_connected
+from mlx_dp.orchestrator.http.echo import echoes
 from mlx_dp.orchestrator.http.endpoint import Endpoint
-from mlx_dp.orchestrator.http.exchange import Choice, Exchange
+from mlx_dp.orchestrator.http.exchange import Exchange
 from mlx_dp.orchestrator.http.grammar import checked_grammar
 from mlx_dp.orchestrator.http.prompt import prompt_ids
 from mlx_dp.orchestrator.http.reply import StreamReply, WholeReply
@@ -31,35 +32,17 @@ from mlx_dp.orchestrator.openai.chat_request import ChatRequest
 from mlx_dp.orchestrator.openai.completion_format import CompletionFormat
 from mlx_dp.orchestrator.openai.completion_request import CompletionRequest, Prompt
 from mlx_dp.orchestrator.openai.fields import GenerationFields
-from mlx_dp.orchestrator.openai.sampling import check_token_ids, sampling_params, stop_token_ids
+from mlx_dp.orchestrator.openai.logprob_bound import refuse_many_logprobs
+from mlx_dp.orchestrator.openai.sampling import check_token_ids
 from mlx_dp.orchestrator.openai.unsupported import (
     CHAT_NEUTRAL,
     COMPLETION_NEUTRAL,
     Neutral,
     refuse_unsupported,
 )
-from mlx_dp.orchestrator.service import Generation
-from mlx_dp.orchestrator.text.choice_text import ChoiceText
-from mlx_dp.orchestrator.text.stop_strings import StopStrings
 from mlx_dp.orchestrator.text.text_model import Chat
-from mlx_dp.proto.grammar import Grammar
-from mlx_dp.proto.sampling_params import MAX_SEED
 
 Fields = TypeVar("Fields", bound=GenerationFields)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Work:
-    """A checked request: what to generate, and how to write it."""
-
-    fields: GenerationFields
-    prompts: Sequence[tuple[int, ...]]
-    param: str
-    """The field that the prompts came in."""
-    logprobs: int | None
-    rank: int | None
-    grammar: Grammar | None
-    label: str
 
 
 class GenerationRoutes:
@@ -70,51 +53,60 @@ class GenerationRoutes:
 
     async def chat(self, request: Request) -> Response:
         async with self._body(request) as body:
-            fields, rank = await self._fields(request, body, ChatRequest, CHAT_NEUTRAL)
-            logprobs = fields.wanted_logprobs()
-            grammar = await checked_grammar(self._endpoint, fields)
-            prompts = await self._prompts([fields.chat()], "messages")
-            work = _Work(
-                fields=fields,
-                prompts=prompts,
-                param="messages",
-                logprobs=logprobs,
-                rank=rank,
-                grammar=grammar,
-                label=request.state.request_id,
-            )
-            answers = ChatFormat(
-                self._head("chatcmpl"),
-                self._endpoint.text.token_bytes,
-                logprobs=logprobs,
-                include_usage=fields.include_usage,
-            )
-            return self._reply(work, answers)
+            return await while_connected(request.receive, self._chat(request, body))
 
     async def completions(self, request: Request) -> Response:
         async with self._body(request) as body:
-            fields, rank = await self._fields(request, body, CompletionRequest, COMPLETION_NEUTRAL)
-            fields.check()
-            self._refuse_overload(len(fields.prompt) * fields.choices, param="prompt")
-            grammar = await checked_grammar(self._endpoint, fields)
-            prompts = await self._prompts(fields.prompt, "prompt")
-            work = _Work(
-                fields=fields,
-                prompts=prompts,
-                param="prompt",
-                logprobs=fields.logprobs,
-                rank=rank,
-                grammar=grammar,
-                label=request.state.request_id,
-            )
-            answers = CompletionFormat(
-                self._head("cmpl"),
-                self._endpoint.text.token_bytes,
-                logprobs=fields.logprobs,
-                include_usage=fields.include_usage,
-                echoes=self._echoes(fields) if fields.echo else (),
-            )
-            return self._reply(work, answers)
+            return await while_connected(request.receive, self._completions(request, body))
+
+    async def _chat(self, request: Request, body: bytes) -> Response:
+        fields, rank = await self._fields(request, body, ChatRequest, CHAT_NEUTRAL)
+        logprobs = fields.wanted_logprobs()
+        refuse_many_logprobs(fields, fields.choices, logprobs)
+        grammar = await checked_grammar(self._endpoint, fields)
+        prompts = await self._prompts([fields.chat()], "messages")
+        work = Work(
+            fields=fields,
+            prompts=prompts,
+            param="messages",
+            logprobs=logprobs,
+            rank=rank,
+            grammar=grammar,
+            label=request.state.request_id,
+        )
+        form = ChatFormat(
+            self._head("chatcmpl"),
+            self._endpoint.text.token_bytes,
+            logprobs=logprobs,
+            include_usage=fields.include_usage,
+        )
+        return self._reply(work, form)
+
+    async def _completions(self, request: Request, body: bytes) -> Response:
+        fields, rank = await self._fields(request, body, CompletionRequest, COMPLETION_NEUTRAL)
+        fields.check()
+        answers = len(fields.prompt) * fields.choices
+        self._refuse_overload(answers, param="prompt")
+        refuse_many_logprobs(fields, answers, fields.logprobs)
+        grammar = await checked_grammar(self._endpoint, fields)
+        prompts = await self._prompts(fields.prompt, "prompt")
+        work = Work(
+            fields=fields,
+            prompts=prompts,
+            param="prompt",
+            logprobs=fields.logprobs,
+            rank=rank,
+            grammar=grammar,
+            label=request.state.request_id,
+        )
+        form = CompletionFormat(
+            self._head("cmpl"),
+            self._endpoint.text.token_bytes,
+            logprobs=fields.logprobs,
+            include_usage=fields.include_usage,
+            echoes=await self._echoes(fields) if fields.echo else (),
+        )
+        return self._reply(work, form)
 
     @asynccontextmanager
     async def _body(self, request: Request) -> AsyncIterator[bytes]:
@@ -180,12 +172,9 @@ class GenerationRoutes:
             await asyncio.sleep(0)
         return found
 
-    def _echoes(self, fields: CompletionRequest) -> list[str]:
-        texts = [
-            prompt if isinstance(prompt, str) else self._endpoint.text.decode(prompt)
-            for prompt in fields.prompt
-        ]
-        return [text for text in texts for _ in range(fields.choices)]
+    async def _echoes(self, fields: CompletionRequest) -> Sequence[str]:
+        endpoint = self._endpoint
+        return await echoes(fields, endpoint.text, endpoint.service.limits(), endpoint.share)
 
     def _head(self, prefix: str) -> AnswerHead:
         # Ids of answers are ours: the client's request id labels, and is never a key.
@@ -195,49 +184,20 @@ class GenerationRoutes:
             model=self._endpoint.model,
         )
 
-    def _reply(self, work: _Work, answers: AnswerFormat) -> Response:
-        choices = list(self._choices(work))
+    def _reply(self, work: Work, form: AnswerFormat) -> Response:
+        endpoint = self._endpoint
         exchange = Exchange(
-            self._endpoint.service,
-            choices,
+            endpoint.service,
+            list(choices(work, endpoint.text, endpoint.service.limits())),
+            endpoint.share,
             per_prompt=work.fields.choices,
             names={"prompt": work.param, "max_tokens": work.fields.answer_tokens_name},
         )
         if not work.fields.stream:
-            return WholeReply(exchange, answers, len(choices))
+            return WholeReply(exchange, form, work.num_choices)
         return StreamReply(
             exchange,
-            answers,
+            form,
             include_usage=work.fields.include_usage,
-            keep_alive_s=self._endpoint.options.keep_alive_s,
+            keep_alive_s=endpoint.options.keep_alive_s,
         )
-
-    def _choices(self, work: _Work) -> Iterator[Choice]:
-        text, fields = self._endpoint.text, work.fields
-        stops = stop_token_ids(fields, text.facts.eos_token_ids)
-        for ids in work.prompts:
-            for choice in range(fields.choices):
-                params = sampling_params(
-                    fields,
-                    text.facts.sampling,
-                    seed=_seed(fields.seed, choice),
-                    logprobs=work.logprobs,
-                )
-                yield Choice(
-                    Generation(
-                        prompt_ids=ids,
-                        max_tokens=fields.answer_tokens,
-                        stop_token_ids=stops,
-                        params=params,
-                        routed_dp_rank=work.rank,
-                        cache_salt=fields.cache_salt or "",
-                        grammar=work.grammar,
-                        label=work.label,
-                    ),
-                    ChoiceText(text.detokenizer(), StopStrings(fields.stop), frozenset(stops)),
-                )
-
-
-def _seed(seed: int | None, choice: int) -> int:
-    """The seed of one choice: alternatives to one prompt differ, equal requests do not."""
-    return random.getrandbits(63) if seed is None else (seed + choice) & MAX_SEED

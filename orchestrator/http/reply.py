@@ -11,6 +11,7 @@ from mlx_dp.orchestrator.http.errors import internal_error
 from mlx_dp.orchestrator.http.exchange import Exchange
 from mlx_dp.orchestrator.http.sinks import CollectSink, StreamSink, rank_headers
 from mlx_dp.orchestrator.http.sse import EventStream
+from mlx_dp.orchestrator.http.whole_body import WholeBody
 from mlx_dp.orchestrator.openai.answer_format import DONE, AnswerFormat
 from mlx_dp.orchestrator.openai.errors import ApiError
 
@@ -27,16 +28,17 @@ class WholeReply(Response):
         self._num_choices = num_choices
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sink = CollectSink(self._num_choices)
         try:
             self._exchange.submit()
-            await while_connected(receive, self._exchange.run(sink))
+            body = await while_connected(receive, self._run())
         finally:
             self._exchange.cancel()
-        body = self._format.whole(sink.choices(), self._exchange.usage())
-        response = Response(body, media_type="application/json")
-        response.raw_headers.extend(rank_headers(self._exchange))
-        await response(scope, receive, send)
+        await body.send(send, rank_headers(self._exchange))
+
+    async def _run(self) -> WholeBody:
+        sink = CollectSink(self._num_choices, self._format)
+        await self._exchange.run(sink)
+        return await WholeBody.collect(self._format.whole(sink.choices(), self._exchange.usage()))
 
 
 class StreamReply(Response):

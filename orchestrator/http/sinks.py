@@ -3,7 +3,8 @@
 from mlx_dp.orchestrator.http.exchange import Exchange
 from mlx_dp.orchestrator.http.sse import EventStream
 from mlx_dp.orchestrator.openai.answer_format import AnswerFormat, WholeChoice
-from mlx_dp.orchestrator.text.choice_text import Piece, ShownToken
+from mlx_dp.orchestrator.openai.logprobs import EncodedLogprobs
+from mlx_dp.orchestrator.text.choice_text import Piece
 
 
 def rank_headers(exchange: Exchange) -> list[tuple[bytes, bytes]]:
@@ -46,11 +47,12 @@ class StreamSink:
 
 
 class CollectSink:
-    """Keeps everything until the end."""
+    """Keeps everything until the end, log-probabilities as they will be sent."""
 
-    def __init__(self, num_choices: int) -> None:
+    def __init__(self, num_choices: int, answers: AnswerFormat) -> None:
+        self._format = answers
         self._texts: list[list[str]] = [[] for _ in range(num_choices)]
-        self._logprobs: list[list[ShownToken]] = [[] for _ in range(num_choices)]
+        self._logprobs = [EncodedLogprobs() for _ in range(num_choices)]
         self._reasons = [""] * num_choices
 
     async def granted(self) -> None:
@@ -58,7 +60,8 @@ class CollectSink:
 
     async def piece(self, index: int, piece: Piece) -> None:
         self._texts[index].append(piece.text)
-        self._logprobs[index].extend(piece.logprobs)
+        if piece.logprobs and (logprobs := self._format.logprobs(piece.logprobs)) is not None:
+            self._logprobs[index].extend(logprobs)
 
     async def close(self, index: int, piece: Piece, finish_reason: str) -> None:
         await self.piece(index, piece)
@@ -67,7 +70,7 @@ class CollectSink:
     def choices(self) -> list[WholeChoice]:
         assert all(self._reasons), self._reasons
         return [
-            WholeChoice(text="".join(texts), finish_reason=reason, logprobs=tuple(logprobs))
+            WholeChoice(text="".join(texts), finish_reason=reason, logprobs=logprobs)
             for texts, logprobs, reason in zip(
                 self._texts, self._logprobs, self._reasons, strict=True
             )

@@ -1,11 +1,12 @@
 """How answers are written: the seam between the two generation routes."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 import msgspec
 
+from mlx_dp.orchestrator.openai.logprobs import EncodedLogprobs, Logprobs
 from mlx_dp.orchestrator.text.choice_text import Piece, ShownToken
 
 DONE: Final = b"data: [DONE]\n\n"
@@ -33,7 +34,7 @@ class WholeChoice:
 
     text: str
     finish_reason: str
-    logprobs: tuple[ShownToken, ...] = ()
+    logprobs: EncodedLogprobs = field(default_factory=EncodedLogprobs)
 
 
 class AnswerFormat(Protocol):
@@ -48,8 +49,11 @@ class AnswerFormat(Protocol):
 
     def usage(self, usage: Usage) -> bytes: ...
 
-    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes:
-        """Return the body of an answer that is not streamed."""
+    def logprobs(self, tokens: Sequence[ShownToken]) -> Logprobs | None:
+        """Return what an answer shows of these tokens; None: nothing was asked for."""
+
+    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> Iterator[bytes | bytearray]:
+        """Yield the body of an answer that is not streamed, in parts."""
 
 
 def event_end(*, include_usage: bool) -> bytes:
@@ -70,7 +74,9 @@ class AnswerHead:
 
     def event_start(self, kind: str) -> bytes:
         """Return the beginning of an event, up to the value of ``choices``."""
-        return b"data: " + msgspec.json.encode(self.as_object(kind))[:-1] + b',"choices":'
+        return b"data: " + self.body_start(kind)
 
-    def as_object(self, kind: str) -> dict[str, object]:
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+    def body_start(self, kind: str) -> bytes:
+        """The same of a body that is not streamed."""
+        head = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        return msgspec.json.encode(head)[:-1] + b',"choices":'

@@ -1,12 +1,12 @@
 """Answers of /v1/chat/completions."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
 
 from mlx_dp.orchestrator.openai.answer_format import AnswerHead, Usage, WholeChoice, event_end
-from mlx_dp.orchestrator.openai.logprobs import TokenBytes, chat_logprobs
+from mlx_dp.orchestrator.openai.logprobs import CHAT_LISTS, Logprobs, TokenBytes, chat_logprobs
 from mlx_dp.orchestrator.text.choice_text import Piece, ShownToken
 
 _CHUNK: Final = "chat.completion.chunk"
@@ -42,7 +42,7 @@ class ChatFormat:
         start = b'%b[{"index":%d,"delta":{"content":%b' % (self._start, index, _encode(piece.text))
         if not piece.logprobs:
             return start + self._plain_end
-        logprobs = _encode(self._logprobs(piece.logprobs))
+        logprobs = _encode(self.logprobs(piece.logprobs))
         return b'%b},"logprobs":%b,"finish_reason":null}]%b' % (start, logprobs, self._end)
 
     def closing(self, index: int, finish_reason: str) -> bytes:
@@ -56,24 +56,22 @@ class ChatFormat:
     def usage(self, usage: Usage) -> bytes:
         return self._start + b'[],"usage":' + _encode(usage.as_object()) + b"}\n\n"
 
-    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes:
-        return _encode(
-            {
-                **self._head.as_object("chat.completion"),
-                "choices": [
-                    {
-                        "index": index,
-                        "message": {"role": "assistant", "content": choice.text},
-                        "logprobs": self._logprobs(choice.logprobs),
-                        "finish_reason": choice.finish_reason,
-                    }
-                    for index, choice in enumerate(choices)
-                ],
-                "usage": usage.as_object(),
-            }
-        )
+    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> Iterator[bytes | bytearray]:
+        yield self._head.body_start("chat.completion")
+        for index, choice in enumerate(choices):
+            yield b'%b{"index":%d,"message":{"role":"assistant","content":%b},"logprobs":' % (
+                b"," if index else b"[",
+                index,
+                _encode(choice.text),
+            )
+            if self._num_top is None:
+                yield b"null"
+            else:
+                yield from choice.logprobs.parts(CHAT_LISTS)
+            yield b',"finish_reason":%b}' % _encode(choice.finish_reason)
+        yield b'],"usage":%b}' % _encode(usage.as_object())
 
-    def _logprobs(self, tokens: tuple[ShownToken, ...]) -> dict[str, object] | None:
+    def logprobs(self, tokens: Sequence[ShownToken]) -> Logprobs | None:
         if self._num_top is None:
             return None
         return chat_logprobs(tokens, self._token_bytes, self._num_top)

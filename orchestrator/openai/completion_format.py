@@ -1,13 +1,12 @@
 """Answers of /v1/completions."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
 
 from mlx_dp.orchestrator.openai.answer_format import AnswerHead, Usage, WholeChoice, event_end
-from mlx_dp.orchestrator.openai.logprobs import TokenBytes, legacy_logprobs
+from mlx_dp.orchestrator.openai.logprobs import LEGACY_LISTS, Logprobs, TokenBytes, legacy_logprobs
 from mlx_dp.orchestrator.text.choice_text import Piece, ShownToken
 
 _KIND: Final = "text_completion"
@@ -37,7 +36,7 @@ class CompletionFormat:
         return self._chunk(index, self._echoes[index], b"null", b"null") if self._echoes else b""
 
     def piece(self, index: int, piece: Piece) -> bytes:
-        logprobs = _encode(self._logprobs(piece.logprobs)) if piece.logprobs else b"null"
+        logprobs = _encode(self.logprobs(piece.logprobs)) if piece.logprobs else b"null"
         return self._chunk(index, piece.text, logprobs, b"null")
 
     def closing(self, index: int, finish_reason: str) -> bytes:
@@ -46,27 +45,21 @@ class CompletionFormat:
     def usage(self, usage: Usage) -> bytes:
         return self._start + b'[],"usage":' + _encode(usage.as_object()) + b"}\n\n"
 
-    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes:
-        if self._echoes:
-            choices = [
-                replace(choice, text=echo + choice.text)
-                for choice, echo in zip(choices, self._echoes, strict=True)
-            ]
-        return _encode(
-            {
-                **self._head.as_object(_KIND),
-                "choices": [
-                    {
-                        "index": index,
-                        "text": choice.text,
-                        "logprobs": self._logprobs(choice.logprobs),
-                        "finish_reason": choice.finish_reason,
-                    }
-                    for index, choice in enumerate(choices)
-                ],
-                "usage": usage.as_object(),
-            }
-        )
+    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> Iterator[bytes | bytearray]:
+        yield self._head.body_start(_KIND)
+        for index, choice in enumerate(choices):
+            text = self._echoes[index] + choice.text if self._echoes else choice.text
+            yield b'%b{"index":%d,"text":%b,"logprobs":' % (
+                b"," if index else b"[",
+                index,
+                _encode(text),
+            )
+            if self._num_top is None:
+                yield b"null"
+            else:
+                yield from choice.logprobs.parts(LEGACY_LISTS)
+            yield b',"finish_reason":%b}' % _encode(choice.finish_reason)
+        yield b'],"usage":%b}' % _encode(usage.as_object())
 
     def _chunk(self, index: int, text: str, logprobs: bytes, finish_reason: bytes) -> bytes:
         return b'%b[{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b}]%b' % (
@@ -78,7 +71,7 @@ class CompletionFormat:
             self._end,
         )
 
-    def _logprobs(self, tokens: tuple[ShownToken, ...]) -> dict[str, object] | None:
+    def logprobs(self, tokens: Sequence[ShownToken]) -> Logprobs | None:
         if self._num_top is None:
             return None
         return legacy_logprobs(tokens, self._token_bytes, self._num_top)

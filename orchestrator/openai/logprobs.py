@@ -1,15 +1,44 @@
 """Log-probabilities in OpenAI's two shapes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final
+
+import msgspec
 
 from mlx_dp.orchestrator.text.choice_text import ShownToken
 
 TokenBytes = Callable[[int], bytes]
+Logprobs = Mapping[str, Sequence[object]]
+"""Lists of equal length, with an item for each token. Both shapes are that."""
+
+CHAT_LISTS: Final = ("content",)
+LEGACY_LISTS: Final = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 
 
-def chat_logprobs(
-    tokens: Sequence[ShownToken], token_bytes: TokenBytes, num_top: int
-) -> dict[str, object]:
+class EncodedLogprobs:
+    """One choice's log-probabilities as JSON, which takes a tenth of what the values take."""
+
+    def __init__(self) -> None:
+        self._lists: dict[str, bytearray] = {}
+
+    def extend(self, logprobs: Logprobs) -> None:
+        """Append those of further tokens."""
+        for name, items in logprobs.items():
+            encoded = self._lists.setdefault(name, bytearray())
+            if encoded:
+                encoded += b","
+            encoded += msgspec.json.encode(items)[1:-1]
+
+    def parts(self, names: Sequence[str]) -> Iterator[bytes | bytearray]:
+        """Yield the parts of one object of all that was appended."""
+        for at, name in enumerate(names):
+            yield b'%b"%b":[' % (b"," if at else b"{", name.encode())
+            yield self._lists.get(name, b"")
+            yield b"]"
+        yield b"}"
+
+
+def chat_logprobs(tokens: Sequence[ShownToken], token_bytes: TokenBytes, num_top: int) -> Logprobs:
     """The shape of chat completions."""
     return {
         "content": [
@@ -31,7 +60,7 @@ def _entry(data: bytes, logprob: float) -> dict[str, object]:
 
 def legacy_logprobs(
     tokens: Sequence[ShownToken], token_bytes: TokenBytes, num_top: int
-) -> dict[str, object]:
+) -> Logprobs:
     """The shape of completions. Tokens that look alike share a key, the best one stays."""
 
     def name(token: int) -> str:

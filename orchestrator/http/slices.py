@@ -1,0 +1,48 @@
+"""Tokens in portions that hold up the event loop for a few milliseconds each."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from mlx_dp.orchestrator.http.loop_share import TURN_UNITS
+from mlx_dp.orchestrator.service import NewTokens
+from mlx_dp.orchestrator.text.choice_text import Piece
+from mlx_dp.proto.token_chunk import TokenLogprob
+
+TOKEN_UNITS: Final = 8
+"""What a token's text costs, beside its log-probabilities."""
+
+
+def token_units(event: NewTokens) -> int:
+    """Return what its tokens cost until they are written, in the units of ``LoopShare``."""
+    return len(event.ids) * _units(event.logprobs[0] if event.logprobs else None)
+
+
+def piece_units(piece: Piece) -> int:
+    """The same for a piece, whose tokens may have come long ago."""
+    return len(piece.logprobs) * _units(piece.logprobs[0].logprob) if piece.logprobs else 1
+
+
+def token_slices(event: NewTokens) -> Sequence[NewTokens]:
+    """Divide what has come at once, to a reader that was slow."""
+    if token_units(event) <= TURN_UNITS:
+        return (event,)
+    size = max(1, TURN_UNITS * len(event.ids) // token_units(event))
+    return [
+        NewTokens(ids=event.ids[at : at + size], logprobs=event.logprobs[at : at + size])
+        for at in range(0, len(event.ids), size)
+    ]
+
+
+def piece_slices(piece: Piece) -> Sequence[Piece]:
+    """Divide a piece that brings many tokens: those without text wait for what follows them."""
+    if piece_units(piece) <= TURN_UNITS:
+        return (piece,)
+    size = max(1, TURN_UNITS * len(piece.logprobs) // piece_units(piece))
+    return [
+        Piece(piece.text if at == 0 else "", piece.logprobs[at : at + size])
+        for at in range(0, len(piece.logprobs), size)
+    ]
+
+
+def _units(logprob: TokenLogprob | None) -> int:
+    return TOKEN_UNITS if logprob is None else TOKEN_UNITS + 1 + len(logprob.top)
