@@ -57,7 +57,7 @@ class GrammarState:
 
 
 class GrammarCompiler:
-    """Compiles for one model, whose tokenizer it reads when the first grammar comes.
+    """Compiles for one model, whose tokenizer it reads once: in ``warm_up``, or at a grammar.
 
     ``vocab_size`` is that of the logits, which may be larger than the tokenizer's.
     """
@@ -69,14 +69,25 @@ class GrammarCompiler:
         self._trust_remote_code = trust_remote_code
         self._vocab_size = vocab_size
         self._tokenizer: LLTokenizer | None = None
+        self._complaint: str | None = None
         self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
 
     @property
     def tokenizer(self) -> "LLTokenizer":
         """Raises GrammarError when there is none."""
+        self.warm_up()
         if self._tokenizer is None:
-            self._tokenizer = self._load_tokenizer()
+            raise GrammarError(self._complaint)
         return self._tokenizer
+
+    def warm_up(self) -> None:
+        """Read the tokenizer, which takes long beside a step. Each grammar hears if that failed."""
+        if self._tokenizer is not None or self._complaint is not None:
+            return
+        try:
+            self._tokenizer = self._load_tokenizer()
+        except GrammarError as error:
+            self._complaint = str(error)
 
     def fault(self, grammar: Grammar, stop_token_ids: Sequence[int]) -> str | None:
         """Say why a request with this grammar cannot be served, or None."""

@@ -125,6 +125,8 @@ class MlxEngine:
     def warm_up(self) -> None:
         assert self._capacity is not None, "open() comes first"
         warm_up(self, slots=self._capacity.request_slots)
+        # Running streams would wait for it at the first grammar.
+        self._grammars.warm_up()
 
     def fault(self, request: EngineRequest) -> str | None:
         if request.grammar is None:

@@ -14,6 +14,7 @@ from worker_starts import mlx_start
 
 from mlx_dp.proto.ownership import OwnerCapacity
 from mlx_dp.worker.engine import Engine, EngineRequest
+from mlx_dp.worker.grammar import GrammarCompiler
 from mlx_dp.worker.mlx_engine import MlxEngine
 
 pytestmark = pytest.mark.mlx
@@ -73,6 +74,18 @@ class TestMlxPrefixContract(PrefixContract):
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if metafunc.cls is TestMlxPrefixContract:
         metafunc.parametrize("make_engine", PREFIX_MODELS, indirect=True)
+
+
+def test_the_tokenizer_for_grammars_is_read_while_nobody_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[GrammarCompiler] = []
+    monkeypatch.setattr(GrammarCompiler, "warm_up", lambda compiler: read.append(compiler))
+    engine = MlxEngine.load(mlx_start(WIDE.write(tmp_path)))
+    engine.open(OwnerCapacity(request_slots=1, auxiliary_slots=0, pool_tokens=1_000))
+    engine.warm_up()
+    assert len(read) == 1
+    engine.close()
 
 
 WIDE = TinyModel("llama", {"num_hidden_layers": 12, "head_dim": 64, "num_key_value_heads": 4})
