@@ -11,7 +11,7 @@ SILENT: Final = 500
 REQUESTS: Final = 500
 MOST_SILENT: Final = 2000
 MOST_REQUESTS: Final = 10_000
-AT_A_TIME: Final = 400
+AT_A_TIME: Final = 250
 """Requests that are open at once: each is answered in turn, by one process."""
 SLOTS: Final = 8
 QUEUE: Final = 32

@@ -37,11 +37,10 @@ async def leaves(stage: Stage) -> None:
     """The slots of clients that leave are free at once, and serve the next request."""
     service = stage.service
     before = (await service.counters())[ABORTED]
+    phases = (_while_queued, _in_prefill, _in_decode)
+    left = await stage.rng.choice(phases)(stage)
     if stage.result.trials == stage.settings.trials:
-        left = await _without_a_word(stage)
-    else:
-        phases = (_while_queued, _in_prefill, _in_decode)
-        left = await stage.rng.choice(phases)(stage)
+        left += await _without_a_word(stage)
     if (aborted := (await service.counters())[ABORTED] - before) != left:
         stage.result.violate(f"{left} clients left, {aborted} requests were aborted")
     await _probe(stage)
