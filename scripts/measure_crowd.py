@@ -13,7 +13,7 @@ from typing import Final
 from bench_client import Client, Request, quantile
 from bench_report import mebibytes, milliseconds
 from chaos_client import MODEL
-from chaos_client_rows import address
+from chaos_raw_client import address
 from chaos_service import ChaosService
 from chaos_stage import Row, Settings, Stage
 from measure_garbage import Peak

@@ -12,7 +12,7 @@ from typing import Final
 import zmq
 from bench_report import mebibytes
 from chaos_client import Ask
-from chaos_client_rows import address
+from chaos_raw_client import address
 from chaos_service import ChaosService
 from chaos_stage import Row, Settings, Stage, eventually
 from measure_value import Measured
