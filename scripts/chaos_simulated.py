@@ -15,7 +15,7 @@ DRAWN: Final = {"F21": "frames", "F25": "sleeps"}
 
 
 def simulate(name: str, seed: int, runs: int) -> list[str]:
-    """Run so many schedules of one row, and say what is wrong, each with its ``replay_command``.
+    """Run so many schedules of one row, and say what is wrong, and how to have it again.
 
     In this process, so that it ends with it.
     """
@@ -29,13 +29,6 @@ def simulate(name: str, seed: int, runs: int) -> list[str]:
             except replay.SimulationError as error:
                 found.append(f"{name}, seed {each}: {error}")
     return found
-
-
-def replay_command(name: str, seed: int) -> str:
-    """The command that runs this one schedule of a row again."""
-    schedule = _faults("schedule")
-    command: str = schedule.replay_command(seed, schedule.Drawn(DRAWN[name]))
-    return command
 
 
 def _faults(name: str) -> ModuleType:

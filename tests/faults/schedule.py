@@ -162,8 +162,9 @@ class Schedule:
 
     @property
     def replay(self) -> str:
-        """The command that runs it again, with all that was drawn."""
-        return replay_command(self.seed, self.drawn)
+        """The command that runs it again, with all that was drawn, and only it."""
+        test = "tests/faults/test_simulation.py::test_every_invariant_holds_in_every_run"
+        return f"pytest {test} --draw {self.drawn} --seed {self.seed}"
 
     @property
     def faulted(self) -> frozenset[int]:
@@ -203,9 +204,3 @@ class Schedule:
     def __str__(self) -> str:
         lines = [f"seed {self.seed}: {self.setting}, {len(self.arrivals)} requests"]
         return "\n  ".join(lines + [str(fault) for fault in self.faults])
-
-
-def replay_command(seed: int, drawn: Drawn) -> str:
-    """The command that runs this seed again, and only this."""
-    test = "tests/faults/test_simulation.py::test_every_invariant_holds_in_every_run"
-    return f"pytest {test} --draw {drawn} --seed {seed}"

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from faults.draw import draw
+from faults.draw import DRAWS, draw
 from faults.replay import run_seed
 from faults.schedule import Drawn, Fault, FaultKind, Schedule
 from faults.simulation import Simulation
@@ -96,3 +96,11 @@ def test_the_same_seed_gives_the_same_run() -> None:
         return simulation.core.tally, simulation.events
 
     assert [trace(seed) for seed in range(30)] == [trace(seed) for seed in range(30)]
+
+
+@pytest.mark.parametrize("drawn", Drawn)
+def test_what_a_failed_run_says_draws_it_again(drawn: Drawn) -> None:
+    schedule = DRAWS[drawn](7)
+    words = schedule.replay.split()
+    told = words[words.index("--draw") + 1]
+    assert DRAWS[Drawn(told)](int(words[words.index("--seed") + 1])) == schedule
