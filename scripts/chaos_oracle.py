@@ -150,7 +150,7 @@ class ModelOracle:
         )
 
     def expected(self, ask: Ask) -> Expected:
-        return self._answers[replace(ask, by_openai=False, stream=True)]
+        return self._answers[replace(ask, by_openai=False, stream=True, rank=None)]
 
     async def prepare(self, client: ChaosClient) -> None:
         for ask in self._asks:
