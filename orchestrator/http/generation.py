@@ -110,7 +110,10 @@ class GenerationRoutes:
 
     @asynccontextmanager
     async def _body(self, request: Request) -> AsyncIterator[bytes]:
-        """Give the body, and count the request as one that prepares as long as it is needed."""
+        """Give the body, and count the request as one that prepares as long as it is needed.
+
+        Raises ApiError when there is no room for it.
+        """
         endpoint = self._endpoint
         options = endpoint.options
         with endpoint.room.hold() as take:
@@ -124,6 +127,9 @@ class GenerationRoutes:
             )
             endpoint.preparing += 1
             try:
+                # In the same turn of the loop, or requests that come together, of which only a
+                # part has room, shut out one another.
+                self._refuse_overload()
                 yield body
             finally:
                 endpoint.preparing -= 1
@@ -144,7 +150,6 @@ class GenerationRoutes:
         self, request: Request, body: bytes, kind: type[Fields], neutral: Neutral
     ) -> tuple[Fields, int | None]:
         """Check the body, and the rank that it or the header asks for."""
-        self._refuse_overload()
         fields = await self._endpoint.bodies.fields(kind, body)
         refuse_model(fields.model, self._endpoint.model)
         refuse_unsupported(fields.extras, neutral, choices=fields.choices)
