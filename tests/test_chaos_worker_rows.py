@@ -1,0 +1,131 @@
+"""What the rows of single workers, and the faults from within a worker, do and conclude."""
+
+import importlib.util
+import signal
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    yield importlib.import_module
+    for name in [name for name in sys.modules if name.startswith(("bench_", "chaos_"))]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def hook() -> ModuleType:
+    spec = importlib.util.spec_from_file_location(
+        "chaos_hook", SCRIPTS / "chaos_hook" / "sitecustomize.py"
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def timers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+    """The timers that were set, none of which runs."""
+    found: list[float] = []
+    before = signal.getsignal(signal.SIGALRM)
+    monkeypatch.setattr(signal, "setitimer", lambda _which, seconds: found.append(seconds))
+    yield found
+    signal.signal(signal.SIGALRM, before)
+
+
+def pause() -> None:
+    handler = signal.getsignal(signal.SIGALRM)
+    assert callable(handler)
+    handler(signal.SIGALRM, None)
+
+
+def test_a_slow_worker_pauses_over_and_over(hook, timers, monkeypatch):
+    slept: list[float] = []
+    monkeypatch.setattr(hook.time, "sleep", slept.append)
+    hook._slow(20)
+    pause()
+    assert slept == [pytest.approx(19 * hook.SLOW_TURN_S)]
+    assert timers[-1] == hook.SLOW_TURN_S
+
+
+def test_a_slow_worker_is_its_old_self_when_told_so_in_the_middle_of_a_pause(
+    hook, timers, monkeypatch
+):
+    monkeypatch.setattr(hook.time, "sleep", lambda _seconds: hook._slow(1))
+    hook._slow(20)
+    pause()
+    assert timers[-1] == 0.0
+    assert signal.getsignal(signal.SIGALRM) is signal.SIG_IGN
+
+
+@pytest.fixture
+def stage(load) -> Any:
+    result = load("chaos_verdict").RowResult("F3", "killed")
+    return SimpleNamespace(result=result, workers=lambda: range(3), settings=None)
+
+
+def seen_of(load, **more: Any) -> Any:
+    client = load("chaos_client")
+    seen = client.Seen(client.Ask(prompt="p"))
+    for name, value in more.items():
+        setattr(seen, name, value)
+    return seen
+
+
+def grown(**more: int) -> Counter[str]:
+    counters = {
+        "requests_replayed_total": 0,
+        'grants_total{routing_reason="total_tokens"}': 1,
+        'grants_total{routing_reason="explicit_rank"}': 2,
+        'owner_generation_tokens_total{dp_rank="0"}': 30,
+        "duplicate_chunks_total": 0,
+    }
+    return Counter({**counters, **more})
+
+
+def test_a_complete_answer_may_neither_be_replayed_nor_granted_again(load, stage):
+    rows = load("chaos_moment_rows")
+    asked = [seen_of(load, usage=(5, 10)) for _ in range(3)]
+    rows._check(stage, rows.COMPLETE, asked, grown())
+    assert stage.result.violations == []
+    rows._check(stage, rows.COMPLETE, asked, grown(requests_replayed_total=1))
+    rows._check(stage, "die-in-prefill", asked, grown(requests_replayed_total=1))
+    assert len(stage.result.violations) == 2
+    assert "requests_replayed_total grew by 1" in stage.result.violations[0]
+    assert "grants_total grew by 3 in place of 4" in stage.result.violations[1]
+
+
+@pytest.mark.parametrize("wrong", ["duplicate_chunks_total", "owner_generation_tokens_total"])
+def test_tokens_that_were_computed_twice_are_violations(load, stage, wrong):
+    rows = load("chaos_moment_rows")
+    rows._check(stage, rows.COMPLETE, [seen_of(load, usage=(5, 10))] * 3, grown(**{wrong: 1}))
+    assert len(stage.result.violations) == 1
+    assert wrong in stage.result.violations[0]
+
+
+@pytest.mark.parametrize(("slow", "violations"), [(0, 0), (1, 0), (2, 1), (5, 1)])
+def test_a_slow_worker_gets_less_than_its_peers_do_on_average(load, stage, slow, violations):
+    stage.settings = SimpleNamespace(workers=3)
+    owners = [0, 0, 1, 1, *([2] * slow)]
+    load("chaos_stuck_rows")._check_shift(stage, 2, [seen_of(load, owner=at) for at in owners])
+    assert len(stage.result.violations) == violations
+
+
+def test_the_pace_is_of_all_streams_and_between_two_times(load):
+    pace = load("chaos_stuck_rows")._pace
+    fast = seen_of(load, chunks_s=[0.0, 1.0, 1.1, 1.2, 9.0])
+    slow = seen_of(load, chunks_s=[1.0, 1.8])
+    assert pace([fast], 0.5, 2.0) == pytest.approx(10.0)
+    assert pace([fast, slow], 0.5, 2.0) == pytest.approx(3.0)
+    assert pace([], 0.5, 2.0) == 0.0
