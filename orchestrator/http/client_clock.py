@@ -2,7 +2,10 @@
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import assert_never
+from typing import Final, assert_never
+
+LEAST_TAKEN_NBYTES: Final = 32 * 2**10
+"""What a client takes of its answer within its time to be no idle one: a kilobyte per second."""
 
 
 class ClientPhase(Enum):
@@ -15,7 +18,7 @@ class ClientPhase(Enum):
 
 
 class Overdue(Enum):
-    """What did not happen in time. SENT: the client takes nothing of what we send."""
+    """What did not happen in time. SENT: the client takes next to nothing of what we send."""
 
     IDLE = "idle"
     HEAD = "head"
@@ -40,7 +43,8 @@ class ClientClock:
         self.phase = ClientPhase.HEAD
         self._since = now
         self._unsent_nbytes = 0
-        self._unsent_since = now
+        self._taken_nbytes = 0
+        self._taken_since = now
 
     def enter(self, phase: ClientPhase, now: float) -> None:
         """Note the phase. One that lasts keeps its beginning: a drip of bytes gains no time."""
@@ -48,14 +52,17 @@ class ClientClock:
             self.phase = phase
             self._since = now
 
-    def unsent(self, nbytes: int, now: float) -> None:
-        """Note how much the client has yet to take. An equal amount, later, is no progress."""
-        if nbytes != self._unsent_nbytes or not nbytes:
-            self._unsent_nbytes = nbytes
-            self._unsent_since = now
+    def unsent(self, nbytes: int, *, written_nbytes: int, now: float) -> None:
+        """Note how much of all that was written the client has yet to take."""
+        self._unsent_nbytes = nbytes
+        taken_nbytes = written_nbytes - nbytes
+        # Not by how much is left: that also changes with what is written.
+        if not nbytes or taken_nbytes - self._taken_nbytes >= LEAST_TAKEN_NBYTES:
+            self._taken_nbytes = taken_nbytes
+            self._taken_since = now
 
     def overdue(self, timeouts: ClientTimeouts, now: float) -> Overdue | None:
-        if self._unsent_nbytes and now - self._unsent_since >= timeouts.send_s:
+        if self._unsent_nbytes and now - self._taken_since >= timeouts.send_s:
             return Overdue.SENT
         match self.phase:
             case ClientPhase.IDLE:

@@ -7,7 +7,7 @@ nothing of its answer.
 import asyncio
 import http
 import sys
-from typing import Any, Final, assert_never
+from typing import Any, Final, assert_never, cast
 
 import h11
 import uvicorn
@@ -17,6 +17,7 @@ from uvicorn.server import ServerState
 from mlx_dp.orchestrator.http.client_clock import ClientClock, ClientPhase, ClientTimeouts, Overdue
 from mlx_dp.orchestrator.http.client_socket import set_up_client_socket
 from mlx_dp.orchestrator.http.clients import Clients
+from mlx_dp.orchestrator.http.counted_transport import CountedTransport
 from mlx_dp.orchestrator.openai.errors import ApiError, overloaded
 from mlx_dp.orchestrator.service import RETRY_ABSENT_S
 
@@ -52,7 +53,8 @@ class GuardedProtocol(H11Protocol):
         self._clock = ClientClock(self.loop.time())
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        self._counted = CountedTransport(transport)
+        super().connection_made(cast(asyncio.Transport, self._counted))
         client = transport.get_extra_info("socket")
         try:
             set_up_client_socket(client, send_timeout_s=self._timeouts.send_s)
@@ -89,7 +91,11 @@ class GuardedProtocol(H11Protocol):
         self._refuse(ApiError(status, "this is no valid HTTP/1.1 request", code="invalid_http"))
 
     def check(self, now: float) -> None:
-        self._clock.unsent(self.transport.get_write_buffer_size(), now)
+        self._clock.unsent(
+            self.transport.get_write_buffer_size(),
+            written_nbytes=self._counted.written_nbytes,
+            now=now,
+        )
         match self._clock.overdue(self._timeouts, now):
             case None:
                 return

@@ -2,7 +2,13 @@
 
 import pytest
 
-from mlx_dp.orchestrator.http.client_clock import ClientClock, ClientPhase, ClientTimeouts, Overdue
+from mlx_dp.orchestrator.http.client_clock import (
+    LEAST_TAKEN_NBYTES,
+    ClientClock,
+    ClientPhase,
+    ClientTimeouts,
+    Overdue,
+)
 
 TIMEOUTS = ClientTimeouts(idle_s=120, head_s=10, body_s=35, send_s=30)
 
@@ -45,22 +51,41 @@ def test_each_request_has_its_own_time() -> None:
         clock.enter(ClientPhase.IDLE, start + 500)
 
 
-def test_a_client_that_takes_nothing_is_overdue_and_one_that_takes_a_little_is_not() -> None:
+def reads(nbytes_per_s: int, written_nbytes_per_s: int, seconds: int = 100) -> float | None:
+    """When a client is overdue that always has something left to take."""
+    clock = ClientClock(0.0)
+    clock.enter(ClientPhase.ANSWER, 0.0)
+    for second in range(seconds):
+        written = 10**6 + second * written_nbytes_per_s
+        unsent = written - second * nbytes_per_s
+        clock.unsent(unsent, written_nbytes=written, now=float(second))
+        if clock.overdue(TIMEOUTS, float(second)) is Overdue.SENT:
+            return float(second)
+    return None
+
+
+def test_a_client_that_takes_next_to_nothing_is_overdue_whatever_is_written() -> None:
+    assert reads(0, 0) == reads(1, 0) == reads(1, 1000) == reads(1000, 0) == 30.0
+
+
+def test_a_slow_reader_has_as_long_as_it_needs_whatever_is_written() -> None:
+    rate = LEAST_TAKEN_NBYTES // 29 + 1
+    assert reads(rate, 0) is None
+    assert reads(rate, rate) is None
+    assert reads(rate, 2 * rate) is None
+
+
+def test_a_client_that_takes_all_there_is_is_not_overdue_however_little_that_is() -> None:
     clock = ClientClock(0.0)
     clock.enter(ClientPhase.ANSWER, 0.0)
     for second in range(100):
-        clock.unsent(1000 - second, float(second))
+        clock.unsent(second % 2, written_nbytes=second, now=float(second))
         assert clock.overdue(TIMEOUTS, float(second)) is None
-    for second in range(100, 130):
-        clock.unsent(900, float(second))
-        assert clock.overdue(TIMEOUTS, float(second)) is None
-    clock.unsent(900, 130.0)
-    assert clock.overdue(TIMEOUTS, 130.0) is Overdue.SENT
 
 
 def test_nothing_unsent_is_never_overdue() -> None:
     clock = ClientClock(0.0)
     clock.enter(ClientPhase.ANSWER, 0.0)
-    clock.unsent(10, 0.0)
-    clock.unsent(0, 1.0)
+    clock.unsent(10, written_nbytes=10, now=0.0)
+    clock.unsent(0, written_nbytes=10, now=1.0)
     assert clock.overdue(TIMEOUTS, 1000.0) is None

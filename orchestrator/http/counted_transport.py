@@ -1,0 +1,19 @@
+"""A connection's transport that knows how much was written to it."""
+
+import asyncio
+from typing import Any
+
+
+class CountedTransport:
+    """asyncio tells only what is left of it, which hides how much a client has taken."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self.written_nbytes = 0
+
+    def write(self, data: bytes) -> None:
+        self.written_nbytes += len(data)
+        self._transport.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
