@@ -89,13 +89,22 @@ def shown(value: object) -> str:
             return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
+def shown_name(name: str) -> str:
+    """A member's name as error messages show it: it may be the client's own."""
+    return ascii(name)[1:-1][:MAX_SHOWN]
+
+
+def _shown_part(part: int | str) -> str:
+    return shown_name(part) if isinstance(part, str) else str(part)
+
+
 def from_validation(error: ValidationError) -> ApiError:
     """The first thing that is wrong, with field, value and bound."""
     first: Mapping[str, Any] = error.errors(include_url=False)[0]
     if first["type"] == "json_invalid":
         # The parser quotes no input, but says where it stopped.
         return ApiError(400, f"the body is not valid JSON: {first['ctx']['error']}")
-    param = ".".join(str(part) for part in first["loc"])[:256] or None
+    param = ".".join(map(_shown_part, first["loc"]))[:256] or None
     if first["type"] == "missing":
         return invalid(param, "this field is required")
     message = str(first["msg"])

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from mlx_dp.orchestrator.openai.errors import invalid, unsupported
+from mlx_dp.orchestrator.openai.errors import invalid, shown_name, unsupported
 from mlx_dp.orchestrator.openai.fields import GenerationFields
 from mlx_dp.orchestrator.openai.structured_fields import ResponseFormat, StructuredOutputs
 from mlx_dp.proto.fields import MAX_GRAMMAR_CHARS
@@ -69,7 +69,7 @@ def _of_response_format(asked: ResponseFormat) -> Iterator[WantedGrammar]:
 def _of_structured_outputs(asked: StructuredOutputs) -> Iterator[WantedGrammar]:
     for name, value in asked.extras.items():
         if value not in (None, False) and name not in _IGNORED:
-            raise unsupported(f"structured_outputs.{name}", value, "leave it out")
+            raise unsupported(f"structured_outputs.{shown_name(name)}", value, "leave it out")
     if asked.json_ is not None:
         yield _json_schema("structured_outputs.json", asked.json_)
     if asked.json_object:

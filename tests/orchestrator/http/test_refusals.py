@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 from http_calls import CHAT, COMPLETIONS, HI, call, chat, complete, error
 from owner_states import LOADING
+from pydantic import BaseModel, ValidationError
 from scripted_service import OPTIONS, STATE, ScriptedService
 
+from mlx_dp.orchestrator.openai.errors import from_validation
 from mlx_dp.orchestrator.options import HttpOptions
 from mlx_dp.orchestrator.service import RefusedError, ServiceStatus, WorkerStatus
 from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
@@ -448,3 +450,30 @@ def test_internal_errors_tell_nothing() -> None:
 
     service.state = fail
     assert error(chat(service), 500)["message"] == "internal error"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"structured_outputs": {"\x1b[31m\n" + "x" * 40_000: 1}},
+        {"chat_template_kwargs": {"\x1b[31m\n" + "x" * 40_000: 1}},
+        {"response_format": {"type": "\x1b[31m\n" + "x" * 40_000}},
+    ],
+)
+def test_names_that_the_client_made_up_are_shown_short_and_escaped(fields: dict) -> None:
+    found = error(chat(ScriptedService(), **fields), 400)
+    assert found["param"].isprintable()
+    assert found["message"].isprintable()
+    assert len(found["param"] + found["message"]) < 1000
+
+
+def test_places_are_shown_escaped() -> None:
+    class Named(BaseModel):
+        members: dict[str, int]
+
+    with pytest.raises(ValidationError) as caught:
+        Named.model_validate({"members": {"\x1b\n" + "x" * 400: "a"}})
+    param = from_validation(caught.value).param
+    assert param is not None
+    assert param.startswith("members.\\x1b\\nxxx")
+    assert len(param) < 100
