@@ -12,12 +12,15 @@ from mlx_dp.orchestrator.http.server import EmbeddedServer
 from mlx_dp.orchestrator.options import HttpOptions
 from mlx_dp.orchestrator.service import Service
 from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
+from mlx_dp.orchestrator.text.text_model import TextModel
 
 
 @asynccontextmanager
-async def served(service: Service, options: HttpOptions = OPTIONS) -> AsyncIterator[int]:
+async def served(
+    service: Service, options: HttpOptions = OPTIONS, text: TextModel | None = None
+) -> AsyncIterator[int]:
     """The app on a loopback port of its own, behind the server that ``mlx-dp serve`` has."""
-    app = create_app(service, options, FakeTextModel(512))
+    app = create_app(service, options, text or FakeTextModel(512))
     listener = open_socket("127.0.0.1", 0)
     port = bound_port(listener)
     # Without access log uvicorn silences its logger for the whole process, other tests included.

@@ -6,6 +6,7 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 
 from mlx_dp.orchestrator.http import cache, health, loads, models, workers
+from mlx_dp.orchestrator.http.connection import while_connected
 from mlx_dp.orchestrator.http.document import install_document
 from mlx_dp.orchestrator.http.edge import Edge
 from mlx_dp.orchestrator.http.endpoint import Endpoint
@@ -67,8 +68,8 @@ def _add_health(app: FastAPI, endpoint: Endpoint) -> None:
         return health.health(endpoint)
 
     @app.get("/health_generate")
-    async def health_generate_route() -> Response:
-        return await health.health_generate(endpoint)
+    async def health_generate_route(request: Request) -> Response:
+        return await while_connected(request.receive, health.health_generate(endpoint))
 
     histograms = RequestHistograms()
     endpoint.service.observe(histograms)

@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 import msgspec
 from pydantic import ValidationError
 
-from mlx_dp.orchestrator.http.wait_room import WaitRoom
+from mlx_dp.orchestrator.http.wait_room import LIMIT_S, WaitRoom
 from mlx_dp.orchestrator.openai.condensed_body import (
     KINDS,
     CondensedBody,
@@ -37,10 +37,12 @@ Fields = TypeVar("Fields", bound=GenerationFields)
 class BodyParser:
     """Parses bodies of many values in child processes, few at a time, and all others here."""
 
-    def __init__(self, command: tuple[str, ...] = _COMMAND) -> None:
+    def __init__(
+        self, command: tuple[str, ...] = _COMMAND, *, wait_limit_s: float = LIMIT_S
+    ) -> None:
         self._command = command
         self._children = asyncio.Semaphore(CHILDREN)
-        self._room = WaitRoom("large bodies")
+        self._room = WaitRoom("large bodies", limit_s=wait_limit_s)
 
     async def fields(self, kind: type[Fields], body: bytes) -> Fields:
         """Return the checked fields. Raises ApiError."""

@@ -11,7 +11,7 @@ from mlx_dp.orchestrator.service import RefusedError
 from mlx_dp.orchestrator.text.text_model import TextModel
 from mlx_dp.proto.admission import AdmissionLimits, refusal
 
-INLINE_TOKENS: Final = 4096
+INLINE_TOKENS: Final = TURN_UNITS
 """Decoded at once: about a millisecond. No thread helps with more, the tokenizer keeps the lock."""
 _SLICE: Final = TURN_UNITS // TOKEN_UNITS
 
@@ -36,6 +36,7 @@ async def _text(
         # It would be refused all the same once it is submitted, but has its text by then.
         raise from_refused(RefusedError(why, param="prompt"), {})
     if len(prompt) <= INLINE_TOKENS:
+        await share.take(len(prompt))
         return text.decode(prompt)
     detokenizer = text.detokenizer()
     pieces: list[str] = []

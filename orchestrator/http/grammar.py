@@ -28,8 +28,11 @@ async def checked_grammar(endpoint: Endpoint, fields: GenerationFields) -> Gramm
         )
     if not stop_token_ids(fields, facts.eos_token_ids):
         raise invalid(param, "this model names no token that ends an answer: set stop_token_ids")
-    async with endpoint.grammar_room.wait():
+    if endpoint.grammars.knows(grammar):
         fault = await endpoint.grammars.fault(grammar)
+    else:
+        async with endpoint.grammar_room.wait():
+            fault = await endpoint.grammars.fault(grammar)
     if fault is not None:
         raise invalid(param, fault, code="invalid_grammar")
     return grammar

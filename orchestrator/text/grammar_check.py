@@ -34,6 +34,10 @@ class GrammarCheck:
         self._children = asyncio.Semaphore(CHILDREN)
         self._known: OrderedDict[Grammar, str | None] = OrderedDict()
 
+    def knows(self, grammar: Grammar) -> bool:
+        """Whether ``fault`` returns at once."""
+        return grammar in self._known
+
     async def fault(self, grammar: Grammar) -> str | None:
         """Return why the grammar cannot be followed, on one line, or None."""
         if grammar not in self._known:

@@ -6,6 +6,7 @@ import pytest
 from http_calls import COMPLETIONS, call, complete, error, events
 from scripted_service import ScriptedService, granted, says
 
+from mlx_dp.orchestrator.http.echo import INLINE_TOKENS
 from mlx_dp.orchestrator.service import Ended, NewTokens, Started
 from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
 from mlx_dp.proto.messages import FinishReason
@@ -44,6 +45,49 @@ def test_echo_comes_first_in_a_stream() -> None:
     chunks = events(complete(ScriptedService(lambda _: says("!")), echo=True, stream=True))
     assert [c["choices"][0]["text"] for c in chunks] == ["hi", "!", ""]
     assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+class Decoding(FakeTextModel):
+    """Remembers how many ids are decoded between two turns of the event loop."""
+
+    def __init__(self) -> None:
+        super().__init__(512)
+        self.in_turn = 0
+        self.most_in_turn = 0
+
+    def _shown_bytes(self, token: int) -> bytes:
+        if not self.in_turn:
+            asyncio.get_running_loop().call_soon(self._turn)
+        self.in_turn += 1
+        self.most_in_turn = max(self.most_in_turn, self.in_turn)
+        return super()._shown_bytes(token)
+
+    def _turn(self) -> None:
+        self.in_turn = 0
+
+
+@pytest.mark.parametrize("num_tokens", [100, 3 * INLINE_TOKENS])
+def test_a_long_prompt_is_echoed_in_portions(num_tokens: int) -> None:
+    service = ScriptedService(lambda _: says("!"))
+    service.bounds = None
+    text = Decoding()
+    ids = list("é".encode()) * (num_tokens // 2)
+    body = {"prompt": ids, "echo": True, "n": 2}
+    response = call(service, "POST", COMPLETIONS, text=text, json=body)
+    texts = [choice["text"] for choice in response.json()["choices"]]
+    assert texts == ["é" * (num_tokens // 2) + "!"] * 2
+    assert text.most_in_turn < INLINE_TOKENS
+
+
+def test_a_prompt_over_the_context_is_refused_before_it_is_echoed() -> None:
+    service = ScriptedService()
+    text = Decoding()
+    body = {"prompt": [65] * 1000, "echo": True}
+    found = error(call(service, "POST", COMPLETIONS, text=text, json=body), 400)
+    assert found["code"] == "context_length_exceeded"
+    assert found["param"] == "prompt"
+    assert "1000 in the prompt" in found["message"]
+    assert not text.most_in_turn
 
 
 def test_logprobs_have_the_older_shape() -> None:

@@ -2,16 +2,20 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
 from http_calls import CHAT, HI
+from owner_states import READY
 from scripted_service import ScriptedAnswer, ScriptedService, granted
 from served_app import served
 
+from mlx_dp.orchestrator.http.prompt import INLINE_CHARS
 from mlx_dp.orchestrator.options import HttpOptions
 from mlx_dp.orchestrator.service import AnswerEvent, NewTokens
+from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
 
 pytestmark = pytest.mark.system
 
@@ -80,6 +84,60 @@ def test_stopped_choice_frees_its_slot_while_the_others_run() -> None:
             await service.answers[0].cancelled.wait()
             assert not service.answers[1].cancelled.is_set()
             writer.close()
+
+    asyncio.run(run())
+
+
+def test_a_request_that_prepares_leaves_its_place_when_its_client_leaves() -> None:
+    going_on = threading.Event()
+
+    class Slow(FakeTextModel):
+        def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+            if len(text) > INLINE_CHARS:
+                loop.call_soon_threadsafe(begun.set)
+                assert going_on.wait(60)
+            return super().encode(text, add_special_tokens=add_special_tokens)
+
+    async def run() -> None:
+        nonlocal loop, begun
+        loop, begun = asyncio.get_running_loop(), asyncio.Event()
+        full = replace(READY, running=8)
+        service = ScriptedService(owners=(full,))
+        service.current = replace(service.current, max_queued_requests=1)
+        try:
+            async with asyncio.timeout(20), served(service, text=Slow(512)) as port:
+                long = [{"role": "user", "content": "x" * (INLINE_CHARS + 1)}]
+                _, leaving = await send(port, messages=long)
+                await begun.wait()
+                reader, writer = await send(port)
+                assert b"429" in await reader.readline()
+                leaving.close()
+                writer.close()
+                status = b"429"
+                while b"429" in status:
+                    reader, writer = await send(port)
+                    status = await reader.readline()
+                    writer.close()
+                assert b"200 OK" in status
+        finally:
+            going_on.set()
+
+    loop: asyncio.AbstractEventLoop
+    begun: asyncio.Event
+    asyncio.run(run())
+
+
+def test_the_probes_of_a_client_that_leaves_are_cancelled() -> None:
+    async def run() -> None:
+        service = ScriptedService(lambda _: [])
+        async with asyncio.timeout(15), served(service) as port:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET /health_generate HTTP/1.1\r\nHost: x\r\n\r\n")
+            await service.submitted.wait()
+            writer.close()
+            for answer in service.answers:
+                await answer.cancelled.wait()
+            assert len(service.answers) == 2
 
     asyncio.run(run())
 

@@ -1,0 +1,124 @@
+"""Waiting for a process is bounded in number and in time."""
+
+import asyncio
+import json
+import sys
+from typing import Any
+
+import pytest
+from http_calls import HI
+from scripted_service import OPTIONS, ScriptedService
+
+from mlx_dp.orchestrator.http.body_parser import CHILDREN, INLINE_SIGNS, BodyParser
+from mlx_dp.orchestrator.http.endpoint import Endpoint
+from mlx_dp.orchestrator.http.grammar import checked_grammar
+from mlx_dp.orchestrator.http.wait_room import WaitRoom
+from mlx_dp.orchestrator.openai.chat_request import ChatRequest
+from mlx_dp.orchestrator.openai.completion_request import CompletionRequest
+from mlx_dp.orchestrator.openai.errors import ApiError
+from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
+from mlx_dp.orchestrator.text.grammar_check import GrammarCheck
+from mlx_dp.orchestrator.text.text_model import ModelFacts
+from mlx_dp.proto.grammar import Grammar
+
+
+def refusal(caught: pytest.ExceptionInfo[ApiError]) -> tuple[int, dict[str, str]]:
+    return caught.value.status, caught.value.headers
+
+
+def test_one_too_many_is_refused_and_places_are_given_back() -> None:
+    async def run() -> None:
+        room = WaitRoom("things", most=2)
+        async with room.wait():
+            async with room.wait():
+                with pytest.raises(ApiError, match="too many things") as caught:
+                    async with room.wait():
+                        raise AssertionError("nobody gets here")
+                assert refusal(caught) == (429, {"retry-after": "1"})
+            async with room.wait():
+                assert room.waiting == 2
+        assert room.waiting == 0
+
+    asyncio.run(run())
+
+
+def test_who_waits_too_long_is_refused() -> None:
+    async def run() -> None:
+        room = WaitRoom("things", limit_s=0.01)
+        with pytest.raises(ApiError) as caught:
+            async with room.wait():
+                await asyncio.Event().wait()
+        assert refusal(caught) == (429, {"retry-after": "1"})
+        assert room.waiting == 0
+
+    asyncio.run(run())
+
+
+@pytest.mark.system
+def test_a_large_body_waits_only_so_long_for_its_process() -> None:
+    code = "import sys, time; sys.stdin.buffer.read(); time.sleep(0.5); sys.exit(3)"
+
+    async def run() -> None:
+        parser = BodyParser((sys.executable, "-c", code), wait_limit_s=0.01)
+        body = json.dumps({"prompt": [1] * (10 * INLINE_SIGNS)}).encode()
+        parsing = [
+            asyncio.create_task(parser.fields(CompletionRequest, body)) for _ in range(CHILDREN + 1)
+        ]
+        *first, last = await asyncio.gather(*parsing, return_exceptions=True)
+        assert [type(each) for each in first] == [RuntimeError] * CHILDREN
+        assert isinstance(last, ApiError)
+        assert last.status == 429
+
+    asyncio.run(run())
+
+
+class Follows(FakeTextModel):
+    @property
+    def facts(self) -> ModelFacts:
+        facts = super().facts
+        return ModelFacts(
+            path=facts.path,
+            model_type=facts.model_type,
+            architectures=facts.architectures,
+            vocab_size=facts.vocab_size,
+            context_length=None,
+            eos_token_ids=facts.eos_token_ids,
+        )
+
+
+class Checks(GrammarCheck):
+    """Has looked at one grammar, and takes for ever with others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known: set[Grammar] = set()
+
+    def knows(self, grammar: Grammar) -> bool:
+        return grammar in self.known
+
+    async def fault(self, grammar: Grammar) -> str | None:
+        if not self.known:
+            self.known.add(grammar)
+        elif grammar not in self.known:
+            await asyncio.Event().wait()
+        return None
+
+
+@pytest.mark.parametrize("room", [{"most": 0}, {"limit_s": 0.01}])
+def test_new_grammars_wait_within_bounds_and_known_ones_not_at_all(room: dict[str, Any]) -> None:
+    pytest.importorskip("llguidance")
+
+    def fields(regex: str) -> ChatRequest:
+        return ChatRequest.model_validate({"messages": HI, "regex": regex})
+
+    async def run() -> None:
+        endpoint = Endpoint(service=ScriptedService(), text=Follows(512), options=OPTIONS)
+        endpoint.grammars = Checks()
+        assert await checked_grammar(endpoint, fields("a"))
+        endpoint.grammar_room = WaitRoom("grammars", **room)
+        with pytest.raises(ApiError, match="too many grammars") as caught:
+            await checked_grammar(endpoint, fields("b"))
+        assert refusal(caught) == (429, {"retry-after": "1"})
+        assert await checked_grammar(endpoint, fields("a"))
+
+    asyncio.run(run())
