@@ -9,6 +9,7 @@ from typing import Final
 import zmq
 from chaos_fleet_rows import FLEET_ROWS
 from chaos_forgeries import forgeries, garbage
+from chaos_loss import victim
 from chaos_service import ChaosService
 from chaos_stage import QUIET_S, Row, Stage, eventually
 from zmq.utils.monitor import recv_monitor_message
@@ -96,8 +97,8 @@ async def _impostor(stage: Stage) -> None:
 async def _garbles(stage: Stage) -> None:
     """A worker sends one frame that is none: it is replaced, once, and its streams go on."""
     service, load = stage.service, stage.load
-    index = stage.rng.choice(stage.workers())
     before = await service.counters()
+    index = await victim(stage)
     streams = load.streaming((index,))
     since = service.mark()
     harmed_s = time.monotonic()
