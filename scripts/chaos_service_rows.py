@@ -23,7 +23,7 @@ GIVEN_UP_S: Final = 5.0
 CONTROLLER_STOP_S: Final = 2.0 * HANG_S
 WOKEN_S: Final = 2.0
 DETECTION_S: Final = 0.1
-RECOVERY_S: Final = 2.0
+RECOVERY_S: Final = 3.0
 RESTART_S: Final = 1.0
 """What a start may take on top of another one's time, when its port was in use a moment ago."""
 
