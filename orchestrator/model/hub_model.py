@@ -12,16 +12,12 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils.tqdm import tqdm
 
+from mlx_dp.orchestrator.model.errors import ModelSourceError
 from mlx_dp.orchestrator.model.progress import Progress
-from mlx_dp.proto.errors import ConfigError
 
 # What mlx-lm and the tokenizers read. No *.py: code from the hub does not run here unasked. Other
 # files of weights are the same ones once more, in another project's format.
 ALLOW_PATTERNS = ["*.json", "model*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
-
-
-class ModelSourceError(ConfigError):
-    """The model that ``--model`` names cannot be had; nothing of it was loaded."""
 
 
 def hub_model(name: str, revision: str | None, progress: Progress, *, code: bool = False) -> Path:

@@ -11,7 +11,8 @@ from huggingface_hub import errors
 from silent_progress import SilentProgress
 
 from mlx_dp.orchestrator.model import hub_model as module
-from mlx_dp.orchestrator.model.hub_model import ModelSourceError, hub_model
+from mlx_dp.orchestrator.model.errors import ModelSourceError
+from mlx_dp.orchestrator.model.hub_model import hub_model
 
 COMMIT = "0" * 39 + "1"
 WEIGHTS = bytes(range(256)) * 4096
@@ -25,7 +26,8 @@ FILES = {
 # Run apart, since the hub client reads its endpoint when it is imported.
 CLIENT = """
 import json, sys
-from mlx_dp.orchestrator.model.hub_model import ModelSourceError, hub_model
+from mlx_dp.orchestrator.model.errors import ModelSourceError
+from mlx_dp.orchestrator.model.hub_model import hub_model
 class Recorder:
     updates = []
     def update(self, *values):

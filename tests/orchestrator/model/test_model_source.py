@@ -5,7 +5,7 @@ import sys
 import pytest
 from silent_progress import SilentProgress
 
-from mlx_dp.orchestrator.model.hub_model import ModelSourceError
+from mlx_dp.orchestrator.model.errors import ModelSourceError
 from mlx_dp.orchestrator.model.model_source import host_device, resolve_model
 
 
@@ -106,7 +106,7 @@ def test_a_revision_needs_a_hub_id(tmp_path, resolve):
 
 def test_a_hub_id_is_served_by_that_id(tmp_path, resolve, monkeypatch):
     path = model_dir(tmp_path / "snapshot", config={})
-    monkeypatch.setattr("mlx_dp.orchestrator.model.model_source.hub_model", lambda *_, code: path)
+    monkeypatch.setattr("mlx_dp.orchestrator.model.hub_model.hub_model", lambda *_, code: path)
     resolved = resolve("org/name", revision="v1")
     assert resolved.served_name == "org/name"
 
