@@ -46,7 +46,7 @@ def test_who_waits_too_long_is_refused() -> None:
     async def run() -> None:
         room = WaitRoom("things", limit_s=0.01)
         with pytest.raises(ApiError) as caught:
-            async with room.wait():
+            async with asyncio.timeout(20), room.wait():
                 await asyncio.Event().wait()
         assert refusal(caught) == (429, {"retry-after": "1"})
         assert room.waiting == 0
@@ -117,7 +117,8 @@ def test_new_grammars_wait_within_bounds_and_known_ones_not_at_all(room: dict[st
         assert await checked_grammar(endpoint, fields("a"))
         endpoint.grammar_room = WaitRoom("grammars", **room)
         with pytest.raises(ApiError, match="too many grammars") as caught:
-            await checked_grammar(endpoint, fields("b"))
+            async with asyncio.timeout(20):
+                await checked_grammar(endpoint, fields("b"))
         assert refusal(caught) == (429, {"retry-after": "1"})
         assert await checked_grammar(endpoint, fields("a"))
 
