@@ -14,25 +14,11 @@ from pathlib import Path
 from typing import Final
 
 from bench_report import machine
-from chaos_client_rows import CLIENT_ROWS
-from chaos_service_rows import SERVICE_ROWS
+from chaos_rows import ROWS, row_number
 from chaos_simulated import SIMULATED, simulate
 from chaos_stage import FINDINGS, Row, Settings, Stage, stop_on_sigterm
 from chaos_verdict import RowResult, matrix
-from chaos_wire_rows import WIRE_ROWS
-from chaos_worker_rows import WORKER_ROWS
 
-
-def _number(name: str) -> int:
-    return int(name.removeprefix("F"))
-
-
-ROWS: Final = {
-    row.name: row
-    for row in sorted(
-        (*WORKER_ROWS, *SERVICE_ROWS, *CLIENT_ROWS, *WIRE_ROWS), key=lambda row: _number(row.name)
-    )
-}
 ENDED_BY_SIGNAL: Final = 130
 RUNS_A_TRIAL: Final = 10
 """Of the rows that are simulated, for which a run takes about 20 ms."""
@@ -171,7 +157,7 @@ def main(arguments: list[str]) -> int:
         return ENDED_BY_SIGNAL
     names = [name for name in SIMULATED if options.rows is None or name in options.rows]
     results += [_run_simulated(name, options) for name in names]
-    results.sort(key=lambda result: _number(result.row))
+    results.sort(key=lambda result: row_number(result.row))
     violations = [text for result in results for text in result.violations]
     print(matrix(results))
     for text in violations:

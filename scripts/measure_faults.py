@@ -14,9 +14,9 @@ from typing import Final
 
 from bench_client import quantile
 from bench_report import machine, milliseconds, table
-from chaos_fleet_rows import rolling_restart
+from chaos_rows.death import streaming_kill
+from chaos_rows.fleet import rolling_restart
 from chaos_stage import Settings, Stage, stop_on_sigterm
-from chaos_worker_rows import streaming_kill
 from measure_crowd import measure_crowd
 from measure_garbage import measure_garbage
 from measure_soak import measure_soak

@@ -95,7 +95,7 @@ def grown(**more: int) -> Counter[str]:
 
 
 def test_a_complete_answer_may_neither_be_replayed_nor_granted_again(load, stage):
-    rows = load("chaos_moment_rows")
+    rows = load("chaos_rows.moment")
     asked = [seen_of(load, usage=(5, 10)) for _ in range(3)]
     rows._check(stage, rows.COMPLETE, asked, grown())
     assert stage.result.violations == []
@@ -108,7 +108,7 @@ def test_a_complete_answer_may_neither_be_replayed_nor_granted_again(load, stage
 
 @pytest.mark.parametrize("wrong", ["duplicate_chunks_total", "owner_generation_tokens_total"])
 def test_tokens_that_were_computed_twice_are_violations(load, stage, wrong):
-    rows = load("chaos_moment_rows")
+    rows = load("chaos_rows.moment")
     rows._check(stage, rows.COMPLETE, [seen_of(load, usage=(5, 10))] * 3, grown(**{wrong: 1}))
     assert len(stage.result.violations) == 1
     assert wrong in stage.result.violations[0]
@@ -118,12 +118,12 @@ def test_tokens_that_were_computed_twice_are_violations(load, stage, wrong):
 def test_a_slow_worker_gets_less_than_its_peers_do_on_average(load, stage, slow, violations):
     stage.settings = SimpleNamespace(workers=3)
     owners = [0, 0, 1, 1, *([2] * slow)]
-    load("chaos_stuck_rows")._check_shift(stage, 2, [seen_of(load, owner=at) for at in owners])
+    load("chaos_rows.stuck")._check_shift(stage, 2, [seen_of(load, owner=at) for at in owners])
     assert len(stage.result.violations) == violations
 
 
 def test_the_pace_is_of_all_streams_and_between_two_times(load):
-    pace = load("chaos_stuck_rows")._pace
+    pace = load("chaos_rows.stuck")._pace
     fast = seen_of(load, chunks_s=[0.0, 1.0, 1.1, 1.2, 9.0])
     slow = seen_of(load, chunks_s=[1.0, 1.8])
     assert pace([fast], 0.5, 2.0) == pytest.approx(10.0)

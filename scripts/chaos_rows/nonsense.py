@@ -1,4 +1,4 @@
-"""Faults of clients: those that send nonsense or too much, and too many connections."""
+"""Clients that send nonsense or too much."""
 
 import asyncio
 import time
@@ -7,12 +7,9 @@ from typing import Final
 from bench_client import quantile
 from bench_report import milliseconds
 from chaos_client import MODEL, Seen
-from chaos_flood import FLOOD
-from chaos_leaving import LEAVING
 from chaos_nonsense import broken_framing, malformed_requests
 from chaos_raw_client import address
 from chaos_service import ChaosService
-from chaos_slow_reader import SLOW_READER
 from chaos_stage import QUIET_S, Row, Stage
 
 REFUSED_S: Final = 1.0
@@ -91,11 +88,8 @@ def _gap_s(seen: Seen, began_s: float, ended_s: float) -> float:
     return max(pending_s, seen.longest_gap_s(began_s, ended_s))
 
 
-CLIENT_ROWS: Final = (
-    LEAVING,
-    SLOW_READER,
+NONSENSE_ROWS: Final = (
     Row(name="F17", title="malformed HTTP and JSON", trial=nonsense, load=False),
-    FLOOD,
     Row(
         name="F20",
         title="prompt of context + 1, prompt of 10 MiB",

@@ -10,11 +10,12 @@ from dataclasses import replace
 from typing import Final
 
 import psutil
-from chaos_end_rows import END_ROWS, PASSES_S
 from chaos_leftovers import check_guarded, is_guarded, listening_port, planted, socket_directories
 from chaos_load import Load
 from chaos_service import ChaosService
 from chaos_stage import HANG_S, QUIET_S, Row, Stage
+
+from chaos_rows.end import PASSES_S
 
 CRASH_STATUS: Final = 1
 BOOT_ERROR_STATUS: Final = 3
@@ -229,5 +230,4 @@ SERVICE_ROWS: Final = (
         fresh=True,
         bounds_s=(float("inf"), RESTART_S),
     ),
-    *END_ROWS,
 )

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Final
 
 import zmq
-from chaos_fleet_rows import FLEET_ROWS
 from chaos_forgeries import forgeries, garbage
 from chaos_loss import victim
 from chaos_service import ChaosService
@@ -138,12 +137,9 @@ def _connected(endpoint: str, names: Sequence[str]) -> Iterator[list[Stranger]]:
         context.destroy(linger=0)
 
 
-WIRE_ROWS: Final = (
-    Row(
-        name="F18",
-        title="malformed, forged, oversized frames",
-        trial=foreign_frames,
-        bounds_s=(DETECTION_S, RECOVERY_S),
-    ),
-    *FLEET_ROWS,
+WIRE_ROW: Final = Row(
+    name="F18",
+    title="malformed, forged, oversized frames",
+    trial=foreign_frames,
+    bounds_s=(DETECTION_S, RECOVERY_S),
 )

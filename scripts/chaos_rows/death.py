@@ -1,4 +1,4 @@
-"""Faults of single workers: killed, stopped, hung, slow, out of memory, poisoned."""
+"""Deaths of single workers: killed, ended by themselves, out of memory, poisoned."""
 
 import asyncio
 import re
@@ -18,10 +18,8 @@ from chaos_loss import (
     total,
     victim,
 )
-from chaos_moment_rows import MOMENT_ROW
 from chaos_service import EVENT_TIMEOUT_S, POISON_SEED, ChaosService
 from chaos_stage import HANG_S, Row, Stage
-from chaos_stuck_rows import STUCK_ROWS
 
 DEATHS: Final = (signal.SIGSEGV, signal.SIGABRT, signal.SIGKILL)
 POISON_DEATHS: Final = 2
@@ -113,7 +111,7 @@ async def poison(stage: Stage) -> None:
         stage.result.violate(f"{deaths} workers died of one request")
 
 
-WORKER_ROWS: Final = (
+DEATH_ROWS: Final = (
     Row(
         name="F1",
         title="SIGKILL, idle",
@@ -127,14 +125,12 @@ WORKER_ROWS: Final = (
         trial=streaming_kill,
         bounds_s=(DETECTION_S, RECOVERY_S),
     ),
-    MOMENT_ROW,
     Row(
         name="F4",
         title="SIGSEGV, SIGABRT, exit 0 and 1",
         trial=other_deaths,
         bounds_s=(DETECTION_S, RECOVERY_S),
     ),
-    *STUCK_ROWS,
     Row(
         name="F8",
         title="out of memory",
