@@ -1,6 +1,6 @@
 """Whose fault a loss is. Ranks that wait for each other fail together, and one of them began."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mlx_dp.orchestrator.control.supervisor_steps import STUCK, Loss, LossKind
 from mlx_dp.orchestrator.control.worker_record import FailureDomain, WorkerRecord
@@ -37,6 +37,21 @@ def blame(domain: FailureDomain, worker: WorkerRecord, loss: Loss) -> Blame:
     if loss.kind in STUCK and len(domain.members) > 1 and not loss.sole:
         return _uncertain(worker, loss, loss.kind)
     return _certain(worker, loss)
+
+
+def explain(domain: FailureDomain, worker: WorkerRecord, exited: Loss) -> None:
+    """Say how a process ended that had only been missed: most likely, that had cut it off."""
+    missed = domain.loss
+    if missed is None or missed.kind is not LossKind.DISCONNECTED:
+        return
+    if worker.last_cause != missed.detail:
+        # A sibling, which was ended for it.
+        return
+    told = replace(exited, detail=f"{missed.detail}, {exited.detail}")
+    if domain.first_loss is missed:
+        domain.first_loss = told
+    domain.loss = told
+    worker.last_cause = told.detail
 
 
 def _exited_before(domain: FailureDomain, worker: WorkerRecord, loss: Loss) -> WorkerRecord | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from mlx_dp.orchestrator.control.blame import blame
+from mlx_dp.orchestrator.control.blame import blame, explain
 from mlx_dp.orchestrator.control.failure_domains import FailureDomains
 from mlx_dp.orchestrator.control.kill_ladder import KillLimits, due_kills, hasten, lose
 from mlx_dp.orchestrator.control.recovery import RestartAt, StayDown, give_up, hopeless, recover
@@ -138,10 +138,7 @@ class Supervisor:
         loss = Loss(kind=LossKind.EXIT, detail=ending, failure=failure_of(status))
         if worker.status in ALIVE:
             return self.lost(index, loss, now)
-        if domain.loss is not None and domain.loss.kind is LossKind.DISCONNECTED:
-            # The exit is what had cut the connection, and says more.
-            domain.loss = loss
-            worker.last_cause = loss.detail
+        explain(domain, worker, loss)
         return self._settle(domain, now)
 
     def spawn_failed(self, index: int, detail: str, now: float) -> list[Instruction]:

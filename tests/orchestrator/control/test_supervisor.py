@@ -278,6 +278,23 @@ def test_what_a_worker_said_before_its_exit_says_more_than_that() -> None:
     assert made.workers[0].last_cause == "the device is gone"
 
 
+@pytest.mark.parametrize("group", [False, True])
+def test_the_exit_explains_why_a_worker_was_not_connected(group: bool) -> None:
+    made = up(2, group=group)
+    missed = Loss(kind=LossKind.DISCONNECTED, detail="w1-1: not connected")
+    made.lost(1, missed, 10.0)
+    if group:
+        made.exited(0, -9, 10.0)
+    made.exited(1, -11, 10.0)
+    cause = "w1-1: not connected, killed by SIGSEGV"
+    assert made.workers[1].last_cause == cause
+    first = made.domains.of(1).first_loss
+    assert first is not None
+    assert first.detail == cause
+    if group:
+        assert made.workers[0].last_cause == "worker 1: w1-1: not connected"
+
+
 def test_how_a_predecessor_ended_says_nothing_of_its_successor() -> None:
     made = up(2, group=True)
     made.domains.of(0).exits.update({0: -9, 1: -9})
