@@ -28,7 +28,8 @@ from mlx_dp.proto.fields import clip_text
 from mlx_dp.proto.host_channel import HostChannel
 from mlx_dp.proto.host_messages import Join, Launch
 from mlx_dp.proto.key_files import WorkerKeys, read_worker_keys
-from mlx_dp.proto.router_socket import LAST_PORT, is_loopback
+from mlx_dp.proto.loopback import is_loopback
+from mlx_dp.proto.router_socket import LAST_PORT, host_of
 
 _ENDPOINT: Final = re.compile(r"tcp://(?P<address>[^/\s]+:(?P<port>[0-9]{1,5}))")
 
@@ -89,7 +90,7 @@ def _check(options: HostOptions) -> None:
             f"--controller {options.controller!r} is no address: use tcp://host:port, as "
             "the controller's --dist-init-addr has it"
         )
-    if options.keys is None and not is_loopback(found["address"]):
+    if options.keys is None and not is_loopback(host_of(found["address"])):
         raise ConfigError(
             f"--controller {options.controller} is another machine, which needs keys: make some "
             "there with mlx-dp keys, and give the directory of this worker's as --keys"

@@ -13,12 +13,7 @@ from mlx_dp.orchestrator.control.controller import Controller
 from mlx_dp.orchestrator.control.fleet import Outside
 from mlx_dp.orchestrator.flags import Flags
 from mlx_dp.orchestrator.http.app import create_app
-from mlx_dp.orchestrator.http.listen_socket import (
-    bound_port,
-    endpoint_url,
-    is_loopback,
-    open_socket,
-)
+from mlx_dp.orchestrator.http.listen_socket import bound_port, endpoint_url, open_socket
 from mlx_dp.orchestrator.http.server import EmbeddedServer
 from mlx_dp.orchestrator.options import ServeOptions, WorkerOptions
 from mlx_dp.orchestrator.plan import ServicePlan, make_plan
@@ -36,6 +31,7 @@ from mlx_dp.orchestrator.text.text_model import TextModel
 from mlx_dp.orchestrator.text.tokenizer import load_text_model
 from mlx_dp.proto.controller_channel import ControllerChannel
 from mlx_dp.proto.group import DistributedBackend
+from mlx_dp.proto.loopback import is_loopback
 
 
 def serve(flags: Flags, environment: Mapping[str, str]) -> int:

@@ -1,7 +1,6 @@
 """A ROUTER socket that binds, so that no queue outlives a peer, driven by an event loop."""
 
 import asyncio
-import ipaddress
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from mlx_dp.proto.curve import HANDSHAKE_INTERVAL_MS, KeyGuard, serve_curve, wat
 from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.key_files import ControllerKeys
 from mlx_dp.proto.libzmq import new_context
+from mlx_dp.proto.loopback import is_loopback
 
 LAST_PORT: Final = 65535
 MAX_PARTS_AT_A_TIME: Final = 256
@@ -208,17 +208,13 @@ def check_ipc_path(path: Path) -> None:
 
 def check_open_address(address: str) -> None:
     """Raises ConfigError where strangers could reach a ``host:port`` that asks for no keys."""
-    if not is_loopback(address):
+    if not is_loopback(host_of(address)):
         raise ConfigError(
             f"{address} can be reached from other machines, and without keys anybody there "
             "could be a worker: make some with mlx-dp keys and give their directory as --keys"
         )
 
 
-def is_loopback(address: str) -> bool:
-    """Whether ``host:port`` cannot be reached from another machine; names are not looked up."""
-    host = address.rpartition(":")[0].strip("[]")
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+def host_of(address: str) -> str:
+    """The host of ``host:port``."""
+    return address.rpartition(":")[0].strip("[]")

@@ -15,10 +15,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mlx_dp.orchestrator.http.errors import error_response
 from mlx_dp.orchestrator.http.host_policy import HostPolicy
-from mlx_dp.orchestrator.http.listen_socket import is_loopback
 from mlx_dp.orchestrator.http.open_routes import is_open
 from mlx_dp.orchestrator.openai.errors import ApiError
 from mlx_dp.orchestrator.options import HttpOptions
+from mlx_dp.proto.loopback import is_loopback
 
 # The parser bounds what is incomplete, and one packet may complete more than that.
 MAX_HEAD_NBYTES: Final = 64 * 2**10

@@ -9,6 +9,8 @@ import ipaddress
 from collections.abc import Iterable, Mapping
 from urllib.parse import urlsplit
 
+from mlx_dp.proto.loopback import is_loopback
+
 ANY_HOST = "*"
 
 
@@ -50,7 +52,7 @@ class HostPolicy:
             # An application's own page, or an extension's: its user installed it.
             return True
         host = _name(rest)
-        return bool(host) and (self._own(host) or _is_loopback_address(host))
+        return bool(host) and (self._own(host) or is_loopback(host))
 
 
 _FOREIGN_PAGE = (
@@ -74,7 +76,3 @@ def _is_address(host: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _is_loopback_address(host: str) -> bool:
-    return _is_address(host) and ipaddress.ip_address(host).is_loopback

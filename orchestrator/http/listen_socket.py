@@ -41,10 +41,6 @@ def endpoint_url(host: str, port: int) -> str:
     return f"http://{shown}:{port}"
 
 
-def is_loopback(host: str) -> bool:
-    return host == "localhost" or host == "::1" or host.startswith("127.")
-
-
 def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, tuple[object, ...]]:
     try:
         found = socket.getaddrinfo(

@@ -28,8 +28,9 @@ from mlx_dp.proto.key_files import (
     read_worker_keys,
     write_keys,
 )
+from mlx_dp.proto.loopback import is_loopback
 from mlx_dp.proto.messages import Drain, Hello, Shutdown, Submit
-from mlx_dp.proto.router_socket import MAX_PARTS_AT_A_TIME, Received, is_loopback
+from mlx_dp.proto.router_socket import MAX_PARTS_AT_A_TIME, Received, host_of
 from mlx_dp.proto.worker_channel import WorkerChannel
 
 HELLO = Hello(pid=7)
@@ -413,12 +414,15 @@ def test_an_endpoint_that_strangers_reach_needs_keys() -> None:
 
 @pytest.mark.parametrize("address", ["127.0.0.1:0", "localhost:0", "[::1]:9", "127.9.9.9:1"])
 def test_loopback_is_not_reached_by_strangers(address: str) -> None:
-    assert is_loopback(address)
+    assert is_loopback(host_of(address))
 
 
-@pytest.mark.parametrize("address", ["0.0.0.0:0", "10.0.0.1:1", "example.com:1", "*:1", ":1"])
+OPEN = ("0.0.0.0:0", "10.0.0.1:1", "example.com:1", "*:1", ":1", "[::]:1", "127.example.com:1")
+
+
+@pytest.mark.parametrize("address", OPEN)
 def test_everything_else_may_be(address: str) -> None:
-    assert not is_loopback(address)
+    assert not is_loopback(host_of(address))
 
 
 def test_an_address_that_is_not_ours_is_refused_in_one_sentence() -> None:
