@@ -1,32 +1,18 @@
 """What scripts/chaos and the measures of faults conclude from what they see."""
 
 import asyncio
-import importlib
 import json
 import logging
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import nullcontext
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock
 
 import pytest
-
-SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
-OURS = ("bench_", "chaos_", "measure_")
-
-
-@pytest.fixture
-def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Modules of scripts/, imported as the programs import them."""
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    yield importlib.import_module
-    for name in [name for name in sys.modules if name.startswith(OURS)]:
-        del sys.modules[name]
+from script_modules import SCRIPTS
 
 
 @pytest.fixture

@@ -1,28 +1,16 @@
 """What the measures of faults conclude, and that they know whether their faults happened."""
 
 import asyncio
-import importlib
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from script_modules import SCRIPTS
 
-SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
-OURS = ("bench_", "chaos_", "measure_")
 MIB = 2**20
-
-
-@pytest.fixture
-def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Modules of scripts/, imported as the programs import them."""
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    yield importlib.import_module
-    for name in [name for name in sys.modules if name.startswith(OURS)]:
-        del sys.modules[name]
 
 
 def samples(load: Any, **grown: list[int]) -> list[Any]:

@@ -1,19 +1,14 @@
 """What the bare clients of scripts/chaos make of answers, and what they send that is no HTTP."""
 
 import asyncio
-import importlib
 import random
 import socket
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
-OURS = ("bench_", "chaos_")
 STREAM = (
     b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
     b'30\r\ndata: {"id":"a","choices":[{"index":0,"text":"fo","finish_reason":null}]}\n\n\r\n'
@@ -23,15 +18,6 @@ STREAM = (
     b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
 )
 REFUSAL = b"HTTP/1.1 429 Too Many Requests\r\nRetry-After: 7\r\n\r\n{}"
-
-
-@pytest.fixture
-def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Modules of scripts/, imported as the programs import them."""
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    yield importlib.import_module
-    for name in [name for name in sys.modules if name.startswith(OURS)]:
-        del sys.modules[name]
 
 
 def asked(load: Any, answer: bytes) -> Any:

@@ -10,7 +10,7 @@ from typing import Final
 
 import pytest
 
-ROOT: Final = Path(__file__).resolve().parent.parent
+ROOT: Final = Path(__file__).resolve().parent.parent.parent
 INSTALL: Final = "-m pip --disable-pip-version-check --no-input install --quiet"
 
 pytestmark = pytest.mark.system

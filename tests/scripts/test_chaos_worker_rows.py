@@ -2,24 +2,13 @@
 
 import importlib.util
 import signal
-import sys
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-
-SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
-
-
-@pytest.fixture
-def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    yield importlib.import_module
-    for name in [name for name in sys.modules if name.startswith(("bench_", "chaos_"))]:
-        del sys.modules[name]
+from script_modules import SCRIPTS
 
 
 @pytest.fixture

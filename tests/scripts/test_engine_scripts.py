@@ -1,14 +1,12 @@
 """What the engine's benchmark and soak conclude from what they see."""
 
-import importlib
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from script_modules import SCRIPTS
 
 pytest.importorskip("mlx.core")
 
@@ -27,17 +25,6 @@ from mlx_dp.proto.messages import (
 )
 
 pytestmark = pytest.mark.mlx
-
-SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
-
-
-@pytest.fixture
-def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Modules of scripts/, imported as the programs import them."""
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    yield importlib.import_module
-    for name in [name for name in sys.modules if name.startswith(("bench_", "soak_"))]:
-        del sys.modules[name]
 
 
 class WordyWorker:

@@ -1,16 +1,14 @@
 """What the benchmark of DP attention concludes from what it sees."""
 
 import asyncio
-import importlib
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from script_modules import SCRIPTS
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 pytest.importorskip("mlx.core")
@@ -18,17 +16,6 @@ pytest.importorskip("mlx.core")
 import mlx.core as mx
 
 pytestmark = pytest.mark.mlx
-
-SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
-
-
-@pytest.fixture
-def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Modules of scripts/, imported as the programs import them."""
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    yield importlib.import_module
-    for name in [name for name in sys.modules if name.startswith("bench_")]:
-        del sys.modules[name]
 
 
 def test_nine_tenths_of_the_mixture_are_in_its_experts(load: Any) -> None:

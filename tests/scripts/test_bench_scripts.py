@@ -4,21 +4,14 @@ import asyncio
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-
-SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
+from script_modules import SCRIPTS
 
 
 @pytest.fixture
-def client(monkeypatch):
-    """The module, imported as the scripts import it."""
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    import bench_client
-
-    yield bench_client
-    sys.modules.pop("bench_client")
+def client(load):
+    return load("bench_client")
 
 
 def event(text: str, **more: object) -> bytes:

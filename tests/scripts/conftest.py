@@ -1,0 +1,21 @@
+"""Imports modules of scripts/ as the programs import them."""
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from types import ModuleType
+
+import pytest
+from script_modules import SCRIPTS
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleType]]:
+    """Import one by its name. Each test has them anew."""
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    before = set(sys.modules)
+    yield importlib.import_module
+    for name, module in tuple(sys.modules.items()):
+        path = getattr(module, "__file__", None)
+        if name not in before and path is not None and path.startswith(f"{SCRIPTS}/"):
+            del sys.modules[name]
