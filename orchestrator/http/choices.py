@@ -23,8 +23,6 @@ class Work:
 
     fields: GenerationFields
     prompts: Sequence[tuple[int, ...]]
-    param: str
-    """The field that the prompts came in."""
     logprobs: int | None
     rank: int | None
     grammar: Grammar | None

@@ -62,18 +62,7 @@ class GenerationRoutes:
     async def _chat(self, request: Request, body: bytes) -> Response:
         fields, rank = await self._fields(request, body, ChatRequest, CHAT_NEUTRAL)
         logprobs = fields.wanted_logprobs()
-        refuse_many_logprobs(fields, fields.choices, logprobs)
-        grammar = await checked_grammar(self._endpoint, fields)
-        prompts = await self._prompts([fields.chat()], "messages")
-        work = Work(
-            fields=fields,
-            prompts=prompts,
-            param="messages",
-            logprobs=logprobs,
-            rank=rank,
-            grammar=grammar,
-            label=request.state.request_id,
-        )
+        work = await self._work(request, fields, rank, [fields.chat()], logprobs)
         form = ChatFormat(
             self._head("chatcmpl"),
             self._endpoint.text.token_bytes,
@@ -85,20 +74,8 @@ class GenerationRoutes:
     async def _completions(self, request: Request, body: bytes) -> Response:
         fields, rank = await self._fields(request, body, CompletionRequest, COMPLETION_NEUTRAL)
         fields.check()
-        answers = len(fields.prompt) * fields.choices
-        self._refuse_overload(answers, param="prompt")
-        refuse_many_logprobs(fields, answers, fields.logprobs)
-        grammar = await checked_grammar(self._endpoint, fields)
-        prompts = await self._prompts(fields.prompt, "prompt")
-        work = Work(
-            fields=fields,
-            prompts=prompts,
-            param="prompt",
-            logprobs=fields.logprobs,
-            rank=rank,
-            grammar=grammar,
-            label=request.state.request_id,
-        )
+        self._refuse_overload(len(fields.prompt) * fields.choices, param="prompt")
+        work = await self._work(request, fields, rank, fields.prompt, fields.logprobs)
         form = CompletionFormat(
             self._head("cmpl"),
             self._endpoint.text.token_bytes,
@@ -162,6 +139,26 @@ class GenerationRoutes:
         check_token_ids("stop_token_ids", fields.stop_token_ids or (), limit)
         return fields, rank
 
+    async def _work(
+        self,
+        request: Request,
+        fields: GenerationFields,
+        rank: int | None,
+        sources: Sequence[Prompt | Chat],
+        logprobs: int | None,
+    ) -> Work:
+        """Do what is dear: the grammar, the template and the tokenizer. Raises ApiError."""
+        refuse_many_logprobs(fields, len(sources) * fields.choices, logprobs)
+        grammar = await checked_grammar(self._endpoint, fields)
+        return Work(
+            fields=fields,
+            prompts=await self._prompts(sources, fields.prompt_name),
+            logprobs=logprobs,
+            rank=rank,
+            grammar=grammar,
+            label=request.state.request_id,
+        )
+
     async def _prompts(
         self, prompts: Sequence[Prompt | Chat], param: str
     ) -> Sequence[tuple[int, ...]]:
@@ -196,7 +193,7 @@ class GenerationRoutes:
             list(choices(work, endpoint.text, endpoint.service.limits())),
             endpoint.share,
             per_prompt=work.fields.choices,
-            names={"prompt": work.param, "max_tokens": work.fields.answer_tokens_name},
+            names={"prompt": work.fields.prompt_name, "max_tokens": work.fields.answer_tokens_name},
         )
         if not work.fields.stream:
             return WholeReply(exchange, form, work.num_choices)

@@ -1,7 +1,7 @@
 """The body of POST /v1/chat/completions."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema
 
@@ -75,6 +75,8 @@ class ChatMessage(BaseModel):
 
 
 class ChatRequest(GenerationFields):
+    prompt_name: ClassVar[str] = "messages"
+
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None

@@ -1,6 +1,6 @@
 """The body of POST /v1/completions."""
 
-from typing import Annotated, Final
+from typing import Annotated, ClassVar, Final
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
@@ -70,6 +70,8 @@ Prompts = Annotated[
 
 
 class CompletionRequest(GenerationFields):
+    prompt_name: ClassVar[str] = "prompt"
+
     prompt: Prompts
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None

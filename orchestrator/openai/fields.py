@@ -1,7 +1,7 @@
 """Fields that both generation routes take, each with both its bounds. Null means the default."""
 
 import re
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, WithJsonSchema
 
@@ -110,6 +110,8 @@ class GenerationFields(BaseModel):
     """What a request for text may set. Unknown fields are kept aside, see unsupported.py."""
 
     model_config = STRICT
+    prompt_name: ClassVar[str]
+    """The field that the prompts come in."""
 
     model: Annotated[str, Field(max_length=1024)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
