@@ -12,7 +12,8 @@ from typing import Final
 
 from chaos_bystanders import Bystanders
 from chaos_load import Load
-from chaos_oracle import MOST_PROMPT_TOKENS, FakeOracle, ModelOracle, Oracle
+from chaos_oracle import FakeOracle, ModelOracle, Oracle
+from chaos_ports import lasting_port
 from chaos_quiet import QUIET_S as QUIET_S
 from chaos_quiet import SPARE_FDS as SPARE_FDS
 from chaos_quiet import eventually as eventually
@@ -29,9 +30,6 @@ STOP: Final = signal.SIGTERM
 # Shortened, so that a row takes minutes; the ratios are the product's own.
 HEARTBEAT_S: Final = 0.1
 HANG_S: Final = 1.0
-MOST_STREAMS_HELD: Final = 6
-HANG_SEEN_S: Final = HANG_S * (1.0 + MOST_STREAMS_HELD * MOST_PROMPT_TOKENS / 100.0) + 1.0
-"""A worker that has just got prompts is given the time to compute them, however slowly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,9 +142,9 @@ class Stage:
         pairs = zip(arguments, ("", *arguments), strict=False)
         return tuple(word for word, flag in pairs if FAKE_FLAGS not in flag + word)
 
-    def new_service(self, *more: str, port: int = 0) -> ChaosService:
-        """A service with the flags of this row; later flags win."""
-        service = ChaosService(self.arguments(*more), port=port)
+    def new_service(self, *more: str, port: int | None = None) -> ChaosService:
+        """A service with the flags of this row; later flags win. A port may be used again."""
+        service = ChaosService(self.arguments(*more), port=port or lasting_port())
         for name in self.row.orders:
             (service.orders / name).touch()
         self._made.append(service)
@@ -210,7 +208,8 @@ class Stage:
 
     async def _run_trials(self, service: ChaosService, load: Load) -> None:
         # In a group one loss is the loss of all, although only one is named.
-        owners = 1 if "--enable-dp-attention" in self.row.arguments else len(service.pids)
+        group = "--enable-dp-attention" in self.row.arguments
+        owners = 1 if group or not self.row.load else len(service.pids)
         bystanders = Bystanders(service, load, self.result, owners)
         try:
             if self.row.load:

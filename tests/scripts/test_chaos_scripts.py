@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import os
+import socket
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -407,3 +408,11 @@ def test_one_kill_of_a_streaming_worker_is_noticed_by_no_client():
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "| F2 SIGKILL, streaming" in done.stdout
+
+
+def test_a_port_that_lasts_is_none_that_connections_get(load: Any) -> None:
+    ports = load("chaos_ports")
+    with socket.socket() as client:
+        client.bind(("127.0.0.1", 0))
+        assert client.getsockname()[1] not in ports.LASTING
+    assert ports.lasting_port() in ports.LASTING
