@@ -13,7 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted_service import OPTIONS, ScriptedService
 
-from mlx_dp.orchestrator.http.body_parser import INLINE_SIGNS, MAX_SIGNS, BodyParser
+from mlx_dp.orchestrator.http.body_parser import (
+    INLINE_SIGNS,
+    INLINE_TEXT_NBYTES,
+    MAX_SIGNS,
+    BodyParser,
+)
 from mlx_dp.orchestrator.http.body_room import FREE_NBYTES, BodyRoom
 from mlx_dp.orchestrator.openai.chat_request import ChatRequest
 from mlx_dp.orchestrator.openai.completion_request import CompletionRequest
@@ -124,13 +129,18 @@ def test_the_event_loop_turns_while_a_body_is_parsed() -> None:
     assert asyncio.run(run()) > 50
 
 
-def test_text_is_parsed_here_however_long_it_is() -> None:
+@pytest.mark.parametrize("here", [True, False])
+def test_text_is_parsed_here_unless_it_is_very_long(here: bool) -> None:
+    text = "x" * (INLINE_TEXT_NBYTES - 100 if here else INLINE_TEXT_NBYTES)
+
     async def run() -> None:
         parser = BodyParser(("/nowhere",))
-        fields = await parser.fields(
-            CompletionRequest, json.dumps({"prompt": "word " * 2**20}).encode()
-        )
-        assert len(fields.prompt[0]) == 5 * 2**20
+        parsing = parser.fields(CompletionRequest, json.dumps({"prompt": text}).encode())
+        if here:
+            assert (await parsing).prompt == (text,)
+        else:
+            with pytest.raises(FileNotFoundError):
+                await parsing
 
     asyncio.run(run())
 
