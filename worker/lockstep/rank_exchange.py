@@ -15,6 +15,7 @@ from mlx_dp.proto.curve import KeyGuard, join_curve, serve_curve
 from mlx_dp.proto.curve_keys import CurveKeys
 from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.group import GroupPlace
+from mlx_dp.proto.libzmq import new_context
 from mlx_dp.worker.lockstep.announcement import Announcement, ForeignFrameError, RankRows, decode
 from mlx_dp.worker.lockstep.announcement_board import AnnouncementBoard
 from mlx_dp.worker.peers import PeerLostError
@@ -51,7 +52,7 @@ class RankExchange:
             generation=place.generation, rank=place.rank, size=place.size
         )
         self.dropped_frames = 0
-        self._context: Final = zmq.Context()
+        self._context: Final = new_context()
         self._guard: Final = self._guarded(place.curve)
         self._inbox: Final = self._socket(zmq.PULL)
         if place.curve is not None:
