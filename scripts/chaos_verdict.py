@@ -107,6 +107,8 @@ class RowResult:
     """The longest gap of each stream that a loss did not touch."""
     calm_gap_s: list[float] = field(default_factory=list)
     """The same, before anything was harmed."""
+    grants: Counter[str] = field(default_factory=Counter)
+    """Requests by who got them, where a row compares that."""
     left: Counter[str] = field(default_factory=Counter)
     violations: list[str] = field(default_factory=list)
     seconds: float = 0.0

@@ -4,7 +4,6 @@ import asyncio
 import os
 import signal
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
@@ -159,11 +158,18 @@ async def slow(stage: Stage) -> None:
 
 
 def _check_shift(stage: Stage, index: int, asked: list[Seen]) -> None:
-    """A slow worker gets fewer requests than the others get on average."""
-    grants = Counter(seen.owner for seen in asked if seen.owner is not None)
-    others = sum(grants[rank] for rank in stage.workers() if rank != index)
-    if grants[index] * (stage.settings.workers - 1) >= others > 0:
-        stage.result.violate(f"the slow worker {index} got as much as its peers: {grants}")
+    """A slow worker gets fewer requests than the others get on average, over all trials.
+
+    One trial has few of them: whoever takes the same 9 may have got 3 by chance.
+    """
+    grants = stage.result.grants
+    for seen in asked:
+        if seen.owner is not None:
+            grants["slow" if seen.owner == index else "others"] += 1
+    if stage.result.trials < stage.settings.trials:
+        return
+    if grants["slow"] * (stage.settings.workers - 1) >= grants["others"]:
+        stage.result.violate(f"slow workers got as much as their peers: {dict(grants)}")
 
 
 def _pace(streams: Iterable[Seen], begin_s: float, end_s: float) -> float:
