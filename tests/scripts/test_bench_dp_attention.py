@@ -2,13 +2,10 @@
 
 import asyncio
 import json
-import subprocess
-import sys
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from script_modules import SCRIPTS
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 pytest.importorskip("mlx.core")
@@ -101,11 +98,3 @@ def test_the_head_of_an_answer_says_who_gives_it(load: Any) -> None:
 
     assert asyncio.run(owner_of(b"HTTP/1.1 200 OK\r\nX-DP-Rank: 1\r\n\r\n")) == 1
     assert asyncio.run(owner_of(b"HTTP/1.1 200 OK\r\n\r\n")) is None
-
-
-@pytest.mark.system
-def test_the_program_explains_itself() -> None:
-    program = [sys.executable, str(SCRIPTS / "bench_dp_attention.py"), "--help"]
-    done = subprocess.run(program, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "examples:" in done.stdout

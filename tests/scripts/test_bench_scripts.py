@@ -1,12 +1,9 @@
-"""The benchmarks' client reads streams right, and both programs explain themselves."""
+"""The benchmarks' client reads streams right."""
 
 import asyncio
 import json
-import subprocess
-import sys
 
 import pytest
-from script_modules import SCRIPTS
 
 
 @pytest.fixture
@@ -67,13 +64,3 @@ def test_a_stream_that_ends_with_its_connection_is_read(client):
 def test_a_failed_request_is_never_counted_as_served(client, answer):
     with pytest.raises(client.ServerError):
         run(client, answer)
-
-
-@pytest.mark.system
-@pytest.mark.parametrize("script", ["bench_serve.py", "bench_control.py"])
-def test_the_programs_explain_themselves(script):
-    done = subprocess.run(
-        [sys.executable, str(SCRIPTS / script), "--help"], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert "examples:" in done.stdout

@@ -391,16 +391,6 @@ def test_a_child_that_nobody_reaped_is_found(load):
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("script", ["chaos_run.py", "measure_faults.py"])
-def test_the_programs_explain_themselves(script):
-    done = subprocess.run(
-        [sys.executable, str(SCRIPTS / script), "--help"], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert "examples:" in done.stdout
-
-
-@pytest.mark.system
 def test_one_kill_of_a_streaming_worker_is_noticed_by_no_client():
     arguments = ["--rows", "F2", "--trials", "1", "--workers", "2", "--slack", "30"]
     done = subprocess.run(

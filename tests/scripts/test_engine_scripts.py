@@ -1,12 +1,9 @@
 """What the engine's benchmark and soak conclude from what they see."""
 
-import subprocess
-import sys
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from script_modules import SCRIPTS
 
 pytest.importorskip("mlx.core")
 
@@ -199,13 +196,3 @@ def test_no_two_measured_prompts_begin_alike(load):
     names = [f"{kind} {index}" for kind in ("a", "b") for index in range(40)]
     assert len({tuple(pair.prompt(name, 4)) for name in names}) == len(names)
     assert pair.prompt("a 1", 4) == pair.prompt("a 1", 4)
-
-
-@pytest.mark.system
-@pytest.mark.parametrize("script", ["bench_engine.py", "soak_engine.py"])
-def test_the_programs_explain_themselves(script):
-    done = subprocess.run(
-        [sys.executable, str(SCRIPTS / script), "--help"], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert "examples:" in done.stdout
