@@ -63,7 +63,26 @@ def limit_memory(share_nbytes: int | None) -> None:
     if share_nbytes is None:
         return
     mx.set_memory_limit(share_nbytes)
-    mx.set_cache_limit(max(MIN_CACHE_NBYTES, int(share_nbytes * CACHE_FRACTION)))
+    mx.set_cache_limit(_free_buffers_nbytes(share_nbytes))
+
+
+def limit_free_buffers(share_nbytes: int | None, pool_nbytes: int | None) -> None:
+    """Bound the buffers that MLX keeps for reuse by what this worker's pool can use again.
+
+    MLX fills the cache up to its limit whatever is asked of it: with a pool of a few megabytes, a
+    tenth of a large share would be held for nothing. None: that bound is not known.
+    """
+    if pool_nbytes is None:
+        return
+    limit = max(MIN_CACHE_NBYTES, pool_nbytes)
+    if share_nbytes is not None:
+        limit = min(limit, _free_buffers_nbytes(share_nbytes))
+    mx.set_cache_limit(limit)
+
+
+def _free_buffers_nbytes(share_nbytes: int) -> int:
+    """The most that a worker with this share may keep of free buffers, whatever its pool is."""
+    return max(MIN_CACHE_NBYTES, int(share_nbytes * CACHE_FRACTION))
 
 
 def wire_weights(weights_nbytes: int) -> None:

@@ -61,8 +61,11 @@ class MlxEngine:
         form: BatchForm,
         grammars: GrammarCompiler,
         peers: Peers | None = None,
+        *,
+        memory_nbytes: int | None = None,
     ) -> None:
         self._peers = peers
+        self._memory_nbytes = memory_nbytes
         self._loaded = loaded
         self._facts = facts
         self._keys: Iterator[int] = count()
@@ -108,7 +111,7 @@ class MlxEngine:
             shape.vocab_size,
             trust_remote_code=start.trust_remote_code,
         )
-        return cls(loaded, facts, form, grammars, peers)
+        return cls(loaded, facts, form, grammars, peers, memory_nbytes=start.memory_nbytes)
 
     @property
     def facts(self) -> EngineFacts:
@@ -121,6 +124,7 @@ class MlxEngine:
     def open(self, capacity: OwnerCapacity) -> None:
         assert self._capacity is None, "opened twice"
         self._capacity = capacity
+        device.limit_free_buffers(self._memory_nbytes, capacity.cache_nbytes)
 
     def warm_up(self) -> None:
         assert self._capacity is not None, "open() comes first"

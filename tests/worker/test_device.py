@@ -66,3 +66,24 @@ def test_a_share_bounds_the_memory_and_a_tenth_of_it_the_cache(
 ) -> None:
     device.limit_memory(share)
     assert calls == {"memory": share, "cache": cache}
+
+
+@pytest.mark.parametrize(
+    ("share", "pool", "cache"),
+    [
+        (100 * GB, 4 * GB, 4 * GB),
+        (10 * GB, 4 * GB, GB),
+        (100 * GB, 10**6, device.MIN_CACHE_NBYTES),
+        (None, 4 * GB, 4 * GB),
+    ],
+)
+def test_free_buffers_are_bounded_by_the_pool_and_by_a_tenth_of_the_share(
+    share: int | None, pool: int, cache: int, calls: dict[str, int]
+) -> None:
+    device.limit_free_buffers(share, pool)
+    assert calls == {"cache": cache}
+
+
+def test_a_pool_without_a_bound_leaves_the_limit_of_the_share(calls: dict[str, int]) -> None:
+    device.limit_free_buffers(10 * GB, None)
+    assert calls == {}

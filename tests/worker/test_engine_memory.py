@@ -16,6 +16,7 @@ from worker_starts import mlx_start
 
 from mlx_dp.kvcache.cached_prefix import Save
 from mlx_dp.proto.ownership import OwnerCapacity
+from mlx_dp.worker.device import MIN_CACHE_NBYTES
 from mlx_dp.worker.engine import EngineRequest, PrefillChunk, StepPlan
 from mlx_dp.worker.mlx_engine import MlxEngine
 
@@ -132,6 +133,49 @@ def test_what_is_kept_of_a_row_does_not_come_back_after_it_was_forgotten(tmp_pat
     engine.remove(1)
     finish(engine)
     assert held.expect_true() == 0
+
+
+@pytest.fixture
+def _limits_of_mlx():
+    """The limits are the process's: give back those that other tests had."""
+    memory, cache = mx.set_memory_limit(2**40), mx.set_cache_limit(2**40)
+    mx.clear_cache()
+    yield
+    mx.set_memory_limit(memory)
+    mx.set_cache_limit(cache)
+
+
+@pytest.mark.usefixtures("_limits_of_mlx")
+def test_free_buffers_stay_within_what_a_small_pool_can_use_whatever_the_share_is(tmp_path):
+    directory = MODELS["KV"].write(tmp_path)
+    start = mlx_start(directory, memory_nbytes=8 * 2**30)
+    engine = MlxEngine.load(replace(start, share=replace(start.share, max_total_tokens=1_000)))
+    pool_nbytes = engine.facts.shape.kv_nbytes(1_000)
+    bound = max(MIN_CACHE_NBYTES, pool_nbytes)
+    engine.open(
+        OwnerCapacity(
+            request_slots=4, auxiliary_slots=0, pool_tokens=1_000, cache_nbytes=pool_nbytes
+        )
+    )
+    engine.warm_up()
+    assert 0 < most_free_buffers(engine) <= bound
+    # The same work keeps more where a tenth of the share is the only bound.
+    mx.set_cache_limit(start.memory_nbytes // 10)
+    assert most_free_buffers(engine) > bound
+
+
+def most_free_buffers(engine: MlxEngine) -> int:
+    """Run prompts of many lengths, and return the most bytes that MLX kept for reuse."""
+    most = 0
+    for turn in range(12):
+        length = 100 + 75 * turn
+        engine.add(0, prompt_of(length, turn))
+        engine.step(StepPlan(prefill=(PrefillChunk(slot=0, num_tokens=length),)))
+        engine.remove(0)
+        finish(engine)
+        engine.compact()
+        most = max(most, mx.get_cache_memory())
+    return most
 
 
 def prompt_of(length: int, salt: int) -> EngineRequest:
