@@ -1,4 +1,4 @@
-"""Grammars as llguidance takes them: to be imported only where that extra is installed."""
+"""Grammars as llguidance takes them. Importing this loads the library."""
 
 from typing import Final, assert_never
 

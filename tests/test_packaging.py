@@ -3,8 +3,11 @@
 A folder missing from ``packages`` is invisible in an editable install and absent from the wheel.
 """
 
+import ast
+import importlib.metadata
 import os
 import re
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any, Final
@@ -67,3 +70,31 @@ def test_the_floors_of_mlx_are_declared(name: str, platform: str, floor: str) ->
 
 def test_python_3_11_is_enough() -> None:
     assert PROJECT["project"]["requires-python"] == ">=3.11"
+
+
+PARTS_OF: Final = {"pydantic_core": "pydantic", "starlette": "fastapi", "h11": "uvicorn"}
+"""Packages that their maintainers release together, and that we name by the outer one."""
+
+
+def imported_modules() -> set[str]:
+    found: set[str] = set()
+    for folder in FOLDERS:
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+                if isinstance(node, ast.Import):
+                    found |= {alias.name.split(".")[0] for alias in node.names}
+                elif isinstance(node, ast.ImportFrom) and node.module:
+                    found.add(node.module.split(".")[0])
+    return found - sys.stdlib_module_names - {"mlx_dp"}
+
+
+def test_the_default_install_brings_everything_that_is_imported() -> None:
+    declared = {
+        re.split(r"[\[<>=;]", line)[0].lower() for line in PROJECT["project"]["dependencies"]
+    }
+    distributions = importlib.metadata.packages_distributions()
+    for module in sorted(imported_modules()):
+        names = {
+            PARTS_OF.get(module, name).replace("_", "-").lower() for name in distributions[module]
+        }
+        assert names & declared, f"{module} comes with {names}, which no dependency names"

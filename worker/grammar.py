@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
 REMEMBERED: Final = 32
 """Compiled grammars that are kept: clients send the same few again and again."""
-_NOT_INSTALLED: Final = 'structured output is not installed here: pip install "mlx-dp[grammar]"'
 
 
 class GrammarError(Exception):
@@ -137,10 +136,8 @@ class GrammarCompiler:
         return matcher
 
     def _load_tokenizer(self) -> "LLTokenizer":
-        try:
-            from llguidance import LLTokenizer
-        except ImportError as error:
-            raise GrammarError(_NOT_INSTALLED) from error
+        from llguidance import LLTokenizer
+
         try:
             source = _tokenizer_json(self._model_path, self._trust_remote_code)
             return LLTokenizer(source, n_vocab=self._vocab_size)

@@ -5,7 +5,6 @@ from mlx_dp.orchestrator.openai.errors import invalid
 from mlx_dp.orchestrator.openai.fields import GenerationFields
 from mlx_dp.orchestrator.openai.sampling import stop_token_ids
 from mlx_dp.orchestrator.openai.structured_output import wanted_grammar
-from mlx_dp.orchestrator.text.grammar_check import can_check
 from mlx_dp.proto.grammar import Grammar
 
 
@@ -19,12 +18,6 @@ async def checked_grammar(endpoint: Endpoint, fields: GenerationFields) -> Gramm
     if not facts.follows_grammars:
         raise invalid(
             param, "the fake engine follows no grammar: leave it out", code="unsupported_parameter"
-        )
-    if not can_check():
-        raise invalid(
-            param,
-            'structured output is not installed here: pip install "mlx-dp[grammar]"',
-            code="unsupported_parameter",
         )
     if not stop_token_ids(fields, facts.eos_token_ids):
         raise invalid(param, "this model names no token that ends an answer: set stop_token_ids")

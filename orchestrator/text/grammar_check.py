@@ -1,7 +1,6 @@
 """Says what is wrong with a grammar before anything is queued."""
 
 import asyncio
-import importlib.util
 import signal
 import subprocess
 import sys
@@ -16,11 +15,6 @@ CHILDREN: Final = 2
 REMEMBERED: Final = 256
 _COMMAND: Final = (sys.executable, "-m", "mlx_dp.orchestrator.text.grammar_child")
 _CRASHES: Final = (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS)
-
-
-def can_check() -> bool:
-    """Whether the extra that grammars need is installed, here and hence in the workers."""
-    return importlib.util.find_spec("llguidance") is not None
 
 
 class GrammarCheck:

@@ -1,6 +1,7 @@
 """How scripts/serve and scripts/test make .venv, with stubs in place of Python's installers."""
 
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -11,7 +12,9 @@ from typing import Final
 import pytest
 
 ROOT: Final = Path(__file__).resolve().parent.parent.parent
-INSTALL: Final = "-m pip --disable-pip-version-check --no-input install --quiet"
+INSTALL: Final = (
+    "-m pip --disable-pip-version-check --no-input install --quiet --root-user-action=ignore"
+)
 
 pytestmark = pytest.mark.system
 
@@ -27,7 +30,7 @@ case "$*" in
         mkdir -p "${{@: -1}}/bin"
         cp $repo/python3 $repo/mlx-dp "${{@: -1}}/bin"
         mv "${{@: -1}}/bin/python3" "${{@: -1}}/bin/python" ;;
-    "-m pip"*) echo "$*" >>$repo/log; [ ! -e $repo/broken ] ;;
+    "-m pip"*) echo "$*" >>$repo/log; seq -f 'pip says %g' 250; [ ! -e $repo/broken ] ;;
     "-m pytest"*) echo "$LD_PRELOAD|$OPENBLAS_NUM_THREADS|$*" ;;
     *) exec {python} "$@" ;;
 esac
@@ -49,7 +52,9 @@ class Checkout:
         path.write_text(text)
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
 
-    def start(self, *command: str, **environ: str) -> "subprocess.Popen[str]":
+    def start(
+        self, *command: str, stderr: int = subprocess.PIPE, **environ: str
+    ) -> "subprocess.Popen[str]":
         env = {
             **{name: value for name, value in os.environ.items() if name != "LD_PRELOAD"},
             # A locale that is not installed makes bash complain.
@@ -62,7 +67,7 @@ class Checkout:
             env=env,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=stderr,
             text=True,
         )
 
@@ -123,6 +128,47 @@ def test_an_install_cut_short_is_not_regarded_as_good(checkout: Checkout) -> Non
     before = len(checkout.log())
     assert checkout.run("serve")[0] == 0
     assert checkout.log()[before] == f"-m venv --clear {checkout.root}/.venv"
+
+
+def test_an_install_takes_a_few_lines_and_says_its_size(checkout: Checkout) -> None:
+    status, _, err = checkout.run("serve")
+    assert status == 0
+    assert "pip says" not in err
+    assert err.count("\n") == 3
+    assert re.search(r"installed mlx-dp into \.venv \(\d+ MB\)\n$", err)
+
+
+def test_a_terminal_sees_an_install_grow_on_one_line(checkout: Checkout) -> None:
+    ours, theirs = os.openpty()
+    with checkout.start("serve", stderr=theirs) as process:
+        os.close(theirs)
+        process.communicate(timeout=60)
+    said = os.read(ours, 2**16).decode()
+    os.close(ours)
+    progress = [line for line in said.split("\n") if "\r" in line and "MB" in line]
+    assert len(progress) == 2, said
+    assert "0.5 GB" in progress[0]
+    assert "pip says" not in said
+
+
+def test_a_failed_install_ends_with_the_words_of_pip(checkout: Checkout) -> None:
+    (checkout.root / "broken").touch()
+    status, _, err = checkout.run("serve")
+    assert status == 1
+    assert "pip says 250\n" in err
+    assert "pip says 100\n" not in err
+    assert "pip could not install" in err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("script", ["check", "test"])
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_the_scripts_explain_themselves_and_install_nothing(
+    checkout: Checkout, script: str, flag: str
+) -> None:
+    status, out, _ = checkout.run(script, flag)
+    assert status == 0
+    assert out.startswith(f"Usage: scripts/{script}")
+    assert checkout.log() == []
 
 
 def test_two_first_runs_at_once_install_once(checkout: Checkout) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 
 import jsonschema
 import numpy as np
@@ -253,13 +252,6 @@ def test_a_model_without_a_tokenizer_warms_up_and_says_so_to_each_grammar(tmp_pa
     monkeypatch.setattr(compiler, "_load_tokenizer", None)
     for _ in range(2):
         assert "tokenizer" in str(compiler.fault(regex("a"), STOPS))
-
-
-def test_without_the_library_a_warm_up_is_silent_and_a_grammar_is_told(model_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "llguidance", None)
-    compiler = GrammarCompiler(model_path, PADDED)
-    compiler.warm_up()
-    assert "not installed here" in str(compiler.fault(regex("a"), STOPS))
 
 
 def test_a_tokenizer_larger_than_the_logits_is_a_fault(model_path):

@@ -8,7 +8,6 @@ import pytest
 from http_calls import CHAT, HI, call, error
 from scripted_service import ScriptedService
 
-from mlx_dp.orchestrator.http import grammar as grammar_routes
 from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
 from mlx_dp.orchestrator.text.text_model import ModelFacts
 from mlx_dp.proto.fields import MAX_GRAMMAR_CHARS
@@ -168,13 +167,6 @@ def test_what_does_not_compile_is_refused_in_the_callers_terms(
     assert says in found["message"]
     assert found["message"].isprintable()
     assert not service.answers
-
-
-def test_without_the_extra_the_command_that_installs_it_is_told(monkeypatch) -> None:
-    monkeypatch.setattr(grammar_routes, "can_check", lambda: False)
-    found = error(send(ScriptedService(), regex="a"), 400)
-    assert 'pip install "mlx-dp[grammar]"' in found["message"]
-    assert send(ScriptedService()).status_code == 200
 
 
 def test_the_fake_engine_follows_no_grammar() -> None:

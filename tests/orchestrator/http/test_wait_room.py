@@ -106,8 +106,6 @@ class Checks(GrammarCheck):
 
 @pytest.mark.parametrize("room", [{"most": 0}, {"limit_s": 0.01}])
 def test_new_grammars_wait_within_bounds_and_known_ones_not_at_all(room: dict[str, Any]) -> None:
-    pytest.importorskip("llguidance")
-
     def fields(regex: str) -> ChatRequest:
         return ChatRequest.model_validate({"messages": HI, "regex": regex})
 
