@@ -18,11 +18,15 @@ DRAWN: Final = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """When a worker was harmed, what the log said of its loss, and when its successor was ready."""
+    """When a worker was harmed, what the log said of its loss, and when its successor was ready.
+
+    ``resumed``: how many of its streams went on afterwards; others had their last token already.
+    """
 
     harmed_s: float
     lost: Line
     ready_s: float
+    resumed: int
 
 
 async def lose(
@@ -40,12 +44,11 @@ async def lose(
         meanwhile()
     ready = await service.wait_ready(index, since)
     await all_ended(stage, streams)
-    for seen in streams:
-        resumed_s = seen.resumed_s(harmed_s, lost.time_s)
-        if resumed_s is not None:
-            stage.result.recovery_s.append(resumed_s - harmed_s)
+    found = [seen.resumed_s(harmed_s, lost.time_s) for seen in streams]
+    resumed = [time_s - harmed_s for time_s in found if time_s is not None]
+    stage.result.recovery_s += resumed
     lost_alone(stage, since)
-    return Loss(harmed_s=harmed_s, lost=lost, ready_s=ready.time_s)
+    return Loss(harmed_s=harmed_s, lost=lost, ready_s=ready.time_s, resumed=len(resumed))
 
 
 def lost_alone(stage: Stage, since: int) -> None:

@@ -1,5 +1,6 @@
 """What the rows of single workers, and the faults from within a worker, do and conclude."""
 
+import asyncio
 import importlib.util
 import signal
 from collections import Counter
@@ -122,3 +123,36 @@ def test_the_pace_is_of_all_streams_and_between_two_times(load):
     assert pace([fast], 0.5, 2.0) == pytest.approx(10.0)
     assert pace([fast, slow], 0.5, 2.0) == pytest.approx(3.0)
     assert pace([], 0.5, 2.0) == 0.0
+
+
+@pytest.mark.parametrize(("resumed", "kills"), [([1], 1), ([0, 0, 2], 3)])
+def test_a_kill_that_hits_no_stream_before_its_last_token_is_repeated(
+    load, stage, monkeypatch, resumed, kills
+):
+    losses, death = losses_of(load, monkeypatch, resumed)
+    asyncio.run(death.streaming_kill(stage))
+    assert len(losses) == len(resumed) - kills
+    assert stage.result.violations == []
+
+
+def test_kills_that_never_hit_a_stream_are_a_violation(load, stage, monkeypatch):
+    losses, death = losses_of(load, monkeypatch, [0] * load("chaos_rows.death").KILLS)
+    asyncio.run(death.streaming_kill(stage))
+    assert not losses
+    assert stage.result.violations == ["F3, trial 0: no stream went on after 5 kills"]
+
+
+def losses_of(load, monkeypatch, resumed) -> tuple[list[int], ModuleType]:
+    """Kills that do nothing, after each of which so many streams went on."""
+    death = load("chaos_rows.death")
+    left = list(resumed)
+
+    async def lose(*_given):
+        return SimpleNamespace(resumed=left.pop(0))
+
+    async def victim(_stage):
+        return 0
+
+    monkeypatch.setattr(death, "lose", lose)
+    monkeypatch.setattr(death, "victim", victim)
+    return left, death

@@ -37,7 +37,7 @@ class Balanced:
         return sum(int(load["aggregate"]["total_running_reqs"]) for load in loads)
 
     def ask(self, *, stream: bool, max_tokens: int) -> http.client.HTTPResponse:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30.0)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=200.0)
         body = json.dumps({**COMPLETION, "stream": stream, "max_tokens": max_tokens})
         headers = {"Content-Type": "application/json", "Connection": "close"}
         connection.request("POST", "/v1/completions", body, headers | {"X-Request-Id": "mine"})

@@ -21,7 +21,7 @@ from mlx_dp.proto.parallel import resolve_topology
 from mlx_dp.proto.worker_channel import WorkerChannel
 from mlx_dp.worker.startup import run_worker
 
-DEADLINE_S = 30.0
+DEADLINE_S = 200.0
 _Kind = TypeVar("_Kind", bound=Up)
 
 

@@ -37,7 +37,7 @@ def test_two_of_four_attention_owners_get_two_slots_each(
         controller.send(start_message(share))
         assert controller.receive_until(Ready).capacity.request_slots == 2
         controller.send(Shutdown())
-        assert process.wait(timeout=30) == ExitCode.OK
+        assert process.wait(timeout=200) == ExitCode.OK
 
 
 def test_a_hybrid_owner_gets_one_request_and_four_auxiliary_slots(
@@ -64,7 +64,7 @@ def test_a_refused_start_says_why_without_a_traceback(
     assert message.kind is FailureKind.CONFIG
     assert "15 leaves 3" in message.message
     assert "at least 16" in message.message
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=200)
     assert process.returncode == ExitCode.CONFIG
     assert "Traceback" not in errors
 
@@ -103,7 +103,7 @@ def test_a_terminated_worker_is_gone_at_once_and_an_interrupt_is_not_for_it(
     controller.receive_until(Tokens if busy else Heartbeat)
     controller.receive_until(Tokens if busy else Heartbeat)
     process.terminate()
-    assert process.wait(timeout=30) == -signal.SIGTERM
+    assert process.wait(timeout=200) == -signal.SIGTERM
 
 
 @pytest.mark.parametrize("number", [signal.SIGABRT, signal.SIGUSR1])
@@ -119,7 +119,7 @@ def test_a_worker_shows_its_stacks_when_it_is_ended_for_a_hang_or_asked(
     while "most recent call first" not in (line := process.stderr.readline()):
         assert line, "the worker ended without a word"
     if number is signal.SIGABRT:
-        assert process.wait(timeout=30) == -signal.SIGABRT
+        assert process.wait(timeout=200) == -signal.SIGABRT
     else:
         controller.send(Submit(request_id=7, epoch=1, prompt_ids=(72, 105), max_tokens=3))
         controller.receive_until(Finished)
@@ -137,7 +137,7 @@ def test_a_missing_model_ends_the_start_with_a_sentence(
         pass
     assert isinstance(message, Failed)
     assert "/nowhere/at/all" in message.message
-    assert process.wait(timeout=30) == ExitCode[message.kind.name]
+    assert process.wait(timeout=200) == ExitCode[message.kind.name]
 
 
 FAKE_LIFE = """

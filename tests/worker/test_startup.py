@@ -91,7 +91,7 @@ def test_ready_reports_the_golden_capacity(
         assert ready.capacity.auxiliary_slots == golden.auxiliary
         assert ready.capacity.pool_tokens == golden.pool
         controller.send(Shutdown())
-        assert ended.result(timeout=30.0) is ExitCode.OK
+        assert ended.result(timeout=200.0) is ExitCode.OK
 
 
 @pytest.mark.parametrize("given", [15, 4, 1])
@@ -128,7 +128,7 @@ def fail(controller, worker_thread: Callable[[], Future[ExitCode]], start) -> Fa
     controller.send(start)
     while not isinstance(message := controller.receive(), Failed):
         assert isinstance(message, Heartbeat)
-    assert ended.result(timeout=30.0) is ExitCode[message.kind.name]
+    assert ended.result(timeout=200.0) is ExitCode[message.kind.name]
     return message
 
 
@@ -277,7 +277,7 @@ def test_shutdown_before_start_ends_the_worker(controller, worker_thread) -> Non
     ended = worker_thread()
     controller.receive_until(Hello)
     controller.send(Shutdown())
-    assert ended.result(timeout=30.0) is ExitCode.OK
+    assert ended.result(timeout=200.0) is ExitCode.OK
 
 
 @pytest.mark.parametrize("prefix_cache", [False, True])

@@ -18,7 +18,7 @@ from mlx_dp.orchestrator.process.launcher import ProcessLauncher
 
 pytestmark = pytest.mark.system
 
-DEADLINE_S = 20.0
+DEADLINE_S = 200.0
 WAIT_FOR_PARENT = """
 import os, sys
 options = dict(zip(sys.argv[1::2], sys.argv[2::2]))
