@@ -113,10 +113,10 @@ def test_without_a_guard_nobody_is_let_in(context) -> None:
         assert not unguarded.poll(0)
 
 
-def test_one_socket_may_have_an_open_and_a_closed_endpoint(context, tmp_path) -> None:
+def test_one_socket_may_have_an_open_and_a_closed_endpoint(context, short_path) -> None:
     with closing(context.socket(zmq.ROUTER)) as socket:
         socket.setsockopt(zmq.LINGER, 0)
-        socket.bind(f"ipc://{tmp_path}/open")
+        socket.bind(f"ipc://{short_path}/open")
         local = socket.getsockopt_string(zmq.LAST_ENDPOINT)
         serve_curve(socket, SERVER)
         socket.bind("tcp://127.0.0.1:0")

@@ -15,11 +15,11 @@ def port_of(address: str) -> int:
     return int(port)
 
 
-def test_each_rank_has_a_port_that_can_be_bound_and_a_socket_of_its_own(tmp_path: Path) -> None:
-    book = LoopbackAddresses(f"ipc://{tmp_path}/workers")
+def test_each_rank_has_a_port_that_can_be_bound_and_a_socket_of_its_own(short_path: Path) -> None:
+    book = LoopbackAddresses(f"ipc://{short_path}/workers")
     found = book.fresh(3, 7)
     assert found.curve is None
-    assert found.peers == tuple(f"ipc://{tmp_path}/g7-{rank}" for rank in range(3))
+    assert found.peers == tuple(f"ipc://{short_path}/g7-{rank}" for rank in range(3))
     assert len({*found.addresses}) == 3
     for address in found.addresses:
         with socket.socket() as bound:
@@ -48,12 +48,12 @@ def test_the_generation_before_is_remembered(monkeypatch: pytest.MonkeyPatch) ->
     assert told == [(), (101, 102)]
 
 
-def test_sockets_of_killed_ranks_are_cleared_away(tmp_path: Path) -> None:
-    book = LoopbackAddresses(f"ipc://{tmp_path}/workers")
+def test_sockets_of_killed_ranks_are_cleared_away(short_path: Path) -> None:
+    book = LoopbackAddresses(f"ipc://{short_path}/workers")
     for name in ("workers", "lock", "g0-0", "g0-1"):
-        (tmp_path / name).touch()
+        (short_path / name).touch()
     book.fresh(2, 1)
-    assert {path.name for path in tmp_path.iterdir()} == {"workers", "lock"}
+    assert {path.name for path in short_path.iterdir()} == {"workers", "lock"}
 
 
 def test_without_ipc_the_ranks_meet_on_ports_with_keys_of_their_own() -> None:

@@ -89,15 +89,15 @@ def agree(exchanges: list[RankExchange], tokens: list[int]) -> list[tuple[RankRo
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_all_ranks_learn_the_rows_of_all(tmp_path: Path, opened: Open, size: int) -> None:
-    exchanges = [opened(place) for place in places(tmp_path, size)]
+def test_all_ranks_learn_the_rows_of_all(short_path: Path, opened: Open, size: int) -> None:
+    exchanges = [opened(place) for place in places(short_path, size)]
     for number in range(3):
         tokens = [number * 10 + rank for rank in range(size)]
         assert agree(exchanges, tokens) == [tuple(map(rows, tokens))] * size
 
 
-def test_a_peer_may_announce_before_this_rank_has_a_socket(tmp_path: Path, opened: Open) -> None:
-    first, second = places(tmp_path)
+def test_a_peer_may_announce_before_this_rank_has_a_socket(short_path: Path, opened: Open) -> None:
+    first, second = places(short_path)
     late: list[tuple[RankRows, ...]] = []
 
     def awaiting(rank: int) -> None:
@@ -109,9 +109,9 @@ def test_a_peer_may_announce_before_this_rank_has_a_socket(tmp_path: Path, opene
 
 
 def test_an_announcement_wakes_whoever_sleeps_on_the_descriptor(
-    tmp_path: Path, opened: Open
+    short_path: Path, opened: Open
 ) -> None:
-    first, second = (opened(place) for place in places(tmp_path))
+    first, second = (opened(place) for place in places(short_path))
     assert not second.wanted()
     woken: list[bool] = []
 
@@ -127,9 +127,9 @@ def test_an_announcement_wakes_whoever_sleeps_on_the_descriptor(
     assert not second.wanted()
 
 
-def test_a_peer_that_never_comes_is_named(tmp_path: Path, opened: Open) -> None:
+def test_a_peer_that_never_comes_is_named(short_path: Path, opened: Open) -> None:
     now = [0.0]
-    exchange = opened(places(tmp_path, 3)[1], clock=lambda: now[0])
+    exchange = opened(places(short_path, 3)[1], clock=lambda: now[0])
     told: list[int] = []
 
     def awaiting(rank: int) -> None:
@@ -142,23 +142,23 @@ def test_a_peer_that_never_comes_is_named(tmp_path: Path, opened: Open) -> None:
     assert told == [0, 0, 0]
 
 
-def test_a_wait_ends_by_what_the_one_who_is_told_raises(tmp_path: Path, opened: Open) -> None:
+def test_a_wait_ends_by_what_the_one_who_is_told_raises(short_path: Path, opened: Open) -> None:
     def awaiting(rank: int) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        opened(places(tmp_path)[0]).agree(rows(1), awaiting)
+        opened(places(short_path)[0]).agree(rows(1), awaiting)
 
 
-def test_ranks_with_different_models_part(tmp_path: Path, opened: Open) -> None:
-    first, second = places(tmp_path)
+def test_ranks_with_different_models_part(short_path: Path, opened: Open) -> None:
+    first, second = places(short_path)
     exchanges = [opened(first), opened(second, b"o" * FINGERPRINT_BYTES)]
     with pytest.raises(ConfigError, match="rank 0 runs another model than rank 1"):
         agree(exchanges, [1, 1])
 
 
-def test_foreign_frames_are_dropped_and_counted(tmp_path: Path, opened: Open) -> None:
-    first, second = places(tmp_path)
+def test_foreign_frames_are_dropped_and_counted(short_path: Path, opened: Open) -> None:
+    first, second = places(short_path)
     peer, exchange = opened(first), opened(second)
     stale = Announcement(generation=0, rank=0, number=0, rows=rows(9), fingerprint=MODEL)
     with stranger(second.peers[1]) as outbox:
@@ -179,9 +179,9 @@ def stranger(endpoint: str) -> Iterator["zmq.Socket[bytes]"]:
         yield outbox
 
 
-def test_with_keys_only_their_holders_are_heard(tmp_path: Path, opened: Open) -> None:
+def test_with_keys_only_their_holders_are_heard(short_path: Path, opened: Open) -> None:
     keys = make_keys()
-    first, second = places(tmp_path, curve=keys)
+    first, second = places(short_path, curve=keys)
     peer, exchange = opened(first), opened(second)
     fake = Announcement(generation=1, rank=0, number=0, rows=rows(9), fingerprint=MODEL)
     with stranger(second.peers[1]) as outbox:
