@@ -94,6 +94,11 @@ class Exchange:
         """Who has the choices and why, as far as they have an owner yet."""
         return tuple(grant for grant in self._grants if grant is not None)
 
+    @property
+    def all_granted(self) -> bool:
+        """Whether every choice has had an owner."""
+        return all(grant is not None for grant in self._grants)
+
     def usage(self) -> Usage:
         prompts = [len(self._choices[first].generation.prompt_ids) for first in self._firsts]
         return Usage(
