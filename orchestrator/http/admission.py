@@ -34,7 +34,9 @@ def refuse_overload(
     ``retry_after_s`` is asked only about a refusal.
     """
     if state.status not in _TAKING:
-        raise _unready(state.status)
+        raise overloaded(
+            503, f"the service is {state.status.value}", retry_after_s=RETRY_ABSENT_S
+        )
     room = max(1, state.max_queued_requests)
     slots = _slots(state, free=False)
     # In a restart nobody is there to tell how many there will be.
@@ -51,14 +53,6 @@ def refuse_overload(
             f"the queue is full: {state.queued_requests} of {state.max_queued_requests} requests",
             retry_after_s=retry_after_s(),
         )
-
-
-def _unready(status: ServiceStatus) -> ApiError:
-    error = overloaded(503, f"the service is {status.value}", retry_after_s=RETRY_ABSENT_S)
-    if status is ServiceStatus.DRAINING:
-        # A balancer's idle connection would keep pointing at a process that is about to go.
-        error.headers["connection"] = "close"
-    return error
 
 
 def _slots(state: ServiceState, *, free: bool) -> int:

@@ -1,13 +1,15 @@
 """Is it alive, is it ready, does it answer: three questions, three routes."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final, assert_never
 
 import msgspec
 from fastapi import Response
 
 from mlx_dp.orchestrator.http.endpoint import Endpoint
+from mlx_dp.orchestrator.openai.errors import invalid, shown
 from mlx_dp.orchestrator.service import (
     RETRY_ABSENT_S,
     Answer,
@@ -16,6 +18,7 @@ from mlx_dp.orchestrator.service import (
     Granted,
     NewTokens,
     OverloadedError,
+    OwnerState,
     RefusedError,
     ServiceStatus,
     Started,
@@ -56,32 +59,78 @@ def health(endpoint: Endpoint) -> Response:
     return _json(200 if ready else 503, body)
 
 
-async def health_generate(endpoint: Endpoint) -> Response:
-    """200 only when every ready owner generated a token just now, each asked by its rank."""
+@dataclass(frozen=True, slots=True)
+class _Probed:
+    """One owner and why it gave no token; an empty reason means that it gave one."""
+
+    owner: OwnerState
+    reason: str
+
+    @property
+    def ok(self) -> bool:
+        return not self.reason
+
+    @property
+    def missing(self) -> bool:
+        """Whether its capacity is lost: one that still loads was never there."""
+        return not self.ok and self.owner.status in (*_DOWN, WorkerStatus.READY)
+
+
+async def health_generate(endpoint: Endpoint, dp_rank: str | None) -> Response:
+    """200 while at least one ready owner generates a token, each of them asked by its rank.
+
+    "degraded" is the word of ``health``: others do not answer. With ``dp_rank`` that owner alone is
+    asked. Raises ApiError for a rank that does not exist.
+    """
     state = endpoint.service.state()
-    ready = [owner.owner for owner in state.owners if owner.status is WorkerStatus.READY]
-    results = dict(
-        zip(ready, await asyncio.gather(*(_probe(endpoint, rank) for rank in ready)), strict=True)
-    )
-    failed = {rank: reason for rank, reason in results.items() if reason}
-    if state.status is not ServiceStatus.READY:
-        reason = f"the service is {state.status.value}"
+    owners = state.owners
+    if dp_rank is not None:
+        rank = _existing_rank(dp_rank, len(owners))
+        owners = tuple(owner for owner in owners if owner.owner == rank)
+    probed = await asyncio.gather(*(_probed(endpoint, state.status, owner) for owner in owners))
+    if not any(each.ok for each in probed):
+        status = "unhealthy"
+    elif any(each.missing for each in probed):
+        status = "degraded"
     else:
-        reason = "; ".join(f"rank {rank}: {why}" for rank, why in failed.items())
+        status = "healthy"
     body = {
-        "status": "unhealthy" if reason else "healthy",
+        "status": status,
         "ranks": [
             {
-                "dp_rank": owner.owner,
-                "status": owner.status.value,
-                "ok": owner.owner in results and owner.owner not in failed,
-                "reason": failed.get(owner.owner, ""),
+                "dp_rank": each.owner.owner,
+                "status": each.owner.status.value,
+                "ok": each.ok,
+                "reason": each.reason,
             }
-            for owner in state.owners
+            for each in probed
         ],
-        "reason": reason,
+        "reason": _summary(state.status, probed) if status != "healthy" else "",
     }
-    return _json(503 if reason else 200, body)
+    return _json(503 if status == "unhealthy" else 200, body)
+
+
+def _existing_rank(text: str, num_owners: int) -> int:
+    """Raises ApiError."""
+    if text.isascii() and text.isdigit() and len(text) < 8 and int(text) < num_owners:
+        return int(text)
+    raise invalid("dp_rank", f"use a rank from 0 to {num_owners - 1}, got {shown(text)}")
+
+
+def _summary(status: ServiceStatus, probed: Iterable[_Probed]) -> str:
+    if status is not ServiceStatus.READY:
+        return f"the service is {status.value}"
+    return "; ".join(f"rank {each.owner.owner}: {each.reason}" for each in probed if not each.ok)
+
+
+async def _probed(endpoint: Endpoint, status: ServiceStatus, owner: OwnerState) -> _Probed:
+    """Probe one owner, unless its state already says that it cannot answer."""
+    if status is not ServiceStatus.READY:
+        return _Probed(owner, f"the service is {status.value}")
+    if owner.status is not WorkerStatus.READY:
+        detail = f" ({owner.message})" if owner.message else ""
+        return _Probed(owner, f"the owner is {owner.status.value}{detail}")
+    return _Probed(owner, await _probe(endpoint, owner.owner))
 
 
 async def _probe(endpoint: Endpoint, rank: int) -> str:
