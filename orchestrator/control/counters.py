@@ -9,7 +9,6 @@ from typing import Final, Protocol
 from mlx_dp.orchestrator.control.supervisor_steps import LossKind
 from mlx_dp.proto.messages import FinishReason
 
-
 REFUSAL_REASONS: Final = (
     "queue_full",
     "starting",

@@ -79,5 +79,3 @@ def test_grants_begin_with_the_reasons_of_the_method() -> None:
     for reason in ("explicit_rank", "hit", "load", "cold"):
         name = reason if reason == "explicit_rank" else f"prefix_affinity_{reason}"
         assert f'mlx_dp:grants_total{{routing_reason="{name}"}} 0.0' in page
-
-

@@ -173,5 +173,3 @@ def test_what_fails_before_the_grant_has_its_status() -> None:
             assert (await client.until(b"}}")).startswith(b"HTTP/1.1 503 ")
 
     asyncio.run(run())
-
-
