@@ -15,7 +15,7 @@ from mlx_dp.orchestrator.http import sse
 from mlx_dp.orchestrator.service import Ended, NewTokens, Started
 from mlx_dp.proto.messages import FinishReason
 
-DEADLINE_S = 60.0
+DEADLINE_S = 30.0
 
 
 class Client:
@@ -145,6 +145,7 @@ def test_a_stream_that_moves_names_its_new_owner(owner: int, told: int) -> None:
         async with asking(ScriptedService(lambda _: events)) as client:
             stream = await client.until(b"[DONE]")
         assert stream.count(b"\r\nx-dp-rank: 0\r\n") == 1
+        assert stream.count(b": x-dp-rank: ") == told
         assert stream.count(b": x-dp-rank: 1 x-routing-reason: total_tokens\n\n") == told
 
     asyncio.run(run())
