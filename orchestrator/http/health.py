@@ -27,6 +27,8 @@ from mlx_dp.orchestrator.service import (
 from mlx_dp.proto.messages import FinishReason
 from mlx_dp.proto.sampling_params import SamplingParams
 
+# How often a full service is looked at for a token of an owner.
+_LOOK_S: Final = 0.05
 _DOWN: Final = (WorkerStatus.LOST, WorkerStatus.FAILED)
 
 
@@ -136,7 +138,8 @@ async def _probed(endpoint: Endpoint, status: ServiceStatus, owner: OwnerState) 
 async def _probe(endpoint: Endpoint, rank: int) -> str:
     """Say why the owner is not healthy, or nothing.
 
-    A busy owner may not get to the probe in time: then tokens of other requests count.
+    A busy owner may not get to the probe in time, and a full queue does not take it: then tokens of
+    other requests count.
     """
     before = _progress(endpoint, rank)
     prompt = endpoint.text.encode("Hi", add_special_tokens=True)[:1] or (0,)
@@ -151,7 +154,9 @@ async def _probe(endpoint: Endpoint, rank: int) -> str:
     timeout_s = endpoint.options.probe_timeout_s
     try:
         answer = endpoint.service.submit(generation)
-    except (OverloadedError, RefusedError) as error:
+    except OverloadedError as error:
+        return await _progresses(endpoint, rank, before) if error.status == 429 else str(error)
+    except RefusedError as error:
         return str(error)
     try:
         async with asyncio.timeout(timeout_s):
@@ -177,6 +182,18 @@ async def _first_token(answer: Answer) -> str:
             case _:
                 assert_never(event)
     raise AssertionError(f"answer {answer.request_id} has no end")
+
+
+async def _progresses(endpoint: Endpoint, rank: int, before: int) -> str:
+    """Say why the owner is not healthy, by the tokens of others alone."""
+    timeout_s = endpoint.options.probe_timeout_s
+    try:
+        async with asyncio.timeout(timeout_s):
+            while _progress(endpoint, rank) == before:
+                await asyncio.sleep(_LOOK_S)
+    except TimeoutError:
+        return f"no token within {timeout_s:g} s, and the queue is full"
+    return ""
 
 
 def _progress(endpoint: Endpoint, rank: int) -> int:

@@ -14,6 +14,7 @@ from mlx_dp.orchestrator.service import (
     Ended,
     Generation,
     OwnerState,
+    ServiceState,
     ServiceStatus,
     WorkerStatus,
 )
@@ -26,6 +27,18 @@ def owners(*status: WorkerStatus) -> tuple[OwnerState, ...]:
     return tuple(
         replace(STATE.owners[0], owner=rank, status=each) for rank, each in enumerate(status)
     )
+
+
+class Busy(ScriptedService):
+    """Its owners have a further token whenever they are looked at."""
+
+    def state(self) -> ServiceState:
+        owners = tuple(
+            replace(o, generated_tokens_total=o.generated_tokens_total + 1)
+            for o in self.current.owners
+        )
+        self.current = replace(self.current, owners=owners)
+        return self.current
 
 
 def breaks(*ranks: int) -> ScriptedService:
@@ -136,14 +149,13 @@ def test_it_has_a_deadline_but_takes_progress_for_health() -> None:
     assert response.status_code == 503
     assert "rank 0: no token within 0.01 s" in response.json()["reason"]
     assert all(answer.cancelled.is_set() for answer in silent.answers)
-
-    class Busy(ScriptedService):
-        def state(self) -> object:
-            owners = tuple(
-                replace(o, generated_tokens_total=o.generated_tokens_total + 1)
-                for o in self.current.owners
-            )
-            self.current = replace(self.current, owners=owners)
-            return self.current
-
     assert call(Busy(lambda _: []), "GET", PATH, options=options).is_success
+
+
+def test_a_full_queue_is_no_illness_while_tokens_come() -> None:
+    options = HttpOptions(served_model_name="m", probe_timeout_s=0.01)
+    for service, status in ((Busy(), 200), (ScriptedService(), 503)):
+        service.refuse_from = 0
+        response = call(service, "GET", PATH, options=options)
+        assert response.status_code == status
+    assert "the queue is full" in response.json()["reason"]
