@@ -207,6 +207,11 @@ class ServiceState:
     max_queued_requests: int
     owners: tuple[OwnerState, ...]
 
+    @property
+    def in_hand(self) -> int:
+        """Requests that are queued or have a slot."""
+        return self.queued_requests + sum(owner.running for owner in self.owners)
+
 
 class Service(Protocol):
     """What the HTTP side may ask of the control plane. All calls are from the event loop."""

@@ -4,7 +4,7 @@ from mlx_dp.orchestrator.control.counters import RequestTimings
 from mlx_dp.proto.messages import FinishReason
 
 
-def timings() -> RequestTimings:
+def timings(*, granted_s: float | None = 0.0, ended_s: float = 0.2) -> RequestTimings:
     return RequestTimings(
         reason=FinishReason.STOP,
         code="",
@@ -12,8 +12,8 @@ def timings() -> RequestTimings:
         output_tokens=1,
         cached_tokens=0,
         owner=0,
-        granted_s=0.0,
-        first_token_s=0.1,
-        last_token_s=0.1,
-        ended_s=0.2,
+        granted_s=granted_s,
+        first_token_s=ended_s,
+        last_token_s=ended_s,
+        ended_s=ended_s,
     )

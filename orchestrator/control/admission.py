@@ -51,7 +51,7 @@ class Admission:
         if self._queue.full:
             raise self._overloaded(
                 "queue_full",
-                f"the queue is full ({len(self._queue)} requests wait): try again later",
+                f"the queue is full: {len(self._queue)} of {self._queue.limit} requests queued",
                 429,
             )
 

@@ -4,10 +4,32 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Protocol
+from typing import Final, Protocol
 
 from mlx_dp.orchestrator.control.supervisor_steps import LossKind
 from mlx_dp.proto.messages import FinishReason
+
+REFUSAL_REASONS: Final = (
+    "queue_full",
+    "starting",
+    "draining",
+    "dead",
+    "rank_not_ready",
+    "invalid",
+)
+ERROR_CODES: Final = (
+    "engine_error",
+    "no_worker",
+    "queue_timeout",
+    "rejected_invalid",
+    "rejected_too_long",
+    "request_crashed_worker",
+    "request_timeout",
+    "shutting_down",
+    "worker_aborted",
+    "worker_failed",
+    "worker_lost",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +86,9 @@ class ControllerCounters:
     requests_error: int
     requests_aborted: int
     requests_refused: Mapping[str, int]
-    """Never queued, by reason: queue_full, starting, draining, dead, rank_not_ready, invalid."""
+    """Never queued, by one of ``REFUSAL_REASONS``."""
     errors: Mapping[str, int]
-    """Requests that ended with an error, by its code."""
+    """Requests that ended with an error, by one of ``ERROR_CODES``."""
     requests_replayed: int
     grants_withdrawn: int
     """Grants that were not accepted in time, and taken back."""

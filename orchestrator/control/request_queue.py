@@ -39,6 +39,10 @@ class RequestQueue:
         return self._num_tokens
 
     @property
+    def limit(self) -> int:
+        return self._limit
+
+    @property
     def full(self) -> bool:
         return len(self._places) >= self._limit
 

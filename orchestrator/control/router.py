@@ -7,7 +7,13 @@ from typing import Final
 
 from mlx_dp.orchestrator.control.ledger import RequestEntry
 from mlx_dp.orchestrator.control.owner import Owner, Terms, terms
-from mlx_dp.orchestrator.control.prefix_affinity import PREFIX_AFFINITY, PrefixAffinity
+from mlx_dp.orchestrator.control.prefix_affinity import (
+    COLD,
+    HIT,
+    LOAD,
+    PREFIX_AFFINITY,
+    PrefixAffinity,
+)
 from mlx_dp.proto.errors import ConfigError
 
 Policy = Callable[[Sequence[Owner], RequestEntry], Sequence[Owner]]
@@ -50,6 +56,13 @@ def check_method(name: str) -> None:
         raise ConfigError(
             f"--load-balance-method {name!r} is unknown: use one of {', '.join(METHODS)}"
         )
+
+
+def routing_reasons(load_balance_method: str) -> tuple[str, ...]:
+    """Every reason that a grant can have under this method."""
+    if load_balance_method == PREFIX_AFFINITY:
+        return (EXPLICIT_RANK, HIT, LOAD, COLD)
+    return (EXPLICIT_RANK, load_balance_method)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable
 from typing import Final
 
+from mlx_dp.orchestrator.http.queue_pace import QueueLoad
 from mlx_dp.orchestrator.openai.errors import ApiError, invalid, overloaded
 from mlx_dp.orchestrator.openai.fields import GenerationFields
 from mlx_dp.orchestrator.service import (
@@ -23,7 +24,7 @@ def refuse_overload(
     state: ServiceState,
     *,
     preparing: int,
-    retry_after_s: Callable[[], int],
+    retry_after_s: Callable[[QueueLoad], int],
     choices: int = 1,
     param: str = "n",
 ) -> None:
@@ -34,7 +35,7 @@ def refuse_overload(
     ``retry_after_s`` is asked only about a refusal.
     """
     if state.status not in _TAKING:
-        raise _unready(state.status)
+        raise overloaded(503, f"the service is {state.status.value}", retry_after_s=RETRY_ABSENT_S)
     room = max(1, state.max_queued_requests)
     slots = _slots(state, free=False)
     # In a restart nobody is there to tell how many there will be.
@@ -48,17 +49,23 @@ def refuse_overload(
     if state.queued_requests + max(0, preparing + choices - free) > room:
         raise overloaded(
             429,
-            f"the queue is full: {state.queued_requests} of {state.max_queued_requests} requests",
-            retry_after_s=retry_after_s(),
+            _full_queue(state.queued_requests, room, preparing, free, choices),
+            retry_after_s=retry_after_s(queue_load(state, preparing)),
         )
 
 
-def _unready(status: ServiceStatus) -> ApiError:
-    error = overloaded(503, f"the service is {status.value}", retry_after_s=RETRY_ABSENT_S)
-    if status is ServiceStatus.DRAINING:
-        # A balancer's idle connection would keep pointing at a process that is about to go.
-        error.headers["connection"] = "close"
-    return error
+def _full_queue(queued: int, room: int, preparing: int, free: int, choices: int) -> str:
+    message = f"the queue is full: {queued} of {room} requests queued, {preparing} being prepared"
+    if free:
+        message += f" for {free} free slots"
+    return message if choices == 1 else f"{message}, and this request asks for {choices} answers"
+
+
+def queue_load(state: ServiceState, preparing: int) -> QueueLoad:
+    """What a full queue waits for. Requests that prepare will take the slots that are free."""
+    running = sum(owner.running for owner in state.owners if owner.status is WorkerStatus.READY)
+    soon = min(preparing, _slots(state, free=True))
+    return QueueLoad(serving=running + soon, places=max(1, state.max_queued_requests))
 
 
 def _slots(state: ServiceState, *, free: bool) -> int:

@@ -6,6 +6,7 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 
 from mlx_dp.orchestrator.http import cache, health, loads, models, workers
+from mlx_dp.orchestrator.http.close_when_draining import CloseWhenDraining
 from mlx_dp.orchestrator.http.connection import while_connected
 from mlx_dp.orchestrator.http.document import install_document
 from mlx_dp.orchestrator.http.edge import Edge
@@ -36,6 +37,7 @@ def create_app(service: Service, options: HttpOptions, text: TextModel) -> FastA
     _add_administration(app, endpoint)
     install_document(app)
     app.add_middleware(Edge, options=options, posts=endpoint.posts)
+    app.add_middleware(CloseWhenDraining, service=service)
     return app
 
 
@@ -68,8 +70,8 @@ def _add_health(app: FastAPI, endpoint: Endpoint) -> None:
         return health.health(endpoint)
 
     @app.get("/health_generate")
-    async def health_generate_route(request: Request) -> Response:
-        return await while_connected(request.receive, health.health_generate(endpoint))
+    async def health_generate_route(request: Request, dp_rank: str | None = None) -> Response:
+        return await while_connected(request.receive, health.health_generate(endpoint, dp_rank))
 
     histograms = RequestHistograms()
     endpoint.service.observe(histograms)

@@ -29,8 +29,14 @@ def from_refused(error: RefusedError, names: Mapping[str, str]) -> ApiError:
 
 
 def internal_error() -> ApiError:
-    """A bug of ours. The log has the traceback; the client gets no part of it."""
-    return ApiError(500, "internal error", code="internal_error")
+    """A bug of ours. The log has the traceback; the client gets no part of it.
+
+    Its connection ends, since nobody knows what is left of the request. Starlette also answers it
+    outside of all middleware, where no drain would be seen.
+    """
+    error = ApiError(500, "internal error", code="internal_error")
+    error.headers["connection"] = "close"
+    return error
 
 
 async def _api_error(_: Request, error: Exception) -> Response:

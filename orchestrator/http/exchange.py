@@ -5,8 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, assert_never
 
+from mlx_dp.orchestrator.http.admission import queue_load
 from mlx_dp.orchestrator.http.errors import from_overloaded, from_refused
 from mlx_dp.orchestrator.http.loop_share import LoopShare
+from mlx_dp.orchestrator.http.queue_pace import QueuePace
 from mlx_dp.orchestrator.http.slices import (
     TOKEN_UNITS,
     piece_slices,
@@ -53,7 +55,8 @@ class Sink(Protocol):
 class Exchange:
     """Runs the choices of one request, ``per_prompt`` of them behind each other per prompt.
 
-    ``names`` are the client's own for fields that the service may refuse, see ``from_refused``.
+    ``names`` are the client's own for fields that the service may refuse, see ``from_refused``;
+    ``pace`` says when to come back where its queue turns out to be full.
     Whoever submits must cancel in the end, in every case: it is harmless for finished answers.
     """
 
@@ -65,8 +68,10 @@ class Exchange:
         *,
         per_prompt: int,
         names: Mapping[str, str],
+        pace: QueuePace,
     ) -> None:
         self._service = service
+        self._pace = pace
         self._share = share
         self._names = names
         self._choices = tuple(choices)
@@ -81,6 +86,9 @@ class Exchange:
             for choice in self._choices:
                 self._answers.append(self._service.submit(choice.generation))
         except OverloadedError as error:
+            if error.status == 429:
+                busy_s = self._pace.retry_after_s(queue_load(self._service.state(), preparing=0))
+                error.retry_after_s = max(error.retry_after_s, busy_s)
             raise from_overloaded(error) from error
         except RefusedError as error:
             raise from_refused(error, self._names) from error
@@ -93,6 +101,11 @@ class Exchange:
     def grants(self) -> tuple[Granted, ...]:
         """Who has the choices and why, as far as they have an owner yet."""
         return tuple(grant for grant in self._grants if grant is not None)
+
+    @property
+    def all_granted(self) -> bool:
+        """Whether every choice has had an owner."""
+        return all(grant is not None for grant in self._grants)
 
     def usage(self) -> Usage:
         prompts = [len(self._choices[first].generation.prompt_ids) for first in self._firsts]

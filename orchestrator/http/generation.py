@@ -115,10 +115,13 @@ class GenerationRoutes:
         # This request is among those that prepare.
         preparing = self._endpoint.preparing - 1
         state = self._endpoint.service.state()
+        pace = self._endpoint.pace
+        if not preparing and not state.in_hand:
+            pace.idle()
         refuse_overload(
             state,
             preparing=preparing,
-            retry_after_s=self._endpoint.pace.retry_after_s,
+            retry_after_s=pace.retry_after_s,
             choices=choices,
             param=param,
         )
@@ -194,6 +197,7 @@ class GenerationRoutes:
             endpoint.share,
             per_prompt=work.fields.choices,
             names={"prompt": work.fields.prompt_name, "max_tokens": work.fields.answer_tokens_name},
+            pace=endpoint.pace,
         )
         if not work.fields.stream:
             return WholeReply(exchange, form, work.num_choices)

@@ -1,13 +1,15 @@
 """Is it alive, is it ready, does it answer: three questions, three routes."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final, assert_never
 
 import msgspec
 from fastapi import Response
 
 from mlx_dp.orchestrator.http.endpoint import Endpoint
+from mlx_dp.orchestrator.openai.errors import invalid, shown
 from mlx_dp.orchestrator.service import (
     RETRY_ABSENT_S,
     Answer,
@@ -16,6 +18,7 @@ from mlx_dp.orchestrator.service import (
     Granted,
     NewTokens,
     OverloadedError,
+    OwnerState,
     RefusedError,
     ServiceStatus,
     Started,
@@ -24,6 +27,8 @@ from mlx_dp.orchestrator.service import (
 from mlx_dp.proto.messages import FinishReason
 from mlx_dp.proto.sampling_params import SamplingParams
 
+# How often a full service is looked at for a token of an owner.
+_LOOK_S: Final = 0.05
 _DOWN: Final = (WorkerStatus.LOST, WorkerStatus.FAILED)
 
 
@@ -56,38 +61,85 @@ def health(endpoint: Endpoint) -> Response:
     return _json(200 if ready else 503, body)
 
 
-async def health_generate(endpoint: Endpoint) -> Response:
-    """200 only when every ready owner generated a token just now, each asked by its rank."""
+@dataclass(frozen=True, slots=True)
+class _Probed:
+    """One owner and why it gave no token; an empty reason means that it gave one."""
+
+    owner: OwnerState
+    reason: str
+
+    @property
+    def ok(self) -> bool:
+        return not self.reason
+
+    @property
+    def missing(self) -> bool:
+        """Whether its capacity is lost: one that still loads was never there."""
+        return not self.ok and self.owner.status in (*_DOWN, WorkerStatus.READY)
+
+
+async def health_generate(endpoint: Endpoint, dp_rank: str | None) -> Response:
+    """200 while at least one ready owner generates a token, each of them asked by its rank.
+
+    "degraded" is the word of ``health``: others do not answer. With ``dp_rank`` that owner alone is
+    asked. Raises ApiError for a rank that does not exist.
+    """
     state = endpoint.service.state()
-    ready = [owner.owner for owner in state.owners if owner.status is WorkerStatus.READY]
-    results = dict(
-        zip(ready, await asyncio.gather(*(_probe(endpoint, rank) for rank in ready)), strict=True)
-    )
-    failed = {rank: reason for rank, reason in results.items() if reason}
-    if state.status is not ServiceStatus.READY:
-        reason = f"the service is {state.status.value}"
+    owners = state.owners
+    if dp_rank is not None:
+        rank = _existing_rank(dp_rank, len(owners))
+        owners = tuple(owner for owner in owners if owner.owner == rank)
+    probed = await asyncio.gather(*(_probed(endpoint, state.status, owner) for owner in owners))
+    if not any(each.ok for each in probed):
+        status = "unhealthy"
+    elif any(each.missing for each in probed):
+        status = "degraded"
     else:
-        reason = "; ".join(f"rank {rank}: {why}" for rank, why in failed.items())
+        status = "healthy"
     body = {
-        "status": "unhealthy" if reason else "healthy",
+        "status": status,
         "ranks": [
             {
-                "dp_rank": owner.owner,
-                "status": owner.status.value,
-                "ok": owner.owner in results and owner.owner not in failed,
-                "reason": failed.get(owner.owner, ""),
+                "dp_rank": each.owner.owner,
+                "status": each.owner.status.value,
+                "ok": each.ok,
+                "reason": each.reason,
             }
-            for owner in state.owners
+            for each in probed
         ],
-        "reason": reason,
+        "reason": _summary(state.status, probed) if status != "healthy" else "",
     }
-    return _json(503 if reason else 200, body)
+    return _json(503 if status == "unhealthy" else 200, body)
+
+
+def _existing_rank(text: str, num_owners: int) -> int:
+    """Raises ApiError."""
+    if text.isascii() and text.isdigit() and len(text) < 8 and int(text) < num_owners:
+        return int(text)
+    raise invalid("dp_rank", f"use a rank from 0 to {num_owners - 1}, got {shown(text)}")
+
+
+def _summary(status: ServiceStatus, probed: Iterable[_Probed]) -> str:
+    if status is not ServiceStatus.READY:
+        return f"the service is {status.value}"
+    return "; ".join(f"rank {each.owner.owner}: {each.reason}" for each in probed if not each.ok)
+
+
+async def _probed(endpoint: Endpoint, status: ServiceStatus, owner: OwnerState) -> _Probed:
+    """Probe one owner, unless its state already says that it cannot answer."""
+    if status is not ServiceStatus.READY:
+        return _Probed(owner, f"the service is {status.value}")
+    if owner.status is not WorkerStatus.READY:
+        detail = f" ({owner.message})" if owner.message else ""
+        return _Probed(owner, f"the owner is {owner.status.value}{detail}")
+    return _Probed(owner, await _probe(endpoint, owner.owner))
 
 
 async def _probe(endpoint: Endpoint, rank: int) -> str:
     """Say why the owner is not healthy, or nothing.
 
-    A busy owner may not get to the probe in time: then tokens of other requests count.
+    A busy owner may not get to the probe in time, and a full queue does not take it: then tokens of
+    other requests count.
     """
     before = _progress(endpoint, rank)
     prompt = endpoint.text.encode("Hi", add_special_tokens=True)[:1] or (0,)
@@ -102,7 +154,9 @@ async def _probe(endpoint: Endpoint, rank: int) -> str:
     timeout_s = endpoint.options.probe_timeout_s
     try:
         answer = endpoint.service.submit(generation)
-    except (OverloadedError, RefusedError) as error:
+    except OverloadedError as error:
+        return await _progresses(endpoint, rank, before) if error.status == 429 else str(error)
+    except RefusedError as error:
         return str(error)
     try:
         async with asyncio.timeout(timeout_s):
@@ -128,6 +182,18 @@ async def _first_token(answer: Answer) -> str:
             case _:
                 assert_never(event)
     raise AssertionError(f"answer {answer.request_id} has no end")
+
+
+async def _progresses(endpoint: Endpoint, rank: int, before: int) -> str:
+    """Say why the owner is not healthy, by the tokens of others alone."""
+    timeout_s = endpoint.options.probe_timeout_s
+    try:
+        async with asyncio.timeout(timeout_s):
+            while _progress(endpoint, rank) == before:
+                await asyncio.sleep(_LOOK_S)
+    except TimeoutError:
+        return f"no token within {timeout_s:g} s, and the queue is full"
+    return ""
 
 
 def _progress(endpoint: Endpoint, rank: int) -> int:

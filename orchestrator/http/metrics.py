@@ -2,7 +2,9 @@
 
 What is counted is counted by the controller alone, but for the statuses of HTTP answers. Every
 label has few values: owners, statuses, and the controller's own words for outcomes, reasons and
-error codes.
+error codes. Those words are there from the start, with 0: a rate needs the value before the first
+event, and sglang-router's ``/engine_metrics`` refuses pages of which one has a family's labels and
+another has the family without a sample.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,7 +19,13 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from mlx_dp.orchestrator.control.counters import ControllerCounters
+from mlx_dp.orchestrator.control.counters import (
+    ERROR_CODES,
+    REFUSAL_REASONS,
+    ControllerCounters,
+)
+from mlx_dp.orchestrator.control.router import routing_reasons
+from mlx_dp.orchestrator.control.supervisor_steps import LossKind
 from mlx_dp.orchestrator.http.endpoint import Endpoint
 from mlx_dp.orchestrator.http.histograms import RequestHistograms, Timings
 from mlx_dp.orchestrator.http.owner_metrics import owner_metrics
@@ -27,6 +35,8 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 # There are no blocks, but routers that hash prompts want a size: prefixes are kept at multiples
 # of this.
 BLOCK_TOKENS: Final = 64
+# Others are added when they occur.
+USUAL_STATUSES: Final = ("200", "400", "429", "500", "503")
 
 
 class Metrics:
@@ -49,6 +59,9 @@ class _EndpointCollector(Collector):
         self._labels = {"model_name": endpoint.model}
 
     def collect(self) -> Iterator[Metric]:
+        return (family for family in self._families() if family.samples)
+
+    def _families(self) -> Iterator[Metric]:
         state = self._endpoint.service.state()
         counters = self._endpoint.service.counters()
         ready = [owner for owner in state.owners if owner.status is WorkerStatus.READY]
@@ -57,11 +70,13 @@ class _EndpointCollector(Collector):
         yield from self._counters(counters)
         yield from self._histograms()
         yield from _control_metrics(counters)
+        yield from _words(counters, routing_reasons(state.load_balance_method))
         yield _by_word(
             "http_responses",
             "Answers to POSTs",
             "status",
             {str(status): count for status, count in self._endpoint.posts.items()},
+            known=USUAL_STATUSES,
         )
         yield from owner_metrics(state.owners)
 
@@ -188,23 +203,31 @@ def _control_metrics(counters: ControllerCounters) -> Iterator[Metric]:
         ("duplicate_chunks", "Tokens that had arrived before", counters.duplicate_chunks),
     ):
         yield CounterMetricFamily(f"mlx_dp:{name}", text, value=value)
+
+
+def _words(counters: ControllerCounters, reasons: Sequence[str]) -> Iterator[Metric]:
+    """What is counted by one of the controller's words."""
     outcomes = {
         "ok": counters.requests_ok,
         "error": counters.requests_error,
         "aborted": counters.requests_aborted,
     }
-    for name, text, label, values in (
-        ("requests", "Ended requests", "outcome", outcomes),
-        ("request_errors", "Requests that ended with an error", "code", counters.errors),
-        ("requests_refused", "Requests not let in", "reason", counters.requests_refused),
-        ("grants", "Requests given to an owner", "routing_reason", counters.grants),
-        ("worker_losses", "Workers given up, by how", "cause", counters.worker_losses),
+    errors, refused = counters.errors, counters.requests_refused
+    for name, text, label, values, known in (
+        ("requests", "Ended requests", "outcome", outcomes, ()),
+        ("request_errors", "Requests that ended with an error", "code", errors, ERROR_CODES),
+        ("requests_refused", "Requests not let in", "reason", refused, REFUSAL_REASONS),
+        ("grants", "Requests given to an owner", "routing_reason", counters.grants, reasons),
+        ("worker_losses", "Workers given up, by how", "cause", counters.worker_losses, LossKind),
     ):
-        yield _by_word(name, text, label, values)
+        yield _by_word(name, text, label, values, known=known)
 
 
-def _by_word(name: str, text: str, label: str, values: Mapping[str, int]) -> Metric:
+def _by_word(
+    name: str, text: str, label: str, values: Mapping[str, int], *, known: Iterable[str]
+) -> Metric:
+    """A counter by word, those that are ``known`` among them."""
     family = CounterMetricFamily(f"mlx_dp:{name}", text, labels=[label])
-    for word, count in values.items():
+    for word, count in {**dict.fromkeys(map(str, known), 0), **values}.items():
         family.add_metric([word], count)
     return family

@@ -1,5 +1,7 @@
 """Where answers go: into a stream of events, or into one body."""
 
+from collections.abc import Sequence
+
 from mlx_dp.orchestrator.http.exchange import Exchange
 from mlx_dp.orchestrator.http.sse import EventStream
 from mlx_dp.orchestrator.openai.answer_format import AnswerFormat, WholeChoice
@@ -17,18 +19,36 @@ def rank_headers(exchange: Exchange) -> list[tuple[bytes, bytes]]:
     return [(b"x-dp-rank", owners.encode()), (b"x-routing-reason", reasons.encode())]
 
 
+def rank_comment(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
+    """The rank headers as a comment on one line, for a stream whose headers are sent."""
+    return b": " + b" ".join(name + b": " + value for name, value in headers) + b"\n\n"
+
+
 class StreamSink:
-    """Writes each piece as an event, behind the opening of its choice."""
+    """Writes each piece as an event, behind the opening of its choice.
+
+    The headers leave at the grant and do not wait for the first token: a proxy that gets both at
+    once writes them one after the other, and the second write waits for the acknowledgement of the
+    first, 40 ms. A comment names the owners where the headers could not, or no longer do.
+    """
 
     def __init__(self, stream: EventStream, answers: AnswerFormat, exchange: Exchange) -> None:
         self._stream = stream
         self._format = answers
         self._exchange = exchange
         self._opened: set[int] = set()
+        self._named: list[tuple[bytes, bytes]] = []
 
     async def granted(self) -> None:
+        serving = rank_headers(self._exchange)
         if not self._stream.started:
-            self._stream.headers = rank_headers(self._exchange)
+            self._stream.headers = self._named = serving
+            # With several choices the headers name the owners of all, if those are known in time.
+            if self._exchange.all_granted:
+                await self._stream.start()
+        elif serving != self._named:
+            self._named = serving
+            await self._stream.write(rank_comment(serving))
 
     async def piece(self, index: int, piece: Piece) -> None:
         await self._stream.write(self._opening(index) + self._format.piece(index, piece))

@@ -9,8 +9,8 @@ from starlette.types import Send
 
 from mlx_dp.orchestrator.openai.answer_format import KEEP_ALIVE
 
-# An owner that has room refuses what it cannot run within this, and one that is about to have
-# room can still be named in the headers.
+# For a stream that has no owner yet: until then a failure still has a status of its own, and an
+# owner that is about to have room can be named in the headers.
 GRANT_GRACE_S: Final = 0.1
 
 _HEADERS: Final = (

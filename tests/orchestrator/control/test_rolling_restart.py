@@ -174,7 +174,7 @@ def test_the_wait_for_a_successor_is_bounded_in_number_and_in_time() -> None:
     world.auto_ready = False
     roll(world, 1.0)
     readers = [submit(world, seed) for seed in range(3)]
-    with pytest.raises(OverloadedError, match="queue is full") as refused:
+    with pytest.raises(OverloadedError, match="full: 3 of 3 requests queued") as refused:
         submit(world, 3)
     assert refused.value.status == 429
     roll(world, 21.0)

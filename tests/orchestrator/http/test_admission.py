@@ -6,6 +6,7 @@ import pytest
 from scripted_service import STATE
 
 from mlx_dp.orchestrator.http.admission import refuse_overload, vocab_size
+from mlx_dp.orchestrator.http.queue_pace import QueueLoad
 from mlx_dp.orchestrator.openai.errors import ApiError
 from mlx_dp.orchestrator.service import ServiceState, ServiceStatus, WorkerStatus
 from mlx_dp.proto.model_shape import ModelShape
@@ -14,13 +15,13 @@ SLOTS = 16
 """Of both owners together; the queue holds as many."""
 
 
-def never_asked() -> int:
+def never_asked(_: QueueLoad) -> int:
     raise AssertionError("only a full queue has a pace")
 
 
 def admits(state: ServiceState, *, preparing: int = 0, choices: int = 1) -> bool:
     try:
-        refuse_overload(state, preparing=preparing, choices=choices, retry_after_s=lambda: 7)
+        refuse_overload(state, preparing=preparing, choices=choices, retry_after_s=lambda _: 7)
     except ApiError as error:
         if error.status != 429:
             raise
@@ -35,10 +36,49 @@ def test_queue_takes_as_many_as_it_holds() -> None:
     assert not admits(replace(STATE, queued_requests=14), choices=3)
 
 
-def test_a_full_queue_says_when_to_come_back() -> None:
+BUSY = replace(STATE, owners=tuple(replace(owner, running=8) for owner in STATE.owners))
+
+
+def refused(
+    state: ServiceState, *, preparing: int = 0, choices: int = 1
+) -> tuple[ApiError, list[QueueLoad]]:
+    """The refusal, and the loads for which the pace was asked."""
+    loads: list[QueueLoad] = []
+
+    def retry_after_s(load: QueueLoad) -> int:
+        loads.append(load)
+        return 7
+
     with pytest.raises(ApiError) as caught:
-        refuse_overload(replace(STATE, queued_requests=16), preparing=0, retry_after_s=lambda: 7)
-    assert (caught.value.status, caught.value.headers["retry-after"]) == (429, "7")
+        refuse_overload(state, preparing=preparing, choices=choices, retry_after_s=retry_after_s)
+    assert caught.value.status == 429
+    return caught.value, loads
+
+
+def test_a_full_queue_says_when_to_come_back() -> None:
+    error, loads = refused(replace(BUSY, queued_requests=16))
+    assert error.headers["retry-after"] == "7"
+    assert loads == [QueueLoad(serving=16, places=16)]
+
+
+def test_a_full_queue_counts_what_is_there_and_what_is_being_prepared() -> None:
+    one = replace(BUSY, max_queued_requests=1)
+    error, _ = refused(one, preparing=1)
+    assert str(error) == "the queue is full: 0 of 1 requests queued, 1 being prepared"
+    error, _ = refused(replace(BUSY, queued_requests=14), choices=3)
+    assert str(error) == (
+        "the queue is full: 14 of 16 requests queued, 0 being prepared, and this request asks for "
+        "3 answers"
+    )
+
+
+def test_requests_that_prepare_will_take_the_slots_that_are_free() -> None:
+    busier = replace(STATE, owners=(replace(STATE.owners[0], running=5), STATE.owners[1]))
+    error, loads = refused(busier, preparing=40)
+    assert str(error) == (
+        "the queue is full: 0 of 16 requests queued, 40 being prepared for 11 free slots"
+    )
+    assert loads == [QueueLoad(serving=16, places=16)]
 
 
 def test_requests_that_prepare_are_counted_beyond_the_free_slots() -> None:
@@ -68,12 +108,11 @@ def test_more_answers_than_can_ever_be_taken_are_the_clients_error() -> None:
     assert caught.value.param == "prompt"
 
 
-def test_a_drain_closes_connections_and_a_start_does_not() -> None:
-    for status, closes in ((ServiceStatus.DRAINING, True), (ServiceStatus.STARTING, False)):
-        with pytest.raises(ApiError) as caught:
-            refuse_overload(replace(STATE, status=status), preparing=0, retry_after_s=never_asked)
-        assert caught.value.status == 503
-        assert (caught.value.headers.get("connection") == "close") is closes
+@pytest.mark.parametrize("status", [ServiceStatus.DRAINING, ServiceStatus.STARTING])
+def test_a_service_that_is_not_ready_says_so(status: ServiceStatus) -> None:
+    with pytest.raises(ApiError, match=f"the service is {status.value}") as caught:
+        refuse_overload(replace(STATE, status=status), preparing=0, retry_after_s=never_asked)
+    assert caught.value.status == 503
 
 
 def test_queue_of_no_length_still_serves_one_at_a_time() -> None:

@@ -9,13 +9,12 @@ import pytest
 from fastapi.routing import APIRoute
 from http_calls import CHAT, call, error
 from owner_states import LOADING
-from scripted_service import API_KEY, STATE, ScriptedService, granted, says
+from scripted_service import API_KEY, STATE, ScriptedService
 
 from mlx_dp.orchestrator.http.app import create_app
 from mlx_dp.orchestrator.options import HttpOptions
-from mlx_dp.orchestrator.service import Ended, Generation, ServiceStatus, WorkerStatus
+from mlx_dp.orchestrator.service import ServiceStatus, WorkerStatus
 from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
-from mlx_dp.proto.messages import FinishReason
 from mlx_dp.proto.model_shape import ModelShape
 
 KEYED = HttpOptions(served_model_name="m", api_key=API_KEY)
@@ -56,53 +55,6 @@ def test_health_says_that_an_owner_is_missing_and_is_200_while_others_serve(
 @pytest.mark.parametrize("method", ["HEAD", "OPTIONS"])
 def test_health_answers_balancers_that_do_not_get(method: str) -> None:
     assert call(ScriptedService(), method, "/health").status_code == 200
-
-
-def test_health_generate_asks_every_ready_owner() -> None:
-    starting = replace(STATE.owners[0], owner=2, status=WorkerStatus.STARTING)
-    service = ScriptedService(owners=(*STATE.owners, starting))
-    body = call(service, "GET", "/health_generate").json()
-    assert [rank["ok"] for rank in body["ranks"]] == [True, True, False]
-    assert [a.generation.routed_dp_rank for a in service.answers] == [0, 1]
-    assert all(a.generation.max_tokens == 1 for a in service.answers)
-    assert all(a.completed for a in service.answers)
-
-
-def test_health_generate_names_the_rank_that_fails() -> None:
-    def reply(generation: Generation) -> object:
-        if generation.routed_dp_rank == 1:
-            return [granted(1), Ended(reason=FinishReason.ERROR, message="it broke")]
-        return says("x")
-
-    response = call(ScriptedService(reply), "GET", "/health_generate")
-    assert response.status_code == 503
-    assert response.json()["reason"] == "rank 1: it broke"
-
-
-def test_health_generate_has_a_deadline_but_takes_progress_for_health() -> None:
-    options = HttpOptions(served_model_name="m", probe_timeout_s=0.01)
-    silent = ScriptedService(lambda _: [])
-    response = call(silent, "GET", "/health_generate", options=options)
-    assert response.status_code == 503
-    assert "rank 0: no token within 0.01 s" in response.json()["reason"]
-    assert all(answer.cancelled.is_set() for answer in silent.answers)
-
-    class Busy(ScriptedService):
-        def state(self) -> object:
-            owners = tuple(
-                replace(o, generated_tokens_total=o.generated_tokens_total + 1)
-                for o in self.current.owners
-            )
-            self.current = replace(self.current, owners=owners)
-            return self.current
-
-    assert call(Busy(lambda _: []), "GET", "/health_generate", options=options).is_success
-
-
-def test_health_generate_is_503_without_a_ready_service() -> None:
-    service = ScriptedService(owners=())
-    service.current = replace(service.current, status=ServiceStatus.STARTING)
-    assert call(service, "GET", "/health_generate").status_code == 503
 
 
 def test_models_have_what_routers_read() -> None:

@@ -10,17 +10,25 @@ import httpx
 from control_world import SHAPE, World, ready, serve_options
 from fastapi import FastAPI
 from http_calls import CHAT, COMPLETIONS, HI, call
+from metrics_page import assert_joinable
 from owner_states import READY
 from prometheus_client.parser import text_string_to_metric_families
 from scripted_service import OPTIONS, ScriptedService
 
 from mlx_dp.orchestrator.control.controller import Controller
-from mlx_dp.orchestrator.control.counters import ControllerCounters, RequestTimings
+from mlx_dp.orchestrator.control.counters import (
+    ERROR_CODES,
+    REFUSAL_REASONS,
+    ControllerCounters,
+    RequestTimings,
+)
 from mlx_dp.orchestrator.control.fleet import Outside
 from mlx_dp.orchestrator.control.limits import ControlLimits
+from mlx_dp.orchestrator.control.supervisor_steps import LossKind
 from mlx_dp.orchestrator.http.app import create_app
 from mlx_dp.orchestrator.http.histograms import RequestHistograms
-from mlx_dp.orchestrator.service import Service
+from mlx_dp.orchestrator.http.metrics import USUAL_STATUSES
+from mlx_dp.orchestrator.service import Service, WorkerStatus
 from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
 from mlx_dp.proto.messages import FinishReason
 from mlx_dp.proto.pass_totals import PassTotals
@@ -317,6 +325,30 @@ def test_a_stream_names_its_owner_and_why_before_the_owner_has_said_a_word() -> 
     play(act)
 
 
+def test_pages_can_be_joined_whatever_has_happened_to_requests_and_workers() -> None:
+    pages = {}
+
+    async def act(stage: Stage) -> None:
+        async def look(state: str) -> None:
+            pages[state] = (await stage.client.get("/metrics")).text
+
+        await look("ready")
+        for rank in (0, 1):
+            body = {"prompt": [1, 2], "max_tokens": 2, "routed_dp_rank": rank}
+            assert (await stage.client.post(COMPLETIONS, json=body)).is_success
+            await look(f"rank {rank} has served")
+        stage.world.worker(0).kill()
+        while stage.controller.state().owners[0].status is WorkerStatus.READY:
+            await asyncio.sleep(0)
+        await look("one was killed")
+        while stage.controller.state().owners[0].status is not WorkerStatus.READY:
+            await asyncio.sleep(0)
+        await look("it is back")
+
+    play(act)
+    assert_joinable(pages)
+
+
 def test_what_is_refused_before_the_service_hears_of_it_is_counted_by_status() -> None:
     async def act(stage: Stage) -> None:
         for body in ({"prompt": [1], "max_tokens": 1}, {"prompt": [1], "max_tokens": 0}, {}):
@@ -325,6 +357,7 @@ def test_what_is_refused_before_the_service_hears_of_it_is_counted_by_status() -
         found = samples((await stage.client.get("/metrics")).text)
         assert found["mlx_dp:http_responses_total{200}"] == 1
         assert found["mlx_dp:http_responses_total{400}"] == 2
+        assert found["mlx_dp:http_responses_total{429}"] == 0
         assert "mlx_dp:http_responses_total{404}" not in found
         assert found["mlx_dp:requests_started_total"] == 1
 
@@ -342,5 +375,14 @@ def test_label_values_come_from_owners_and_the_controllers_own_words_only() -> N
         for name, value in sample.labels.items()
         if name not in ("le", "block_size", "num_gpu_blocks", "page_size", "num_pages")
     }
-    outcomes = {("outcome", word) for word in ("ok", "error", "aborted")}
-    assert labels == {("model_name", "demo/fake"), ("dp_rank", "0"), ("dp_rank", "1")} | outcomes
+    words = {
+        "model_name": ["demo/fake"],
+        "dp_rank": ["0", "1"],
+        "outcome": ["ok", "error", "aborted"],
+        "code": ERROR_CODES,
+        "reason": REFUSAL_REASONS,
+        "routing_reason": ["explicit_rank", "total_tokens"],
+        "cause": list(LossKind),
+        "status": USUAL_STATUSES,
+    }
+    assert labels == {(name, word) for name, known in words.items() for word in known}
