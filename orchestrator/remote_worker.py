@@ -20,7 +20,8 @@ from mlx_dp.orchestrator.process.host_memory import ram_nbytes
 from mlx_dp.orchestrator.process.launcher import ProcessLauncher
 from mlx_dp.orchestrator.process.log_output import StderrConsole, configure_logging, write_plain
 from mlx_dp.orchestrator.process.memory_share import shared_memory
-from mlx_dp.orchestrator.process.stop_signals import EXIT_SIGNAL_BASE, StopSignals
+from mlx_dp.orchestrator.process.stop_signals import StopSignals
+from mlx_dp.orchestrator.process.stop_status import EXIT_SIGNAL_BASE
 from mlx_dp.orchestrator.process.worker_environment import WorkerEnvironment, worker_environment
 from mlx_dp.orchestrator.process.worker_host import WorkerHost
 from mlx_dp.proto.errors import ConfigError
@@ -71,7 +72,8 @@ async def _run(
     host = WorkerHost(
         join, options.controller, connect, here.launcher, stop.requested, once=options.once
     )
-    return await host.run()
+    status = await host.run()
+    return status or stop.status
 
 
 def _connect(endpoint: str, keys: WorkerKeys | None, identity: str) -> HostChannel:
