@@ -4,7 +4,8 @@ if __name__ == "__main__":
     # ``python -m`` starts as the installed program does: before the imports below.
     from mlx_dp.orchestrator.entry import main as start
 
-    raise SystemExit(start())
+    start()
+    raise SystemExit
 
 import importlib.metadata
 import json
@@ -19,6 +20,7 @@ import typer
 from rich.console import Console
 
 from mlx_dp.orchestrator import configuration
+from mlx_dp.orchestrator.entry import INTERRUPTED
 from mlx_dp.orchestrator.flag_command import takes_flags
 from mlx_dp.orchestrator.flags import API_KEY_VARIABLE, Flags
 from mlx_dp.orchestrator.plan import ServicePlan, make_plan
@@ -26,11 +28,7 @@ from mlx_dp.orchestrator.plan_table import plan_json, plan_view
 from mlx_dp.orchestrator.preparation import prepare_model
 from mlx_dp.orchestrator.process.log_stream import EXIT_FLUSH_S, drain_stderr
 from mlx_dp.orchestrator.process.stop_signals import STOP_SIGNALS
-from mlx_dp.orchestrator.process.stop_status import (
-    EXIT_SIGNAL_BASE,
-    INTERRUPTED,
-    orderly_status,
-)
+from mlx_dp.orchestrator.process.stop_status import EXIT_SIGNAL_BASE, orderly_status
 from mlx_dp.orchestrator.remote_plan import plan_remote
 from mlx_dp.proto.errors import ConfigError
 
@@ -80,7 +78,7 @@ def serve(flags: Flags) -> None:
     SIGTERM: running requests get --drain-timeout seconds to finish. SIGHUP
     replaces the workers one by one.
     """
-    # Nothing is there to be cleaned up before the imports are through, and modules swallow exceptions.
+    # Before the imports are through there is nothing to clean up, and modules swallow exceptions.
     _on_stop_signals(_end_early)
     # The HTTP side takes a second to import, which --help and plan need not wait for.
     from mlx_dp.orchestrator.serve import serve as run

@@ -24,6 +24,7 @@ class ParentOutput(io.TextIOBase):
         self._descriptor: Final = descriptor
         # Reentrant: finalizers may write in the middle of a write.
         self._lock: Final = threading.RLock()
+        self._gap = False
         self._dropped = 0
         self._within_line = False
 
@@ -50,13 +51,14 @@ class ParentOutput(io.TextIOBase):
         if not output:
             return 0
         with self._lock:
-            patience_s = _WAIT_S if self._dropped == 0 else 0.0
-            notice = self._notice() if self._dropped else b""
+            patience_s = 0.0 if self._gap else _WAIT_S
+            notice = self._notice() if self._gap else b""
             left = self._put(notice + output, patience_s)
             if len(left) <= len(output):
                 # The notice is out, where there was one.
                 self._dropped = 0
-            self._dropped += left[-len(output) :].count(b"\n") if left else 0
+            self._gap = bool(left)
+            self._dropped += left[-len(output) :].count(b"\n")
         return len(text)
 
     def flush(self) -> None:
@@ -64,7 +66,7 @@ class ParentOutput(io.TextIOBase):
 
     def _notice(self) -> bytes:
         start = b"\n" if self._within_line else b""
-        return start + f"{self._dropped} lines were dropped: nobody read them\n".encode()
+        return start + f"{self._dropped} lines were dropped here: they were not read\n".encode()
 
     def _put(self, output: bytes, patience_s: float) -> bytes:
         """Write as much as there is room for; return the rest."""

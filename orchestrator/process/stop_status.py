@@ -1,9 +1,8 @@
-"""What an end by signal says, and which status it returns. Loads nothing that takes time."""
+"""The exit statuses of a program that a signal ends."""
 
 import signal
 from typing import Final
 
-INTERRUPTED: Final = "mlx-dp: interrupted"
 EXIT_SIGNAL_BASE: Final = 128
 """Plus the signal's number: the status of an end at once."""
 
