@@ -100,7 +100,7 @@ def test_a_hang_up_to_workers_is_not_for_them(served: Served, order: tuple[int, 
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_workers_that_load_are_ended_at_once(number: signal.Signals) -> None:
+def test_a_signal_during_the_load_ends_it_cleanly_and_soon(number: signal.Signals) -> None:
     with Served("--engine", "fake", "--fake-load-time", "300") as served:
         served.wait_for_line("worker 0: started")
         (worker,) = served.workers()
