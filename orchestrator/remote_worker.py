@@ -6,6 +6,7 @@ import re
 import socket
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -60,7 +61,9 @@ def serve_worker(options: HostOptions, environment: Mapping[str, str]) -> int:
     here = Here(options, environment, lambda line: write_plain(console, f"worker: {line}"))
     join = Join(rank=options.rank, host=clip_text(socket.gethostname()), pid=os.getpid())
     connect = partial(_connect, options.controller, keys)
-    return asyncio.run(_run(join, options, connect, here))
+    # What libraries print belongs to the log, where it holds up nobody.
+    with redirect_stdout(sys.stderr):
+        return asyncio.run(_run(join, options, connect, here))
 
 
 async def _run(

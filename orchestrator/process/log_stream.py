@@ -25,8 +25,11 @@ class DroppingStream(io.TextIOBase):
     and everything else that has inherited it.
     """
 
-    def __init__(self, descriptor: int, *, max_nbytes: int = MAX_QUEUED_NBYTES) -> None:
+    def __init__(
+        self, descriptor: int, *, encoding: str = "utf-8", max_nbytes: int = MAX_QUEUED_NBYTES
+    ) -> None:
         self._descriptor: Final = descriptor
+        self._encoding: Final = encoding
         self._max_nbytes: Final = max_nbytes
         # Reentrant: signal handlers and finalizers write in the middle of a write.
         self._changed: Final = threading.Condition(threading.RLock())
@@ -40,7 +43,7 @@ class DroppingStream(io.TextIOBase):
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        return "utf-8"
+        return self._encoding
 
     @property
     def errors(self) -> str:  # type: ignore[override]
@@ -151,7 +154,9 @@ def open_standard_descriptors() -> None:
 
 def install_dropping_stderr() -> None:
     """Make ``sys.stderr`` of this process a ``DroppingStream``, which is flushed at the exit."""
-    sys.stderr = DroppingStream(2)
+    # There is none where the descriptor was closed.
+    encoding = "utf-8" if sys.stderr is None else sys.stderr.encoding
+    sys.stderr = DroppingStream(2, encoding=encoding)
     atexit.register(drain_stderr, EXIT_FLUSH_S)
 
 

@@ -148,7 +148,9 @@ def test_ctrl_c_in_a_terminal_is_a_drain_and_the_status_of_ctrl_c() -> None:
 
 
 def test_ctrl_c_while_workers_load_is_quick_and_shows_no_traceback() -> None:
-    with window(f"trap : INT; {SERVE} --fake-load-time 300; echo it ended with $?; sleep 60") as made:
+    with window(
+        f"trap : INT; {SERVE} --fake-load-time 300; echo it ended with $?; sleep 60"
+    ) as made:
         wait_until(lambda: "loading" in made.shown, "the display is there")
         made.type("\x03")
         wait_until(lambda: "it ended with" in made.shown, "it has ended")
