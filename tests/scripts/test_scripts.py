@@ -19,8 +19,8 @@ INSTALL: Final = "-m pip --disable-pip-version-check --no-input install --quiet"
 pytestmark = pytest.mark.system
 
 # Answers questions as the real Python does, writes down what it is asked to install or run, and
-# makes a venv of copies of itself. While the file `broken` exists, pip fails; while `slow` does, it starts a
-# child and waits for it.
+# makes a venv of copies of itself. While the file `broken` exists, pip fails; while `slow` does, it
+# starts a child and waits for it.
 PYTHON_STUB: Final = """#!/usr/bin/env bash
 repo={repo}
 case "$*" in

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from itertools import pairwise
 
 from mlx_dp.orchestrator.process.worker_output import WorkerOutput
 
@@ -68,4 +69,4 @@ def test_a_flood_of_lines_leaves_the_loop_its_turns() -> None:
         return seen
 
     seen = asyncio.run(scenario())
-    assert max(after - before for before, after in zip(seen, seen[1:], strict=False)) <= 64
+    assert max(after - before for before, after in pairwise(seen)) <= 64
