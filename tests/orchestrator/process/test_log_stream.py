@@ -100,7 +100,9 @@ def test_a_file_that_others_have_made_non_blocking_is_waited_for(pipe: tuple[int
 
 
 def test_the_shared_file_stays_as_it_is(pipe: tuple[int, int]) -> None:
-    DroppingStream(pipe[1]).write("x\n")
+    stream = DroppingStream(pipe[1])
+    stream.write("x\n")
+    assert stream.drain(DEADLINE_S)
     assert os.get_blocking(pipe[1]), "the shell and others write to the same file"
 
 
