@@ -65,8 +65,8 @@ def _write(console: Console, text: str) -> None:
         if console.is_terminal:
             console.print(text, markup=False, highlight=False, soft_wrap=True, emoji=False)
         else:
-            # Elsewhere nothing is live. A flood of a worker's lines must not take the event loop's
-            # time, and rich takes a hundred times as long.
+            # Elsewhere nothing is live, and a flood of a worker's lines must not take the event
+            # loop's time: rich measures and styles each.
             console.file.write(f"{text}\n")
             console.file.flush()
     except OSError:
