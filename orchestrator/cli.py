@@ -1,5 +1,12 @@
 """The command line. The only place that reads the environment."""
 
+if __name__ == "__main__":
+    # ``python -m`` starts as the installed program does: before the imports below.
+    from mlx_dp.orchestrator.entry import main as start
+
+    start()
+    raise SystemExit
+
 import importlib.metadata
 import json
 import os
@@ -13,12 +20,15 @@ import typer
 from rich.console import Console
 
 from mlx_dp.orchestrator import configuration
+from mlx_dp.orchestrator.entry import INTERRUPTED
 from mlx_dp.orchestrator.flag_command import takes_flags
 from mlx_dp.orchestrator.flags import API_KEY_VARIABLE, Flags
 from mlx_dp.orchestrator.plan import ServicePlan, make_plan
 from mlx_dp.orchestrator.plan_table import plan_json, plan_view
 from mlx_dp.orchestrator.preparation import prepare_model
-from mlx_dp.orchestrator.process.stop_signals import EXIT_SIGNAL_BASE, STOP_SIGNALS
+from mlx_dp.orchestrator.process.log_stream import EXIT_FLUSH_S, drain_stderr
+from mlx_dp.orchestrator.process.stop_signals import STOP_SIGNALS
+from mlx_dp.orchestrator.process.stop_status import EXIT_SIGNAL_BASE, orderly_status
 from mlx_dp.orchestrator.remote_plan import plan_remote
 from mlx_dp.proto.errors import ConfigError
 
@@ -65,13 +75,16 @@ def serve(flags: Flags) -> None:
     """Serve a model from --dp-size worker processes, behind one OpenAI endpoint.
 
     Without --model a small demo model is served. Stop it with Ctrl-C or
-    SIGTERM: running requests get --drain-timeout seconds to finish.
+    SIGTERM: running requests get --drain-timeout seconds to finish. SIGHUP
+    replaces the workers one by one.
     """
-    # Until the service runs, a signal ends the preparation: finally clauses end its children.
-    _on_stop_signals(_end)
+    # Before the imports are through there is nothing to clean up, and modules swallow exceptions.
+    _on_stop_signals(_end_early)
     # The HTTP side takes a second to import, which --help and plan need not wait for.
     from mlx_dp.orchestrator.serve import serve as run
 
+    # Until the service runs, a signal ends the preparation: finally clauses end its children.
+    _on_stop_signals(end_by_signal)
     sys.exit(run(flags, _environment()))
 
 
@@ -80,10 +93,20 @@ def _on_stop_signals(act: Callable[[int, object], None]) -> None:
         signal.signal(number, act)
 
 
-def _end(number: int, frame: object) -> NoReturn:
+def end_by_signal(number: int, frame: object) -> NoReturn:
+    """Unwind whatever runs, so that it cleans up; a second signal does not wait for that."""
     # Leaving may take long: a download's threads are waited for. Whoever asks again is in a hurry.
     _on_stop_signals(_end_at_once)
-    sys.exit(0)
+    if number == signal.SIGINT:
+        print(INTERRUPTED, file=sys.stderr)
+    sys.exit(orderly_status(number))
+
+
+def _end_early(number: int, frame: object) -> NoReturn:
+    if number == signal.SIGINT:
+        print(INTERRUPTED, file=sys.stderr)
+    drain_stderr(EXIT_FLUSH_S)
+    os._exit(orderly_status(number))
 
 
 def _end_at_once(number: int, frame: object) -> NoReturn:
@@ -153,9 +176,10 @@ def worker(
     It starts the worker that the controller asks for, and ends it when the
     controller is not heard any longer.
     """
-    _on_stop_signals(_end)
+    _on_stop_signals(_end_early)
     from mlx_dp.orchestrator.remote_worker import HostOptions, serve_worker
 
+    _on_stop_signals(end_by_signal)
     options = HostOptions(
         controller=controller,
         rank=rank,
@@ -198,7 +222,3 @@ def _plan(flags: Flags, environment: Mapping[str, str]) -> ServicePlan:
     ownership = configuration.ownership(flags.owners)
     plan_remote(flags, ownership)
     return make_plan(flags, ownership, prepare_model(flags, environment))
-
-
-if __name__ == "__main__":
-    main()

@@ -258,7 +258,7 @@ class HttpFlags:
         float,
         _http(
             help="Seconds that running requests get to finish after SIGTERM or Ctrl-C. A second "
-            "signal stops at once."
+            "signal ends them with an error."
         ),
     ] = 30.0
     log_level: Annotated[str, _http(help="debug, info, warning or error.")] = "info"

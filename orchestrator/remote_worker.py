@@ -6,6 +6,7 @@ import re
 import socket
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,8 @@ from mlx_dp.orchestrator.process.host_memory import ram_nbytes
 from mlx_dp.orchestrator.process.launcher import ProcessLauncher
 from mlx_dp.orchestrator.process.log_output import StderrConsole, configure_logging, write_plain
 from mlx_dp.orchestrator.process.memory_share import shared_memory
-from mlx_dp.orchestrator.process.stop_signals import EXIT_SIGNAL_BASE, StopSignals
+from mlx_dp.orchestrator.process.stop_signals import StopSignals
+from mlx_dp.orchestrator.process.stop_status import EXIT_SIGNAL_BASE
 from mlx_dp.orchestrator.process.worker_environment import WorkerEnvironment, worker_environment
 from mlx_dp.orchestrator.process.worker_host import WorkerHost
 from mlx_dp.proto.errors import ConfigError
@@ -59,7 +61,9 @@ def serve_worker(options: HostOptions, environment: Mapping[str, str]) -> int:
     here = Here(options, environment, lambda line: write_plain(console, f"worker: {line}"))
     join = Join(rank=options.rank, host=clip_text(socket.gethostname()), pid=os.getpid())
     connect = partial(_connect, options.controller, keys)
-    return asyncio.run(_run(join, options, connect, here))
+    # What libraries print belongs to the log, where it holds up nobody.
+    with redirect_stdout(sys.stderr):
+        return asyncio.run(_run(join, options, connect, here))
 
 
 async def _run(
@@ -71,7 +75,8 @@ async def _run(
     host = WorkerHost(
         join, options.controller, connect, here.launcher, stop.requested, once=options.once
     )
-    return await host.run()
+    status = await host.run()
+    return status or stop.status
 
 
 def _connect(endpoint: str, keys: WorkerKeys | None, identity: str) -> HostChannel:

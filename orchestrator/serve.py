@@ -3,8 +3,9 @@
 import asyncio
 import gc
 import socket
+import sys
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, redirect_stdout
 
 from rich.console import Console
 
@@ -21,6 +22,7 @@ from mlx_dp.orchestrator.plan_table import plan_view
 from mlx_dp.orchestrator.preparation import PreparedModel, prepare_model
 from mlx_dp.orchestrator.process.launcher import ProcessLauncher
 from mlx_dp.orchestrator.process.log_output import StderrConsole, configure_logging, write_plain
+from mlx_dp.orchestrator.process.log_stream import dropped_lines
 from mlx_dp.orchestrator.process.open_files import raise_open_files
 from mlx_dp.orchestrator.process.worker_environment import WorkerEnvironment, worker_environment
 from mlx_dp.orchestrator.remote_plan import RemotePlan, plan_remote
@@ -42,7 +44,11 @@ def serve(flags: Flags, environment: Mapping[str, str]) -> int:
     console = StderrConsole()
     configure_logging(console, flags.http.log_level)
     open_files = raise_open_files()
-    with closing(open_socket(flags.http.host, flags.http.port)) as listener:
+    with (
+        # What libraries print belongs to the log, where it holds up nobody.
+        redirect_stdout(sys.stderr),
+        closing(open_socket(flags.http.host, flags.http.port)) as listener,
+    ):
         model = prepare_model(flags, environment)
         plan = make_plan(flags, ownership, model)
         text = _text_model(flags, model)
@@ -95,7 +101,7 @@ async def _run(
 ) -> int:
     outside = Outside(channel, side.launcher, side.addresses)
     controller = Controller(options, outside, host_of=side.launcher.host_of)
-    app = create_app(controller, options.http, text)
+    app = create_app(controller, options.http, text, dropped_lines=dropped_lines)
     server = EmbeddedServer(
         app, listener, options.http, access_log=options.worker.log_level == "debug"
     )

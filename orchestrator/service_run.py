@@ -13,7 +13,9 @@ from mlx_dp.orchestrator.control.controller import ServiceDeadError
 from mlx_dp.orchestrator.http.server import EmbeddedServer
 from mlx_dp.orchestrator.process.hang_up import HangUp
 from mlx_dp.orchestrator.process.log_output import write_plain
-from mlx_dp.orchestrator.process.stop_signals import EXIT_SIGNAL_BASE, StopSignals
+from mlx_dp.orchestrator.process.log_stream import drain_stderr
+from mlx_dp.orchestrator.process.stop_signals import StopSignals
+from mlx_dp.orchestrator.process.stop_status import EXIT_SIGNAL_BASE
 from mlx_dp.orchestrator.service import ServiceState, ServiceStatus, WorkerStatus
 from mlx_dp.orchestrator.start_display import StartDisplay, start_display
 from mlx_dp.orchestrator.worker_states import RestartRefusedError
@@ -22,6 +24,10 @@ from mlx_dp.proto.messages import FailureKind
 EXIT_FAILED: Final = 1
 EXIT_CONFIG: Final = 2
 
+LAST_EVENTS_S: Final = 0.6
+"""After a second signal: what streams get to take their last event."""
+LAST_WORDS_S: Final = 0.2
+"""What the log's reader gets before an end that waits for nobody."""
 _REFRESH_S: Final = 0.1
 _CONFIGURATION: Final = (FailureKind.CONFIG, FailureKind.UNSUPPORTED_MODEL)
 _SETTLED: Final = (WorkerStatus.READY, WorkerStatus.FAILED)
@@ -42,6 +48,9 @@ class ControlPlane(Protocol):
 
     async def stop(self) -> None:
         """End the workers, and wait until they have."""
+
+    def abandon(self) -> None:
+        """End every request with an error and every worker by SIGKILL, without waiting."""
 
     def kill_all(self) -> None:
         """SIGKILL to every worker, without waiting."""
@@ -70,12 +79,11 @@ class ServiceRun:
         self._console = console
         self._url = url
         self._drain_timeout_s = drain_timeout_s
+        self._hurried: signal.Signals | None = None
 
     async def run(self) -> int:
-        """Return the exit status: 0 after a drain, else that of a failure."""
-        signals = StopSignals(self._end_at_once)
-        signals.install(asyncio.get_running_loop())
-        HangUp(self._restart_all, signals.requested.set).install(asyncio.get_running_loop())
+        """Return the exit status: of the drain's signal, or that of a failure."""
+        signals = self._listen()
         await self._control.start()
         watch = asyncio.create_task(self._control.watch())
         serving = asyncio.create_task(self._server.run())
@@ -87,7 +95,9 @@ class ServiceRun:
             if stop.done():
                 await self._drain()
                 self._raise_bug(watch)
-                return 0
+                if self._hurried is not None:
+                    return EXIT_SIGNAL_BASE + self._hurried
+                return signals.status
             await self._control.stop()
             return self._failure(watch)
         finally:
@@ -95,6 +105,17 @@ class ServiceRun:
             await serving
             watch.cancel()
             stop.cancel()
+
+    def _listen(self) -> StopSignals:
+        loop = asyncio.get_running_loop()
+        signals = StopSignals(self._hurry, self._end_at_once)
+        signals.install(loop)
+        if not HangUp(self._restart_all, signals.requested.set).install(loop):
+            self._say(
+                "mlx-dp: SIGHUP stays ignored, as under nohup: POST /workers/{n}/restart "
+                "replaces a worker"
+            )
+        return signals
 
     async def _start(self, tasks: set[asyncio.Task[Any]]) -> None:
         """Show the workers' start until each is ready or has failed."""
@@ -125,7 +146,7 @@ class ServiceRun:
         requests = "1 request" if running == 1 else f"{running} requests"
         self._say(
             f"mlx-dp: draining {requests} for up to {self._drain_timeout_s:g} s; "
-            "a second signal stops at once"
+            "a second signal ends them with an error"
         )
         await self._control.drain(self._drain_timeout_s)
 
@@ -156,10 +177,18 @@ class ServiceRun:
             workers = ", ".join(map(str, indices))
             self._say(f"mlx-dp: SIGHUP: restarting workers {workers}, one after another")
 
+    def _hurry(self, number: signal.Signals) -> None:
+        """A second signal: streams end with an error event in place of their rest."""
+        self._hurried = number
+        # A client that takes nothing, or a process that does not die, holds up nothing.
+        asyncio.get_running_loop().call_later(LAST_EVENTS_S, self._end_at_once, number)
+        self._control.abandon()
+
     def _end_at_once(self, number: signal.Signals) -> None:
         with ExitStack() as ends:
             # Nothing can be waited for any more, and little is to be done: all state is in memory.
             ends.callback(os._exit, EXIT_SIGNAL_BASE + number)
+            ends.callback(drain_stderr, LAST_WORDS_S)
             ends.callback(self._control.close)
             ends.callback(self._console.show_cursor, True)
             self._control.kill_all()

@@ -179,10 +179,6 @@ class FakeWorker:
         if not self.world.deaf_to_abort:
             self.die(-6)
 
-    def terminate(self) -> None:
-        self.signals.append("terminate")
-        self.die(-15)
-
     def kill(self) -> None:
         self.signals.append("kill")
         self.die(-9)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from mlx_dp.proto.exit_codes import ExitCode
+from mlx_dp.worker.parent_output import print_to_parent
 from mlx_dp.worker.parent_watch import watch_parent
 
 LAST_WORDS_S: Final = 2.0
@@ -48,6 +49,7 @@ def _watched(argv: list[str]) -> list[str]:
     """Set the parent watch where it is asked for; return the errand's own arguments."""
     arguments, rest = _watch_parser(required=False).parse_known_args(argv)
     if arguments.parent_pid is not None and arguments.death_fd is not None:
+        _leave_signals_to_parent()
         watch_parent(arguments.parent_pid, arguments.death_fd)
     return rest
 
@@ -83,7 +85,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    _set_signals()
+    _leave_signals_to_parent()
+    print_to_parent()
+    # The first rung of the ladder for a hang is SIGABRT: it shows every thread's stack.
+    faulthandler.enable()
+    # The same for whoever looks on, and the worker lives.
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     try:
         watch_parent(arguments.parent_pid, arguments.death_fd)
     except OSError as error:
@@ -111,15 +118,15 @@ def _serve(arguments: argparse.Namespace) -> int:
         channel.close(linger_s=LAST_WORDS_S)
 
 
-def _set_signals() -> None:
-    # Ctrl-C reaches the whole foreground group, and the controller decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # At once, even inside an evaluation: a handler of ours would wait for it to return.
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    # The first rung of the ladder for a hang is SIGABRT: it shows every thread's stack.
-    faulthandler.enable()
-    # The same for whoever looks on, and the worker lives.
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
+def _leave_signals_to_parent() -> None:
+    """Outlive what is sent to all processes of a service at once: the controller decides.
+
+    Its word, its end and SIGKILL end this process.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    # The controller has started us with them blocked, so that there is no moment without.
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 if __name__ == "__main__":

@@ -179,8 +179,18 @@ class Controller:
     def _gone(self) -> bool:
         return self._core.supervisor.gone
 
+    def abandon(self) -> None:
+        """End every request with an error and every worker by SIGKILL, without waiting.
+
+        A ``drain`` or ``stop`` that is under way goes on, and soon ends.
+        """
+        if not self._stopped:
+            self._core.stop()
+            self.kill_all()
+            self._core.conditions.check()
+
     def kill_all(self) -> None:
-        """SIGKILL to every worker, without waiting; for a second signal."""
+        """SIGKILL to every worker, without waiting."""
         self._core.fleet.kill_all()
 
     def close(self) -> None:

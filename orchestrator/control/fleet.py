@@ -210,13 +210,12 @@ class Fleet:
         return True
 
     def shut_down(self) -> None:
-        """Ask every process to exit; those that are not up yet by signal, as they load and do not
-        listen."""
+        """Ask every process to exit. Those that load do not listen, and are killed."""
         for worker in self._supervisor.workers:
             if not worker.process:
                 continue
             if worker.status is WorkerStatus.STARTING:
-                self._processes[worker.index].terminate()
+                self._processes[worker.index].kill()
             else:
                 self._dismiss(worker.index, worker.identity)
 
@@ -224,7 +223,8 @@ class Fleet:
         try:
             self._transport.send(identity, Shutdown())
         except (PeerLostError, PeerCongestedError):
-            self._processes[index].terminate()
+            # It leaves SIGTERM to us, and cannot be told.
+            self._processes[index].kill()
 
     def halted(self, index: int) -> bool:
         """Whether its process was stopped by a signal, and not continued since."""

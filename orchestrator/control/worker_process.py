@@ -5,7 +5,10 @@ from typing import Protocol
 
 
 class WorkerProcess(Protocol):
-    """One child. Every method is a no-op once the child has exited, and none of them waits."""
+    """One child. Every method is a no-op once the child has exited, and none of them waits.
+
+    There is no SIGTERM: workers ignore it, since whoever ends a service sends it to all of them.
+    """
 
     @property
     def pid(self) -> int: ...
@@ -16,9 +19,6 @@ class WorkerProcess(Protocol):
 
     def abort(self) -> None:
         """SIGABRT: the child's fault handler writes its stacks to the log, then it dies."""
-
-    def terminate(self) -> None:
-        """SIGTERM to the child alone."""
 
     def kill(self) -> None:
         """SIGKILL to the child's whole process group."""

@@ -1,5 +1,6 @@
 """The ASGI application: all routes, and the parts that every request passes."""
 
+from collections.abc import Callable
 from importlib.metadata import version
 
 import msgspec
@@ -20,9 +21,18 @@ from mlx_dp.orchestrator.service import Service
 from mlx_dp.orchestrator.text.text_model import TextModel
 
 
-def create_app(service: Service, options: HttpOptions, text: TextModel) -> FastAPI:
-    """Build the application. It holds no resources: there is nothing to start or to stop."""
-    endpoint = Endpoint(service=service, text=text, options=options)
+def create_app(
+    service: Service,
+    options: HttpOptions,
+    text: TextModel,
+    *,
+    dropped_lines: Callable[[], int] = lambda: 0,
+) -> FastAPI:
+    """Build the application. It holds no resources: there is nothing to start or to stop.
+
+    ``dropped_lines``: lines of the log that were not taken, for metrics.
+    """
+    endpoint = Endpoint(service=service, text=text, options=options, dropped_lines=dropped_lines)
     app = FastAPI(
         title="mlx-dp",
         version=version("mlx-dp"),

@@ -19,6 +19,7 @@ from mlx_dp.orchestrator.openai.condensed_body import (
 )
 from mlx_dp.orchestrator.openai.errors import ApiError, from_validation
 from mlx_dp.orchestrator.openai.fields import GenerationFields
+from mlx_dp.orchestrator.process.held_signals import held_signals
 
 INLINE_NBYTES: Final = 256 * 2**10
 """A body up to this is parsed at once, whatever is in it."""
@@ -73,14 +74,15 @@ class BodyParser:
         return await asyncio.shield(condensing)
 
     def _run(self, kind: Kind, body: bytes) -> CondensedBody | Refusal:
-        # A session of its own: Ctrl-C ends the service, which lets running requests finish.
-        ended = subprocess.run(
-            (*self._command, kind),
-            input=body,
-            capture_output=True,
-            check=False,
-            start_new_session=True,
-        )
+        # What ends the service lets running requests finish, and this child ends by itself soon.
+        with held_signals():
+            ended = subprocess.run(
+                (*self._command, kind),
+                input=body,
+                capture_output=True,
+                check=False,
+                start_new_session=True,
+            )
         if ended.returncode == -signal.SIGALRM:
             return Refusal(
                 status=413, message="the body takes too long to parse", param=None, code=None

@@ -2,6 +2,7 @@
 
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from mlx_dp.orchestrator.http.body_parser import BodyParser
@@ -22,6 +23,8 @@ class Endpoint:
     service: Service
     text: TextModel
     options: HttpOptions
+    dropped_lines: Callable[[], int] = lambda: 0
+    """Lines of the log that were not taken, since the start."""
     created: int = field(default_factory=lambda: int(time.time()))
     posts: Counter[int] = field(default_factory=Counter)
     """Answers to POSTs by status: most refusals are made before the service hears of them."""

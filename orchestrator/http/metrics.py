@@ -78,6 +78,11 @@ class _EndpointCollector(Collector):
             {str(status): count for status, count in self._endpoint.posts.items()},
             known=USUAL_STATUSES,
         )
+        yield CounterMetricFamily(
+            "mlx_dp:log_lines_dropped",
+            "Lines of the log that standard error did not take in time",
+            value=self._endpoint.dropped_lines(),
+        )
         yield from owner_metrics(state.owners)
 
     def _gauges(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from mlx_dp.orchestrator.process.held_signals import held_signals
 from mlx_dp.proto.errors import ConfigError
 
 _STDERR_TAIL = 600
@@ -28,15 +29,16 @@ def run_child(
     one. Whatever else ends this call ends the child too. It inherits the files ``keep_open``.
     """
     with tempfile.TemporaryFile() as stderr, _death_pipe() as death_fd:
-        child = subprocess.Popen(
-            _command(arguments, death_fd),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            text=True,
-            encoding="utf-8",
-            pass_fds=(death_fd, *keep_open),
-        )
+        with held_signals():
+            child = subprocess.Popen(
+                _command(arguments, death_fd),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+                encoding="utf-8",
+                pass_fds=(death_fd, *keep_open),
+            )
         overdue = threading.Event()
         alarm = _alarm(child, overdue, timeout_s)
         try:

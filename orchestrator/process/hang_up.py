@@ -1,35 +1,69 @@
 """SIGHUP: a restart that is asked for, or the end of the terminal that the service runs in."""
 
 import asyncio
+import errno
 import os
+import select
 import signal
 from collections.abc import Callable
 from typing import Final
 
+_GONE: Final = (errno.ENXIO, errno.EIO, errno.ENOENT, errno.ENODEV, errno.ENOTTY)
+_TERMINAL: Final = "/dev/tty"
+
 
 class HangUp:
-    """Calls ``on_restart`` for each signal, but ``on_end`` once its terminal is gone."""
+    """Calls ``on_restart`` for each signal, but ``on_end`` once the controlling terminal is gone.
+
+    A daemon, which never had one, is always restarted. Where standard error leads says nothing
+    about it: ``serve 2>&1 | tee log`` runs in a terminal too.
+    """
 
     def __init__(
         self,
         on_restart: Callable[[], None],
         on_end: Callable[[], None],
         *,
-        is_terminal: Callable[[int], bool] = os.isatty,
-        descriptor: int = 2,
+        has_terminal: Callable[[], bool] | None = None,
     ) -> None:
         self._on_restart: Final = on_restart
         self._on_end: Final = on_end
-        self._is_terminal: Final = is_terminal
-        self._descriptor: Final = descriptor
-        self._had_terminal: Final = is_terminal(descriptor)
+        self._has_terminal: Final = has_terminal or has_controlling_terminal
+        self._had_terminal: Final = self._has_terminal()
 
-    def install(self, loop: asyncio.AbstractEventLoop) -> None:
+    def install(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Listen for the signal; False when it is ignored, as under nohup, and stays so."""
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+            return False
         loop.add_signal_handler(signal.SIGHUP, self.received)
+        return True
 
     def received(self) -> None:
-        # The same signal says that a window was closed. Then its terminal answers no more.
-        if self._had_terminal and not self._is_terminal(self._descriptor):
+        if self._had_terminal and not self._has_terminal():
             self._on_end()
         else:
             self._on_restart()
+
+
+def has_controlling_terminal() -> bool:
+    """Whether this process has a controlling terminal that still answers."""
+    try:
+        descriptor = os.open(_TERMINAL, os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK)
+    except OSError as error:
+        # Out of descriptors, or not permitted: that says nothing about the terminal.
+        return error.errno not in _GONE
+    try:
+        return _answers(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _answers(descriptor: int) -> bool:
+    """Whether the terminal's other end is open. Systems differ in what they say when it is not."""
+    try:
+        os.tcgetpgrp(descriptor)
+    except OSError as error:
+        return error.errno not in _GONE
+    poll = select.poll()
+    poll.register(descriptor, 0)
+    return not any(event & select.POLLHUP for _, event in poll.poll(0))

@@ -11,6 +11,7 @@ from typing import Final
 import psutil
 
 from mlx_dp.orchestrator.process.exit_watch import watch_exit
+from mlx_dp.orchestrator.process.held_signals import held_signals
 from mlx_dp.orchestrator.process.open_files import check_open_files
 from mlx_dp.orchestrator.process.process_group import kill_group
 from mlx_dp.orchestrator.process.worker_output import WorkerOutput
@@ -58,15 +59,16 @@ class ProcessLauncher:
             os.close(death_write)
             raise
         try:
-            child = subprocess.Popen(
-                self._arguments(identity, endpoint, death_read),
-                stdin=subprocess.DEVNULL,
-                stdout=output_write,
-                stderr=output_write,
-                env=self._environment_of(index),
-                pass_fds=(death_read,),
-                process_group=0,
-            )
+            with held_signals():
+                child = subprocess.Popen(
+                    self._arguments(identity, endpoint, death_read),
+                    stdin=subprocess.DEVNULL,
+                    stdout=output_write,
+                    stderr=output_write,
+                    env=self._environment_of(index),
+                    pass_fds=(death_read,),
+                    process_group=0,
+                )
         except BaseException:
             os.close(death_write)
             os.close(output_read)
@@ -123,19 +125,13 @@ class ChildProcess:
             return False
 
     def abort(self) -> None:
-        self._signal(signal.SIGABRT)
-
-    def terminate(self) -> None:
-        self._signal(signal.SIGTERM)
+        # Not by the child's own method, which would reap one that has just ended.
+        if self._child.returncode is None:
+            os.kill(self._child.pid, signal.SIGABRT)
 
     def kill(self) -> None:
         if self._child.returncode is None:
             kill_group(self._child.pid)
-
-    def _signal(self, number: signal.Signals) -> None:
-        # Not by the child's own method, which would reap one that has just ended.
-        if self._child.returncode is None:
-            os.kill(self._child.pid, number)
 
     def _ended(self) -> None:
         # Before the child is reaped its pid cannot be taken by another, so that its group can

@@ -62,7 +62,13 @@ class ConsoleHandler(logging.Handler):
 
 def _write(console: Console, text: str) -> None:
     try:
-        console.print(text, markup=False, highlight=False, soft_wrap=True, emoji=False)
+        if console.is_terminal:
+            console.print(text, markup=False, highlight=False, soft_wrap=True, emoji=False)
+        else:
+            # Elsewhere nothing is live, and a flood of a worker's lines must not take the event
+            # loop's time: rich measures and styles each.
+            console.file.write(f"{text}\n")
+            console.file.flush()
     except OSError:
         # The terminal or the disk behind it is gone. Serving goes on; there is nobody to tell.
         console.quiet = True

@@ -167,8 +167,5 @@ class RemoteProcess:
     def abort(self) -> None:
         self._send(signal.SIGABRT)
 
-    def terminate(self) -> None:
-        self._send(signal.SIGTERM)
-
     def kill(self) -> None:
         self._send(signal.SIGKILL)

@@ -1,27 +1,39 @@
-"""SIGTERM and Ctrl-C: the first asks for an orderly end, the second for an end."""
+"""SIGTERM and Ctrl-C: the first asks for an orderly end, each further one for a faster end."""
 
 import asyncio
 import signal
 from collections.abc import Callable
 from typing import Final
 
+from mlx_dp.orchestrator.process.stop_status import orderly_status
+
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
-EXIT_SIGNAL_BASE: Final = 128
-"""Plus the signal's number: the status of an end at once."""
 
 
 class StopSignals:
-    """``requested`` is set by the first signal; ``at_once`` is called for each further one."""
+    """``requested`` is set by the first signal, and each further one calls the next of ``again``.
 
-    def __init__(self, at_once: Callable[[signal.Signals], None]) -> None:
+    The last of ``again`` is called for every signal after it.
+    """
+
+    def __init__(self, *again: Callable[[signal.Signals], None]) -> None:
         self.requested = asyncio.Event()
-        self._at_once = at_once
+        self._again = list(again)
+        self._first: signal.Signals | None = None
+
+    @property
+    def status(self) -> int:
+        """The exit status of the end that the first signal asked for."""
+        return 0 if self._first is None else orderly_status(self._first)
 
     def install(self, loop: asyncio.AbstractEventLoop) -> None:
         for number in STOP_SIGNALS:
             loop.add_signal_handler(number, self._received, number)
 
     def _received(self, number: signal.Signals) -> None:
-        if self.requested.is_set():
-            self._at_once(number)
-        self.requested.set()
+        if not self.requested.is_set():
+            self._first = number
+            self.requested.set()
+            return
+        act = self._again.pop(0) if len(self._again) > 1 else self._again[0]
+        act(number)

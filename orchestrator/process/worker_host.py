@@ -181,8 +181,6 @@ class WorkerHost:
         match wanted.signal:
             case signal.SIGABRT:
                 worker.process.abort()
-            case signal.SIGTERM:
-                worker.process.terminate()
             case _:
                 worker.process.kill()
 

@@ -2,11 +2,14 @@
 
 import asyncio
 import os
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
 _CHUNK_NBYTES: Final = 65_536
 _MAX_LINE_NBYTES: Final = 16_384
+_LINES_A_TURN: Final = 64
+"""A flood of lines takes only this much of each turn of the event loop."""
 
 
 class WorkerOutput:
@@ -18,20 +21,38 @@ class WorkerOutput:
     def __init__(self, descriptor: int, write_line: Callable[[str], None]) -> None:
         self._descriptor = descriptor
         self._write_line = write_line
+        self._lines: deque[bytes] = deque()
         self._pending = b""
         self._open = True
+        self._listening = False
         os.set_blocking(descriptor, False)
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(descriptor, self._read)
+        self._listen(True)
 
     def finish(self) -> None:
         """Take what is still in the pipe, after the worker's end. Idempotent."""
         while self._open and self._read():
-            pass
+            self._say(len(self._lines))
         self._close()
+        self._say(len(self._lines))
+
+    def _turn(self) -> None:
+        if self._open and not self._lines:
+            self._read()
+        self._say(_LINES_A_TURN)
+        self._listen(self._open and not self._lines)
+        if self._lines:
+            self._loop.call_soon(self._turn)
+
+    def _listen(self, wanted: bool) -> None:
+        if wanted and not self._listening:
+            self._loop.add_reader(self._descriptor, self._turn)
+        elif self._listening and not wanted:
+            self._loop.remove_reader(self._descriptor)
+        self._listening = wanted
 
     def _read(self) -> bool:
-        """Hand on the complete lines; False when there is nothing to read now."""
+        """Take in what is there; False when there is nothing to read now."""
         try:
             chunk = os.read(self._descriptor, _CHUNK_NBYTES)
         except BlockingIOError:
@@ -40,22 +61,22 @@ class WorkerOutput:
             self._close()
             return False
         *lines, self._pending = (self._pending + chunk).split(b"\n")
-        for line in lines:
-            self._say(line)
+        self._lines.extend(lines)
         if len(self._pending) > _MAX_LINE_NBYTES:
-            self._say(self._pending)
+            self._lines.append(self._pending)
             self._pending = b""
         return True
 
-    def _say(self, line: bytes) -> None:
-        self._write_line(line.decode("utf-8", "replace").rstrip("\r"))
+    def _say(self, count: int) -> None:
+        for _ in range(min(count, len(self._lines))):
+            self._write_line(self._lines.popleft().decode("utf-8", "replace").rstrip("\r"))
 
     def _close(self) -> None:
         if not self._open:
             return
         self._open = False
-        self._loop.remove_reader(self._descriptor)
+        self._listen(False)
         os.close(self._descriptor)
         if self._pending:
-            self._say(self._pending)
+            self._lines.append(self._pending)
             self._pending = b""

@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from mlx_dp.orchestrator.process.held_signals import held_signals
 from mlx_dp.proto.grammar import Grammar, complaint_line
 
 CHILDREN: Final = 2
@@ -49,14 +50,15 @@ class GrammarCheck:
         return await asyncio.shield(compiling)
 
     def _compile(self, grammar: Grammar) -> str | None:
-        # A session of its own: Ctrl-C ends the service, which lets running requests finish.
-        ended = subprocess.run(
-            self._command,
-            input=msgspec.json.encode(grammar),
-            capture_output=True,
-            check=False,
-            start_new_session=True,
-        )
+        # What ends the service lets running requests finish, and this child ends by itself soon.
+        with held_signals():
+            ended = subprocess.run(
+                self._command,
+                input=msgspec.json.encode(grammar),
+                capture_output=True,
+                check=False,
+                start_new_session=True,
+            )
         if ended.returncode == -signal.SIGALRM:
             return "it takes too long to compile: make it simpler"
         if ended.returncode in _CRASHES:

@@ -119,8 +119,9 @@ async def _signal(stage: Stage, service: ChaosService, *, twice: bool) -> None:
     status = await service.exited(stage.settings.slack * (AT_ONCE_S if twice else DRAIN_S))
     times = stage.result.detection_s if twice else stage.result.recovery_s
     times.append(time.monotonic() - signalled_s)
-    # A drain that was over before the second signal is an orderly end.
-    allowed = (0, 128 + number) if twice else (0,)
+    # A drain that was over before the second signal is an orderly end. Ctrl-C has its own status.
+    orderly = 128 + number if number == signal.SIGINT else 0
+    allowed = (orderly, 128 + number) if twice else (orderly,)
     if status not in allowed:
         stage.result.violate(f"exit status {status} after {number.name}, {twice=}")
 

@@ -70,9 +70,6 @@ class SimulatedProcess:
         if not self._deaf:
             self._signal(-6)
 
-    def terminate(self) -> None:
-        self._signal(-15)
-
     def kill(self) -> None:
         self.die(-9)
 

@@ -120,11 +120,11 @@ def preparing(wait_s: float) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_preparation(number: signal.Signals) -> None:
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+def test_a_signal_ends_the_preparation(number: signal.Signals, status: int) -> None:
     with preparing(0.0) as process:
         process.send_signal(number)
-        assert process.wait(200.0) == 0
+        assert process.wait(200.0) == status
 
 
 @pytest.mark.system

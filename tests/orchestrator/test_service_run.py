@@ -56,6 +56,9 @@ class Control:
             raise RestartRefusedError("a restart is under way already")
         return (0, 1)
 
+    def abandon(self) -> None:
+        self.events.append("abandon")
+
     def kill_all(self) -> None:
         self.events.append("kill")
         if self.kill_fails:
@@ -145,10 +148,42 @@ def test_a_bug_of_ours_during_the_drain_is_no_clean_end() -> None:
     asyncio.run(scenario())
 
 
+def test_a_drain_that_ctrl_c_asked_for_has_the_status_of_ctrl_c() -> None:
+    async def scenario() -> None:
+        run = Scenario(READY)
+        await asyncio.sleep(0)
+        os.kill(os.getpid(), signal.SIGINT)
+        await run.until("drain 3")
+        run.control.drained.set()
+        assert await run.ended() == 128 + signal.SIGINT
+
+    asyncio.run(scenario())
+
+
+def test_a_second_signal_ends_requests_and_then_what_is_left_in_order() -> None:
+    async def scenario() -> None:
+        run = Scenario(READY)
+        await asyncio.sleep(0)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await run.until("drain 3")
+        os.kill(os.getpid(), signal.SIGINT)
+        await run.until("abandon")
+        assert not run.task.done(), "streams take their last event first"
+        run.control.drained.set()
+        assert await run.ended() == 128 + signal.SIGINT
+        assert run.control.events[2:] == ["abandon", "stop workers", "close endpoint"]
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_second_signal_kills_and_leaves(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("signals", [2, 3])
+def test_a_third_signal_or_what_outlasts_the_second_ends_at_once(
+    signals: int, fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     left: list[int] = []
     monkeypatch.setattr(service_run.os, "_exit", left.append)
+    monkeypatch.setattr(service_run, "LAST_EVENTS_S", 0.0 if signals == 2 else 60.0)
 
     async def scenario() -> None:
         run = Scenario(READY)
@@ -157,6 +192,9 @@ def test_a_second_signal_kills_and_leaves(fails: bool, monkeypatch: pytest.Monke
         os.kill(os.getpid(), signal.SIGINT)
         await run.until("drain 3")
         os.kill(os.getpid(), signal.SIGTERM)
+        await run.until("abandon")
+        if signals == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
         await run.until("kill")
         assert run.control.events[-1] == "close sockets"
         assert left == [128 + signal.SIGTERM]
@@ -164,6 +202,27 @@ def test_a_second_signal_kills_and_leaves(fails: bool, monkeypatch: pytest.Monke
         await run.ended()
 
     asyncio.run(scenario())
+
+
+def test_under_nohup_a_hang_up_stays_ignored_and_the_start_says_what_to_do() -> None:
+    async def scenario() -> None:
+        run = Scenario(READY)
+        async with asyncio.timeout(20.0):
+            while "ready at" not in run.output.getvalue():
+                await asyncio.sleep(0)
+        assert "SIGHUP stays ignored" in run.output.getvalue()
+        assert "POST /workers/{n}/restart" in run.output.getvalue()
+        os.kill(os.getpid(), signal.SIGHUP)
+        os.kill(os.getpid(), signal.SIGTERM)
+        run.control.drained.set()
+        assert await run.ended() == 0
+        assert "restart all" not in run.control.events
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        asyncio.run(scenario())
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_sighup_restarts_the_workers_and_ends_nothing() -> None:

@@ -3,13 +3,16 @@
 import os
 import re
 import shutil
+import signal
 import stat
 import subprocess
 import sys
 from pathlib import Path
 from typing import Final
 
+import psutil
 import pytest
+from served import wait_until
 
 ROOT: Final = Path(__file__).resolve().parent.parent.parent
 INSTALL: Final = (
@@ -19,7 +22,8 @@ INSTALL: Final = (
 pytestmark = pytest.mark.system
 
 # Answers questions as the real Python does, writes down what it is asked to install or run, and
-# makes a venv of copies of itself. While the file `broken` exists, pip fails.
+# makes a venv of copies of itself. While the file `broken` exists, pip fails; while `slow` does, it
+# starts a child and waits for it.
 PYTHON_STUB: Final = """#!/usr/bin/env bash
 repo={repo}
 case "$*" in
@@ -30,7 +34,11 @@ case "$*" in
         mkdir -p "${{@: -1}}/bin"
         cp $repo/python3 $repo/mlx-dp "${{@: -1}}/bin"
         mv "${{@: -1}}/bin/python3" "${{@: -1}}/bin/python" ;;
-    "-m pip"*) echo "$*" >>$repo/log; seq -f 'pip says %g' 250; [ ! -e $repo/broken ] ;;
+    "-m pip"*)
+        echo "$*" >>$repo/log
+        seq -f 'pip says %g' 250
+        [ ! -e $repo/slow ] || {{ sleep 600 & echo $! >$repo/sleeper; wait; }}
+        [ ! -e $repo/broken ] ;;
     "-m pytest"*) echo "$LD_PRELOAD|$OPENBLAS_NUM_THREADS|$*" ;;
     *) exec {python} "$@" ;;
 esac
@@ -169,6 +177,40 @@ def test_the_scripts_explain_themselves_and_install_nothing(
     assert status == 0
     assert out.startswith(f"Usage: scripts/{script}")
     assert checkout.log() == []
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_a_signal_during_the_install_is_one_line_and_leaves_nothing_running(
+    checkout: Checkout, number: signal.Signals, status: int
+) -> None:
+    (checkout.root / "slow").touch()
+    sleeper = checkout.root / "sleeper"
+    with checkout.start("serve") as process:
+        wait_until(lambda: sleeper.exists() and bool(sleeper.read_text()), "pip is at work")
+        process.send_signal(number)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == status
+    assert err.splitlines()[-1].startswith("serve: ")
+    assert len(err.splitlines()) == 3
+    pid = int(sleeper.read_text())
+    wait_until(lambda: not psutil.pid_exists(pid), "what pip has started is gone")
+    (checkout.root / "slow").unlink()
+    before = len(checkout.log())
+    assert checkout.run("serve")[0] == 0
+    assert checkout.log()[before] == f"-m venv --clear {checkout.root}/.venv"
+
+
+@pytest.mark.skipif(
+    subprocess.run(["env", "--block-signal=INT", "true"], capture_output=True).returncode != 0,
+    reason="this env cannot block signals",
+)
+def test_ctrl_c_waits_for_a_server_that_python_still_starts(checkout: Checkout) -> None:
+    checkout.run("serve")
+    show = "import signal; print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ()))"
+    (checkout.root / ".venv/bin/mlx-dp").write_text(f"#!{sys.executable}\n{show}\n")
+    assert checkout.run("serve")[1] == "True\n"
 
 
 def test_two_first_runs_at_once_install_once(checkout: Checkout) -> None:

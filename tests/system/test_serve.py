@@ -119,17 +119,6 @@ def test_a_second_signal_ends_it_at_once() -> None:
         wait_until(lambda: not any(map(alive, workers)), "its workers are gone")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_during_the_load_ends_it_cleanly(number: signal.Signals) -> None:
-    with Served(*FAKE, "--fake-load-time", "300") as served:
-        served.wait_for_line("worker 0: started")
-        workers = served.workers()
-        assert len(workers) == 1
-        served.signal(number)
-        assert served.exit_status() == 0
-        assert not any(map(alive, workers))
-
-
 def test_health_is_503_until_a_worker_is_ready() -> None:
     with Served(*FAKE, "--fake-load-time", "300") as served:
         line = served.wait_for_line("listening on http://")

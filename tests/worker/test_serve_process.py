@@ -87,23 +87,45 @@ def test_a_request_runs_to_its_end(controller, worker_process, shares, start_mes
     assert all(len(word) == 5 for word in bytes(answer).decode().split())
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("busy", [False, True])
-def test_a_terminated_worker_is_gone_at_once_and_an_interrupt_is_not_for_it(
-    busy: bool, controller, worker_process, shares, start_message
+def test_what_is_sent_to_a_whole_service_is_not_for_its_workers(
+    busy: bool, number: signal.Signals, controller, worker_process, shares, start_message
 ) -> None:
     (share,) = shares(requests=4)
     process = worker_process()
+    # While it is being started, and while it serves.
     controller.receive_until(Hello)
+    process.send_signal(number)
     controller.send(start_message(share, fake=FakeEngineOptions(decode_tokens_per_s=100.0)))
     controller.receive_until(Ready)
     if busy:
         controller.send(Submit(request_id=1, epoch=1, prompt_ids=(1,), max_tokens=8_000))
         controller.receive_until(Tokens)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     controller.receive_until(Tokens if busy else Heartbeat)
     controller.receive_until(Tokens if busy else Heartbeat)
-    process.terminate()
-    assert process.wait(timeout=200) == -signal.SIGTERM
+    controller.send(Shutdown())
+    assert process.wait(timeout=200) == ExitCode.OK
+
+
+def test_a_worker_that_prints_more_than_is_read_goes_on(
+    controller, worker_process, shares, start_message
+) -> None:
+    (share,) = shares(requests=4)
+    process = worker_process()
+    controller.receive_until(Hello)
+    controller.send(start_message(share))
+    controller.receive_until(Ready)
+    # It warns of each, and its output is not read: several times what a pipe holds.
+    for _ in range(3_000):
+        controller.send(start_message(share))
+    controller.send(Submit(request_id=7, epoch=1, prompt_ids=(72, 105), max_tokens=3))
+    controller.receive_until(Finished)
+    controller.send(Shutdown())
+    _, errors = process.communicate(timeout=200)
+    assert process.returncode == ExitCode.OK
+    assert errors.count("ignored a second Start") < 3_000
 
 
 @pytest.mark.parametrize("number", [signal.SIGABRT, signal.SIGUSR1])

@@ -23,7 +23,7 @@ def test_a_worker_that_is_gone_before_its_ready_is_read_gets_no_request() -> Non
     assert owner is not None and not owner.takes_requests
 
 
-def test_at_the_stop_a_worker_that_loads_is_told_by_signal_and_one_that_serves_by_message() -> None:
+def test_at_the_stop_a_worker_that_loads_is_killed_and_one_that_serves_told_by_message() -> None:
     world, serving = one_loading()
     serving.become_ready()
     world.core.on_arrival()
@@ -31,7 +31,7 @@ def test_at_the_stop_a_worker_that_loads_is_told_by_signal_and_one_that_serves_b
     world.settle()
     loading = next(worker for worker in world.alive() if worker is not serving)
     world.core.stop()
-    assert loading.signals == ["terminate"]
+    assert loading.signals == ["kill"]
     assert serving.signals == []
     serving.receive()
     assert world.alive() == []

@@ -73,6 +73,18 @@ def page_of(service: Service) -> str:
     return response.text
 
 
+def test_lines_of_the_log_that_were_dropped_are_counted() -> None:
+    app = create_app(ScriptedService(), OPTIONS, FakeTextModel(512), dropped_lines=lambda: 7)
+
+    async def page() -> str:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return (await client.get("/metrics")).text
+
+    assert samples(asyncio.run(page()))["mlx_dp:log_lines_dropped_total"] == 7
+    assert samples(page_of(ScriptedService()))["mlx_dp:log_lines_dropped_total"] == 0
+
+
 def test_both_families_are_there_and_each_has_a_type_line() -> None:
     page = page_of(ScriptedService())
     lines = page.splitlines()

@@ -105,10 +105,9 @@ def test_statuses_and_signals_are_told_apart() -> None:
         run = Run(WAIT_FOR_PARENT)
         child = run.spawn(0)
         await run.wait_for_line(0, "up")
-        child.terminate()
-        assert await run.exit_status(0) == -signal.SIGTERM
+        os.kill(child.pid, signal.SIGUSR1)
+        assert await run.exit_status(0) == -signal.SIGUSR1
         child.kill()
-        child.terminate()
         child.abort()
 
     asyncio.run(scenario())
@@ -212,7 +211,6 @@ def test_a_signal_to_one_that_has_just_ended_spares_nothing_of_its_group() -> No
         while alive(child.pid):
             time.sleep(0.01)
         child.abort()
-        child.terminate()
         assert await run.exit_status(0) == 1
         await gone(int(run.lines[0][1]))
 

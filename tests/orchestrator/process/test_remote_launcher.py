@@ -115,14 +115,13 @@ def test_a_kill_is_an_order_to_the_host_until_it_has_ended(world) -> None:
     process = world.spawn()
     world.wire.sent.clear()
     process.abort()
-    process.terminate()
     process.kill()
     assert world.wire.sent == [
-        (LINK, SignalWorker(identity="w1-a", signal=number)) for number in (6, 15, 9)
+        (LINK, SignalWorker(identity="w1-a", signal=number)) for number in (6, 9)
     ]
     world.wire.say(LINK, WorkerExited(identity="w1-a", status=-9))
     process.kill()
-    assert len(world.wire.sent) == 3
+    assert len(world.wire.sent) == 2
 
 
 def test_a_silent_host_counts_as_the_end_of_its_worker(world) -> None:

@@ -69,9 +69,6 @@ class Worker:
     def abort(self) -> None:
         self.signals.append("abort")
 
-    def terminate(self) -> None:
-        self.signals.append("terminate")
-
     def kill(self) -> None:
         self.signals.append("kill")
         asyncio.get_running_loop().call_soon(self.on_exit, -9)
@@ -202,7 +199,7 @@ def test_without_once_it_comes_back_under_a_new_identity() -> None:
     assert second.closed
 
 
-@pytest.mark.parametrize(("number", "signal"), [(6, "abort"), (15, "terminate"), (9, "kill")])
+@pytest.mark.parametrize(("number", "signal"), [(6, "abort"), (9, "kill")])
 def test_signals_reach_the_worker_that_they_name(number: int, signal: str) -> None:
     world = World(lambda world, channel: launched(channel))
 

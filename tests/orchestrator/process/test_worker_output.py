@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from itertools import pairwise
 
 from mlx_dp.orchestrator.process.worker_output import WorkerOutput
 
@@ -45,3 +46,27 @@ def test_broken_text_is_shown_not_raised() -> None:
         return lines
 
     assert asyncio.run(scenario()) == ["\ufffd[bold]"]
+
+
+def test_a_flood_of_lines_leaves_the_loop_its_turns() -> None:
+    async def scenario() -> list[int]:
+        lines: list[str] = []
+        reading, writing = os.pipe()
+        output = WorkerOutput(reading, lines.append)
+        os.write(writing, b"x\n" * 30_000)
+        seen = []
+        async with asyncio.timeout(60.0):
+            while len(lines) < 30_000:
+                await asyncio.sleep(0)
+                seen.append(len(lines))
+        os.write(writing, b"later\n")
+        async with asyncio.timeout(60.0):
+            while lines[-1] != "later":
+                await asyncio.sleep(0)
+        os.close(writing)
+        output.finish()
+        assert len(lines) == 30_001
+        return seen
+
+    seen = asyncio.run(scenario())
+    assert max(after - before for before, after in pairwise(seen)) <= 64

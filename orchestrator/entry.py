@@ -1,0 +1,39 @@
+"""Where the program starts: what must hold before the imports, which take most of a second.
+
+Imports as little as it can: an interrupt before ``main`` is Python's own, with a traceback.
+"""
+
+import os
+import signal
+
+INTERRUPTED = "mlx-dp: interrupted"
+
+
+def main() -> None:
+    """Run the command line of this process."""
+    signal.signal(signal.SIGINT, _interrupted)
+    # scripts/serve starts us with it blocked, where it can.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
+    from mlx_dp.orchestrator.process.log_stream import (
+        install_dropping_stderr,
+        open_standard_descriptors,
+    )
+
+    open_standard_descriptors()
+    install_dropping_stderr()
+    from mlx_dp.orchestrator import cli
+
+    signal.signal(signal.SIGINT, cli.end_by_signal)
+    cli.main()
+
+
+def _interrupted(number: int, frame: object) -> None:
+    # Nothing has been started yet, so that there is nothing to clean up. An exception in place of
+    # this might be swallowed by a module that is just being imported.
+    import select
+
+    try:
+        if select.select([], [2], [], 0)[1]:
+            os.write(2, f"{INTERRUPTED}\n".encode())
+    finally:
+        os._exit(128 + number)
