@@ -22,7 +22,9 @@ async def echoes(
     """Return the text of each answer's prompt. Raises ApiError for one that nobody could run."""
     found: list[str] = []
     for prompt in fields.prompt:
-        shown = await _text(prompt, text, limits, share, skip=fields.skip_special_tokens is not False)
+        shown = await _text(
+            prompt, text, limits, share, skip=fields.skip_special_tokens is not False
+        )
         found += [shown] * fields.choices
     return found
 

@@ -73,9 +73,7 @@ class ChatEncoder:
         # Their texts tell: they are in the encoding with the white space that they take in.
         number_of = {symbol: token for token, symbol in symbol_of.items()}
         number_of.update((entry.content, token) for token, entry in self._plain_added())
-        added = {
-            number: entry.content for number, entry in made.get_added_tokens_decoder().items()
-        }
+        added = {number: entry.content for number, entry in made.get_added_tokens_decoder().items()}
         return tuple(
             number_of[added[number]] if number in added and added[number] in text else number
             for text, number in zip(encoding.tokens, encoding.ids, strict=True)
@@ -139,6 +137,6 @@ def _without(tokenizer: Tokenizer, removed: Iterable[str]) -> Any:
         ]
         if model["type"] != "BPE":
             del model["merges"]
-    bare = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": []}
+    bare: dict[str, Any] = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": []}
     parts = {"normalizer": None, "pre_tokenizer": None, "post_processor": None, "decoder": None}
     return Tokenizer.from_str(json.dumps({**bare, **parts, "model": model})).model

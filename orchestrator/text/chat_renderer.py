@@ -11,11 +11,11 @@ the origin of each character.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeGuard
 
 import jinja2
 
-from mlx_dp.orchestrator.text.chat_template import ChatTemplateError
+from mlx_dp.orchestrator.text.chat_template import ChatTemplateError, ChatTemplateTimeoutError
 from mlx_dp.orchestrator.text.control_tokens import ROLES, ControlTokens, TokenFinder
 from mlx_dp.orchestrator.text.placeholders import NoSymbolLeftError, Placeholders, is_coverable
 from mlx_dp.orchestrator.text.text_model import Chat, RenderedChat
@@ -103,7 +103,7 @@ class ChatRenderer:
     def render(self, chat: Chat, render: Render) -> RenderedChat:
         """Return the prompt, with what shows its own control tokens where that is in doubt."""
         try:
-            texts = list(_strings(chat))
+            texts = list(_strings([*chat.messages, chat.arguments]))
             folded = self._folded(texts)
             if not self._in_doubt(texts, folded):
                 return RenderedChat(render(chat))
@@ -124,7 +124,9 @@ class ChatRenderer:
     def _in_doubt(self, texts: list[str], folded: frozenset[str]) -> bool:
         # Most conversations have none of these characters, and are rendered once.
         signs = self._alphabet.first_signs
-        return self._has_parts or bool(folded) or any(not signs.isdisjoint(t) for t in texts)
+        if self._has_parts or folded:
+            return True
+        return any(sign in text for text in texts for sign in signs)
 
     def _render_twice(
         self, chat: Chat, render: Render, texts: list[str], folded: frozenset[str]
@@ -138,13 +140,8 @@ class ChatRenderer:
 
         neutral = rendered(frozenset())
         text = covers.uncover(neutral)
-        signs = self._alphabet.signs | folded
-        marked = neutral
-        for characters in (everything, signs) if self._has_parts else (signs,):
-            marked = rendered(characters)
-            if covers.uncover(marked) == text:
-                break
-        else:
+        marked = self._marked(rendered, covers, text, everything, self._alphabet.signs | folded)
+        if covers.uncover(marked) != text:
             # The template looks at these characters. It may, as long as its own tokens are the
             # same; if they are not, what it makes of the conversation without them is safe.
             if self._controls(marked) == self._controls(neutral):
@@ -154,6 +151,28 @@ class ChatRenderer:
         if self._normalize is None and spans == list(self._tokens.anywhere.spans(marked)):
             return RenderedChat(text)
         return RenderedChat(text, marked)
+
+    def _marked(
+        self,
+        rendered: Callable[[frozenset[str]], str],
+        covers: Placeholders,
+        text: str,
+        everything: frozenset[str],
+        signs: frozenset[str],
+    ) -> str:
+        """Return the prompt with as many characters covered as are needed."""
+        if self._has_parts:
+            # The signs may all be the template's, and letters of the text between them.
+            try:
+                marked = rendered(everything)
+            except ChatTemplateTimeoutError:
+                raise
+            except ChatTemplateError:
+                # It compares words with its own, and refuses those that it does not know.
+                marked = ""
+            if covers.uncover(marked) == text:
+                return marked
+        return rendered(signs)
 
     def _covered(
         self, text: str, by_assistant: bool, covers: Placeholders, characters: frozenset[str]
@@ -192,15 +211,20 @@ class ChatRenderer:
         return False
 
 
-def _strings(chat: Chat) -> Iterator[str]:
-    found: list[str] = []
+def _strings(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from filter(_is_string, value)
+        for item in value.values():
+            yield from _strings(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _strings(item)
 
-    def note(text: str, _by_assistant: bool) -> str:
-        found.append(text)
-        return text
 
-    _changed(chat, note)
-    yield from found
+def _is_string(value: object) -> TypeGuard[str]:
+    return isinstance(value, str)
 
 
 def _changed(chat: Chat, change: Change) -> Chat:

@@ -37,7 +37,7 @@ def _ids_of(path: Path, tokenizer: Tokenizer, directory: Path) -> Iterator[int]:
         for token in value if isinstance(value, list) else [value]:
             found = tokenizer.token_to_id(token) if isinstance(token, str) else token
             # A negative id is how some files say that there is none.
-            if token is None or type(found) is int and found < 0:
+            if token is None or (type(found) is int and found < 0):
                 continue
             if type(found) is not int or (limit is not None and found >= limit):
                 raise ConfigError(

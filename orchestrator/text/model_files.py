@@ -33,9 +33,7 @@ def read_json(path: Path) -> Json:
     return value
 
 
-def read_facts(
-    directory: Path, *, vocab_size: int, eos_token_ids: tuple[int, ...]
-) -> ModelFacts:
+def read_facts(directory: Path, *, vocab_size: int, eos_token_ids: tuple[int, ...]) -> ModelFacts:
     """Collect the facts; the arguments are what the tokenizer knows."""
     config = read_json(directory / "config.json")
     text_config = config.get("text_config")

@@ -96,13 +96,14 @@ def _quiet_transformers() -> Iterator[None]:
     errors_only = _ErrorsOnly()
     theirs.addFilter(errors_only)
     try:
-        from transformers.utils import logging as their_logging
+        # The import sets the level of its own accord.
+        import transformers  # noqa: F401
 
-        level = their_logging.get_verbosity()
-        their_logging.set_verbosity_error()
+        level = theirs.level
+        theirs.setLevel(logging.ERROR)
         try:
             yield
         finally:
-            their_logging.set_verbosity(level)
+            theirs.setLevel(level)
     finally:
         theirs.removeFilter(errors_only)

@@ -16,7 +16,7 @@ from mlx_dp.orchestrator.options import HttpOptions
 from mlx_dp.orchestrator.service import Ended, NewTokens
 from mlx_dp.orchestrator.text.chat_template import LIMIT_S, ChatTemplateTimeoutError
 from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
-from mlx_dp.orchestrator.text.text_model import Chat
+from mlx_dp.orchestrator.text.text_model import Chat, RenderedChat
 from mlx_dp.proto.messages import FinishReason
 from mlx_dp.proto.token_chunk import TokenLogprob
 
@@ -97,10 +97,10 @@ def test_a_slow_template_is_rendered_beside_the_event_loop(ends: bool) -> None:
     loop_thread = threading.current_thread()
 
     class Text(FakeTextModel):
-        def render_chat(self, chat: Chat, *, limit_s: float) -> str:
+        def render_chat(self, chat: Chat, *, limit_s: float) -> RenderedChat:
             limits.append((limit_s, threading.current_thread() is loop_thread))
             if ends and len(limits) > 1:
-                return "x"
+                return RenderedChat("x")
             raise ChatTemplateTimeoutError("it takes longer")
 
     response = call(ScriptedService(), "POST", CHAT, text=Text(512), json={"messages": HI})
@@ -115,9 +115,9 @@ def test_long_names_are_rendered_beside_the_event_loop_too() -> None:
     threads: list[threading.Thread] = []
 
     class Text(FakeTextModel):
-        def render_chat(self, chat: Chat, *, limit_s: float) -> str:
+        def render_chat(self, chat: Chat, *, limit_s: float) -> RenderedChat:
             threads.append(threading.current_thread())
-            return "x"
+            return RenderedChat("x")
 
     short = [{"role": "user", "content": "x", "name": "y" * 200}]
     for messages in (short, short * 30):
