@@ -115,7 +115,7 @@ def split_byte_level() -> Tokenizer:
 
 
 def sentencepiece_bpe(*, legacy: bool) -> Tokenizer:
-    """As Llama 2: bytes for what the vocabulary lacks, and a space before each piece or the first."""
+    """As Llama 2: bytes for what the vocabulary lacks, a space before each piece or the first."""
     pieces = Tokenizer(models.BPE())
     pieces.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
     trainer = trainers.BpeTrainer(

@@ -137,6 +137,6 @@ def _without(tokenizer: Tokenizer, removed: Iterable[str]) -> Any:
         ]
         if model["type"] != "BPE":
             del model["merges"]
-    bare: dict[str, Any] = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": []}
-    parts = {"normalizer": None, "pre_tokenizer": None, "post_processor": None, "decoder": None}
-    return Tokenizer.from_str(json.dumps({**bare, **parts, "model": model})).model
+    parts = ("truncation", "padding", "normalizer", "pre_tokenizer", "post_processor", "decoder")
+    bare = {"version": "1.0", "added_tokens": [], **dict.fromkeys(parts), "model": model}
+    return Tokenizer.from_str(json.dumps(bare)).model

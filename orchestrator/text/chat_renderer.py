@@ -178,6 +178,8 @@ class ChatRenderer:
         self, text: str, by_assistant: bool, covers: Placeholders, characters: frozenset[str]
     ) -> str:
         """Cover control tokens wholly, and of the rest the characters; markers stay."""
+        if not characters and not any(sign in text for sign in self._alphabet.first_signs):
+            return text
         tokens = self._tokens.of_assistant if by_assistant else self._tokens.anywhere
         pieces: list[str] = []
         end = 0

@@ -43,8 +43,9 @@ class TokenFinder:
             start = found.start()
             at = start + 1
             for length in self._lengths:
-                if text[start : start + length] in self._tokens:
-                    at = start + length
+                token = text[start : start + length]
+                if token in self._tokens:
+                    at = start + len(token)
                     yield start, at
                     break
 

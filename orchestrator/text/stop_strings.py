@@ -42,7 +42,7 @@ class StopStrings:
         shown_places = self._shown_places()
         if shown_places is not None:
             held = self._possible_start("".join([self._held[at] for at in shown_places]))
-            keep = min(keep, *shown_places[held : held + 1])
+            keep = min([keep, *shown_places[held : held + 1]])
         shown = self._shown(keep)
         self._drop(keep)
         return shown

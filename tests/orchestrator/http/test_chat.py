@@ -397,3 +397,26 @@ def test_trace_headers_are_passed_back() -> None:
     assert response.headers["traceparent"] == trace
     assert response.headers["tracestate"] == "a=b"
     assert OPTIONS.api_key is None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("skip", [None, True, False])
+def test_special_tokens_are_shown_on_request(stream: bool, skip: bool | None) -> None:
+    told = [granted(), NewTokens(ids=(97, 300, 98, 256)), Ended(reason=FinishReason.STOP)]
+    response = chat(ScriptedService(lambda _: told), stream=stream, skip_special_tokens=skip)
+    expected = "a<|300|>b" if skip is False else "ab"
+    found = deltas(response) if stream else response.json()["choices"][0]["message"]["content"]
+    assert found == expected
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_special_token_may_be_a_stop_string(stream: bool) -> None:
+    told = [granted(), NewTokens(ids=(97, 98, 300, 99)), Ended(reason=FinishReason.LENGTH)]
+    for stop, expected in (("<|300|>", "ab"), ("b<|300|>", "a")):
+        response = chat(ScriptedService(lambda _: told), stream=stream, stop=[stop])
+        if stream:
+            assert (deltas(response), reasons(response)) == (expected, ["stop"])
+        else:
+            [choice] = response.json()["choices"]
+            assert choice["message"]["content"] == expected
+            assert choice["finish_reason"] == "stop"

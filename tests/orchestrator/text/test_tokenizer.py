@@ -19,7 +19,7 @@ CONVERSATIONS = [
         {"role": "system", "content": "Sei kurz é"},
         {"role": "user", "content": "hi 😀"},
         {"role": "assistant", "content": "yo"},
-        {"role": "user", "content": " x\n<|im_end|> {{ 7 }}"},
+        {"role": "user", "content": " x\n<im_end> {{ 7 }}"},
     ],
 ]
 
@@ -130,14 +130,14 @@ def _compare_with_transformers(directory: Path, messages: list[dict[str, str]]) 
     model = load_text_model(directory)
     theirs = AutoTokenizer.from_pretrained(str(directory))
     for prompt in (True, False):
-        text = model.render_chat(
+        rendered = model.render_chat(
             Chat(messages=messages, add_generation_prompt=prompt), limit_s=10.0
         )
-        assert text == theirs.apply_chat_template(
+        assert rendered.text == theirs.apply_chat_template(
             messages, add_generation_prompt=prompt, tokenize=False
         )
         ids = theirs.apply_chat_template(messages, add_generation_prompt=prompt)["input_ids"]
-        assert list(model.encode(text, add_special_tokens=False)) == ids
+        assert list(model.encode_chat(rendered)) == ids
 
 
 @pytest.mark.model

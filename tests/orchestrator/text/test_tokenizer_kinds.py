@@ -85,7 +85,8 @@ def test_a_chat_without_control_tokens_has_the_ids_of_transformers(
     write_kind(KINDS[name], tmp_path)
     model, theirs = loaded(tmp_path)
     words = st.one_of(
-        st.text(max_size=8), st.sampled_from(["<", "<|", "|>", "<think>", "</think>", " ", "</", ">"])
+        st.text(max_size=8),
+        st.sampled_from(["<", "<|", "|>", "<think>", "</think>", " ", "</", ">"]),
     )
 
     @settings(max_examples=40, deadline=None, derandomize=True)
