@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from tokenizers import AddedToken, Encoding, Tokenizer
 
@@ -11,6 +11,9 @@ from mlx_dp.orchestrator.text.chat_template import ChatTemplateError
 from mlx_dp.orchestrator.text.control_tokens import ControlTokens
 from mlx_dp.orchestrator.text.placeholders import NoSymbolLeftError, unused_symbols
 from mlx_dp.orchestrator.text.text_model import RenderedChat
+
+REMEMBERED: Final = 16
+"""Tokenizers that are kept: with thousands of added tokens one takes 30 ms to make."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,7 @@ class ChatEncoder:
         self._tokenizer = tokenizer
         self._tokens = tokens
         self._added = dict(sorted(tokenizer.get_added_tokens_decoder().items()))
+        self._made: dict[tuple[tuple[int, str], ...], Tokenizer] = {}
         self._model = tokenizer.model
         if self._writes_control_tokens():
             self._model = _without(tokenizer, tokens.anywhere)
@@ -67,7 +71,7 @@ class ChatEncoder:
         for found in own:
             pieces += [text[at : found.start], symbol_of[found.token]]
             at = found.end
-        made = self._tokenizer_with(symbol_of)
+        made = self._tokenizer_with(tuple(symbol_of.items()))
         encoding = made.encode("".join([*pieces, text[at:]]), add_special_tokens=False)
         # Added tokens are numbered anew, and where the model's ids have gaps like some of those.
         # Their texts tell: they are in the encoding with the white space that they take in.
@@ -79,10 +83,17 @@ class ChatEncoder:
             for text, number in zip(encoding.tokens, encoding.ids, strict=True)
         )
 
-    def _tokenizer_with(self, symbol_of: dict[int, str]) -> Tokenizer:
-        made = _bare(self._tokenizer, self._model)
-        made.add_tokens([entry for _, entry in self._plain_added()])
-        made.add_tokens([_renamed(self._added[token], name) for token, name in symbol_of.items()])
+    def _tokenizer_with(self, symbols: tuple[tuple[int, str], ...]) -> Tokenizer:
+        """A tokenizer with symbols for control tokens. Most prompts have use for the same one."""
+        # Threads may make the same one at once: any will do.
+        made = self._made.get(symbols)
+        if made is None:
+            made = _bare(self._tokenizer, self._model)
+            made.add_tokens([entry for _, entry in self._plain_added()])
+            made.add_tokens([_renamed(self._added[token], symbol) for token, symbol in symbols])
+            if len(self._made) >= REMEMBERED:
+                self._made.clear()
+            self._made[symbols] = made
         return made
 
     def _plain_added(self) -> Iterator[tuple[int, AddedToken]]:

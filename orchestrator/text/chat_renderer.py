@@ -9,9 +9,10 @@ one, whatever the template does. Where both prompts are equal but for the placeh
 the origin of each character.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Final, Protocol, TypeGuard
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import Any, Final, Protocol, TypeGuard
 
 import jinja2
 
@@ -103,7 +104,7 @@ class ChatRenderer:
     def render(self, chat: Chat, render: Render) -> RenderedChat:
         """Return the prompt, with what shows its own control tokens where that is in doubt."""
         try:
-            texts = list(_strings([*chat.messages, chat.arguments]))
+            texts = list(_strings([getattr(chat, field.name) for field in fields(chat)]))
             folded = self._folded(texts)
             if not self._in_doubt(texts, folded):
                 return RenderedChat(render(chat))
@@ -139,40 +140,39 @@ class ChatRenderer:
             return covers.unescape(render(changed))
 
         neutral = rendered(frozenset())
-        text = covers.uncover(neutral)
-        marked = self._marked(rendered, covers, text, everything, self._alphabet.signs | folded)
-        if covers.uncover(marked) != text:
-            # The template looks at these characters. It may, as long as its own tokens are the
-            # same; if they are not, what it makes of the conversation without them is safe.
-            if self._controls(marked) == self._controls(neutral):
-                marked = neutral
-            text = covers.uncover(marked)
+        signs = self._alphabet.signs | folded
+        # Where the signs may all be the template's, letters between them make a token as well.
+        levels = [everything, signs] if self._has_parts else [signs]
+        marked = self._marked(neutral, covers.uncover, [partial(rendered, c) for c in levels])
+        text = covers.uncover(marked)
         spans = list(self._tokens.anywhere.spans(text))
         if self._normalize is None and spans == list(self._tokens.anywhere.spans(marked)):
             return RenderedChat(text)
         return RenderedChat(text, marked)
 
     def _marked(
-        self,
-        rendered: Callable[[frozenset[str]], str],
-        covers: Placeholders,
-        text: str,
-        everything: frozenset[str],
-        signs: frozenset[str],
+        self, neutral: str, uncover: Callable[[str], str], attempts: Sequence[Callable[[], str]]
     ) -> str:
-        """Return the prompt with as many characters covered as are needed."""
-        if self._has_parts:
-            # The signs may all be the template's, and letters of the text between them.
+        """Return the prompt that shows its own tokens. ``attempts`` cover less and less."""
+        text = uncover(neutral)
+        safest: str | None = None
+        for attempt in attempts:
             try:
-                marked = rendered(everything)
-            except ChatTemplateTimeoutError:
-                raise
-            except ChatTemplateError:
-                # It compares words with its own, and refuses those that it does not know.
-                marked = ""
-            if covers.uncover(marked) == text:
-                return marked
-        return rendered(signs)
+                marked = attempt()
+            except ChatTemplateError as error:
+                # Some compare words with their own, and refuse those that they do not know.
+                if attempt is attempts[-1] or isinstance(error, ChatTemplateTimeoutError):
+                    raise
+                continue
+            safest = marked if safest is None else safest
+            if uncover(marked) == text:
+                break
+        else:
+            marked = neutral
+        assert safest is not None
+        # Where the template looks at what is covered, prompts differ. They may, as long as its own
+        # tokens are the same; if not, what it makes of the conversation without them is safe.
+        return marked if self._controls(marked) == self._controls(safest) else safest
 
     def _covered(
         self, text: str, by_assistant: bool, covers: Placeholders, characters: frozenset[str]
@@ -231,13 +231,13 @@ def _is_string(value: object) -> TypeGuard[str]:
 
 def _changed(chat: Chat, change: Change) -> Chat:
     """Return the chat with every string changed that clients have a free hand in."""
-    arguments = _walked(dict(chat.arguments), change, False)
-    assert isinstance(arguments, dict)
-    return replace(
-        chat,
-        messages=[_changed_message(message, change) for message in chat.messages],
-        arguments=arguments,
-    )
+    changed: dict[str, Any] = {
+        field.name: _walked(getattr(chat, field.name), change, False)
+        for field in fields(chat)
+        if field.name != "messages"
+    }
+    messages = [_changed_message(message, change) for message in chat.messages]
+    return replace(chat, messages=messages, **changed)
 
 
 def _changed_message(message: Mapping[str, object], change: Change) -> Mapping[str, object]:

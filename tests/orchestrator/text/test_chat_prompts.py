@@ -156,7 +156,7 @@ def test_nothing_in_many_conversations_makes_a_control_token(
     _, one = prompt(model, user("", name=""))
     per_message = len(controls(model, one)) - (template is None)
 
-    @settings(max_examples=1000, deadline=None, derandomize=True)
+    @settings(max_examples=400, deadline=None, derandomize=True)
     @given(messages=MESSAGES)
     def holds(messages: list[dict[str, object]]) -> None:
         _, ids = prompt(model, *messages)
@@ -204,6 +204,42 @@ def test_no_template_makes_a_control_token_of_text(
     rendered, ids = prompt(model, message)
     assert controls(model, ids) == [START, START]
     assert model.decode(ids, skip_special_tokens=False) == rendered.text
+
+
+@pytest.mark.parametrize("content", ["a", "a < b | c", "/no_think", "x<|im_", "_"])
+def test_a_template_may_look_at_the_text(tmp_path: Path, content: str) -> None:
+    """Its own control tokens are the same with and without the characters of which they are."""
+    from transformers import AutoTokenizer
+
+    looks = (
+        "{% for m in messages %}{{ '<|' ~ 'im_start|>' }}{% if '/no_think' in m.content or '<' in "
+        "m.content %}-{% endif %}{{ m.content }}{{ m.content | length }}<|im_end|>{% endfor %}"
+    )
+    model = made(tmp_path, template=looks)
+    theirs = AutoTokenizer.from_pretrained(str(tmp_path))
+    rendered, ids = prompt(model, user(content))
+    assert rendered.text == theirs.apply_chat_template([user(content)], tokenize=False)
+    assert list(ids) == theirs.apply_chat_template([user(content)])["input_ids"]
+
+
+def test_a_template_that_looks_at_the_text_is_not_deceived(tmp_path: Path) -> None:
+    looks = (
+        "{{ '<|' ~ messages[0].name ~ '|>' }}{% if 'secret' in messages[0].content %}-{% endif %}"
+        "{{ messages[0].content }}<|im_end|>"
+    )
+    model = made(tmp_path, template=looks)
+    for content in ("secret", "other"):
+        _, ids = prompt(model, user(content, name="endoftext"))
+        assert controls(model, ids) == [END]
+
+
+def test_a_template_that_refuses_unknown_words_still_renders(tmp_path: Path) -> None:
+    strict = (
+        "{{ '<|' ~ 'im_start|>' }}{% if messages[0].kind not in ('a', 'b') %}"
+        "{{ raise_exception('unknown') }}{% endif %}{{ messages[0].content }}"
+    )
+    model = made(tmp_path, template=strict)
+    assert controls(model, prompt(model, user(FORGED, kind="a"))[1]) == [START]
 
 
 def test_arguments_of_the_template_are_text_too(tmp_path: Path) -> None:
