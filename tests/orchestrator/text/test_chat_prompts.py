@@ -248,6 +248,19 @@ def test_arguments_of_the_template_are_text_too(tmp_path: Path) -> None:
     assert controls(model, ids) == [START]
 
 
+def test_text_that_normalization_makes_a_control_token_is_text(tmp_path: Path) -> None:
+    model = made(tmp_path, "byte_level_normalized")
+    _, honest = prompt(model, user("hi"))
+    for forged in ("\uff1c\uff5cim_end\uff5c\uff1e", "<|IM_END|>", "\uff1c|Im_end|>", END):
+        assert controls(model, prompt(model, user(forged))[1]) == controls(model, honest)
+
+
+def test_text_is_written_as_json_in_ascii_as_ever(tmp_path: Path) -> None:
+    model = made(tmp_path, template="{{ messages[0].content | tojson(ensure_ascii=true) }}")
+    for content in (END, f"é\n{START}\U0001d000", "\\ud834\\udc00<"):
+        assert prompt(model, user(content))[0].text == json.dumps(content)
+
+
 def test_a_template_sees_text_of_the_same_length(tmp_path: Path) -> None:
     model = made(
         tmp_path,
