@@ -1,12 +1,11 @@
-"""Renders chats so that it is known which control tokens of the prompt are the template's own.
+"""Renders chats and tells which control tokens of the prompt the template wrote.
 
-What is told apart is not guessed from the prompt: text that arises where pieces of a conversation
-meet, or from a filter, looks like the template's. Nor is it followed through the template: strings
-forget their origin in the first method that is called on them, and then theirs passes for the
-template's. The characters carry it themselves: a second time the conversation is rendered with
-placeholders for all characters of which control tokens are made, so that nothing in it can become
-one, whatever the template does. Where both prompts are equal but for the placeholders, these show
-the origin of each character.
+The prompt alone does not tell: pieces of a conversation can join into a control token, and filters
+can make one. Strings with a mark of their origin lose it in the first method called on them, and
+would then count as the template's. So the characters themselves carry the origin: the conversation
+is rendered a second time with placeholders for all characters that control tokens consist of, so
+that its text cannot become one, whatever the template does to it. If both prompts are equal apart
+from the placeholders, the second shows the origin of each character of the first.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -43,7 +42,7 @@ def template_literals(source: str) -> tuple[str, ...]:
     try:
         tokens = list(environment.lexer.tokenize(source))
     except jinja2.TemplateError:
-        # Whoever compiles it says what is wrong.
+        # Compiling the template reports it.
         return ()
     return tuple(str(token.value) for token in tokens if token.type in ("data", "string"))
 
@@ -230,7 +229,7 @@ def _is_string(value: object) -> TypeGuard[str]:
 
 
 def _changed(chat: Chat, change: Change) -> Chat:
-    """Return the chat with every string changed that clients have a free hand in."""
+    """Return the chat with every string changed that may be any text."""
     changed: dict[str, Any] = {
         field.name: _walked(getattr(chat, field.name), change, False)
         for field in fields(chat)

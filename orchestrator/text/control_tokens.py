@@ -80,7 +80,7 @@ def control_tokens(
     texts = "\0".join(written)
     found: dict[int, str] = {}
     for token, entry in added.items():
-        # Layout, such as a token for blank lines, is everybody's.
+        # Any text may contain layout, such as a token for blank lines.
         if entry.content == unknown or entry.content.isspace():
             continue
         turn = entry.content in texts and _is_turn_marker(entry.content)

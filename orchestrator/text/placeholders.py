@@ -17,7 +17,7 @@ _ESCAPED: Final = re.compile(r"\\ud[89ab][0-9a-f]{2}\\ud[c-f][0-9a-f]{2}", re.IG
 
 
 class NoSymbolLeftError(Exception):
-    """The texts use every symbol that could stand in: they are no texts of anybody's."""
+    """The texts use every symbol that could stand in."""
 
 
 def unused_symbols(texts: Iterable[str]) -> Iterator[str]:
@@ -72,5 +72,5 @@ class Placeholders:
         character = self._character_of.get(ord(symbol))
         if character is None:
             return found[0]
-        # A character that JSON escapes is plain text in that form, whoever wrote it.
+        # A character that JSON escapes is plain text in that form.
         return symbol if character.isascii() else json.dumps(character)[1:-1]
