@@ -60,10 +60,12 @@ def _add_generation(app: FastAPI, endpoint: Endpoint) -> None:
 
     @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
+        """Text of messages stays text: only the chat template writes control tokens."""
         return await routes.chat(request)
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
+        """Special tokens in a prompt's text count as such, as everywhere on this route."""
         return await routes.completions(request)
 
 

@@ -37,6 +37,7 @@ def choices(work: Work, text: TextModel, limits: AdmissionLimits | None) -> Iter
     """Yield the answers to generate, those to one prompt behind each other."""
     fields = work.fields
     stops = stop_token_ids(fields, text.facts.eos_token_ids)
+    skip = fields.skip_special_tokens is not False
     for ids in work.prompts:
         max_tokens = fields.answer_tokens
         if max_tokens is None:
@@ -59,7 +60,13 @@ def choices(work: Work, text: TextModel, limits: AdmissionLimits | None) -> Iter
                     grammar=work.grammar,
                     label=work.label,
                 ),
-                ChoiceText(text.detokenizer(), StopStrings(fields.stop), frozenset(stops)),
+                ChoiceText(
+                    text.detokenizer(skip_special_tokens=skip),
+                    StopStrings(fields.stop),
+                    frozenset(stops),
+                    text.special_text,
+                    skip_special_tokens=skip,
+                ),
             )
 
 

@@ -22,12 +22,20 @@ async def echoes(
     """Return the text of each answer's prompt. Raises ApiError for one that nobody could run."""
     found: list[str] = []
     for prompt in fields.prompt:
-        found += [await _text(prompt, text, limits, share)] * fields.choices
+        shown = await _text(
+            prompt, text, limits, share, skip=fields.skip_special_tokens is not False
+        )
+        found += [shown] * fields.choices
     return found
 
 
 async def _text(
-    prompt: Prompt, text: TextModel, limits: AdmissionLimits | None, share: LoopShare
+    prompt: Prompt,
+    text: TextModel,
+    limits: AdmissionLimits | None,
+    share: LoopShare,
+    *,
+    skip: bool,
 ) -> str:
     if isinstance(prompt, str):
         return prompt
@@ -37,8 +45,8 @@ async def _text(
         raise from_refused(RefusedError(why, param="prompt"), {})
     if len(prompt) <= INLINE_TOKENS:
         await share.take(len(prompt))
-        return text.decode(prompt)
-    detokenizer = text.detokenizer()
+        return text.decode(prompt, skip_special_tokens=skip)
+    detokenizer = text.detokenizer(skip_special_tokens=skip)
     pieces: list[str] = []
     for at in range(0, len(prompt), _SLICE):
         await share.take(TURN_UNITS)

@@ -11,7 +11,7 @@ from mlx_dp.orchestrator.text.chat_template import (
     ChatTemplateError,
     ChatTemplateTimeoutError,
 )
-from mlx_dp.orchestrator.text.text_model import Chat, TextModel
+from mlx_dp.orchestrator.text.text_model import Chat, RenderedChat, TextModel
 from mlx_dp.proto.admission import AdmissionLimits
 
 logger = logging.getLogger(__name__)
@@ -67,8 +67,13 @@ def _ids(
     param: str,
     limit_s: float,
 ) -> tuple[int, ...]:
-    rendered = prompt if isinstance(prompt, str) else text.render_chat(prompt, limit_s=limit_s)
-    special = isinstance(prompt, str)
+    chat: RenderedChat | None = None
+    if isinstance(prompt, str):
+        rendered = prompt
+    else:
+        chat = text.render_chat(prompt, limit_s=limit_s)
+        rendered = chat.text
+    special = chat is None
     most = None if limits is None else limits.max_request_tokens
     if most is not None and len(rendered) > CHARS_PER_TOKEN * (most + TOKENS_AT_A_CUT):
         # Too long, most likely: find out without tokenizing all of it.
@@ -81,4 +86,6 @@ def _ids(
                 param=param,
                 code="context_length_exceeded",
             )
+    if chat is not None:
+        return text.encode_chat(chat)
     return text.encode(rendered, add_special_tokens=special)

@@ -137,6 +137,7 @@ class GenerationFields(BaseModel):
         | None
     ) = None
     ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
     cache_salt: Annotated[str, Field(max_length=MAX_CACHE_SALT_CHARS)] | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None

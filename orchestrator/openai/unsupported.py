@@ -53,7 +53,6 @@ NEUTRAL: Final[Neutral] = MappingProxyType(
         "continue_final_message": _OFF,
         "include_stop_str_in_output": _OFF,
         "no_stop_trim": _OFF,
-        "skip_special_tokens": (None, True),
         "detokenize": (None, True),
         "truncate_prompt_tokens": _NONE,
         "stop_regex": _EMPTY,

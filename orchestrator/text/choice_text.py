@@ -1,6 +1,7 @@
 """The text of one answer, from the tokens of its events: pure, and independent of the owner."""
 
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from mlx_dp.orchestrator.service import NewTokens
@@ -29,20 +30,34 @@ class Piece:
         return bool(self.text or self.logprobs)
 
 
+def _no_text(_token: int) -> str:
+    return ""
+
+
 class ChoiceText:
     """Turns token ids into text that may be shown, and counts them.
 
     A stop token is counted but not shown. A stop string and what follows is neither shown nor
     counted beyond the token that completes it. Log-probabilities wait for the text of their
-    token, so that they do not give away a stop string either.
+    token, so that they do not give away a stop string either. Stop strings match
+    with the names of special tokens, which ``special_text`` gives, though ``detokenizer`` leaves
+    them out (``skip_special_tokens``).
     """
 
     def __init__(
-        self, detokenizer: Detokenizer, stops: StopStrings, stop_token_ids: frozenset[int]
+        self,
+        detokenizer: Detokenizer,
+        stops: StopStrings,
+        stop_token_ids: frozenset[int],
+        special_text: Callable[[int], str] = _no_text,
+        *,
+        skip_special_tokens: bool = True,
     ) -> None:
         self._detokenizer = detokenizer
         self._stops = stops
         self._stop_token_ids = stop_token_ids
+        self._special_text = special_text
+        self._skips_special = skip_special_tokens
         self._waiting: list[ShownToken] = []
         self._decoded_chars = 0
         self._shown_chars = 0
@@ -64,6 +79,8 @@ class ChoiceText:
             if new.logprobs:
                 self._waiting.append(ShownToken(token, new.logprobs[at], self._decoded_chars))
             texts.append(self._stops.push(self._decode((token,))))
+            if not self._stops.stopped and self._stops.active:
+                texts.append(self._stops.push(self._hidden_text(token), hidden=True))
             if self._stops.stopped:
                 break
         return self._piece("".join(texts))
@@ -83,6 +100,11 @@ class ChoiceText:
         text = self._detokenizer.push(ids)
         self._decoded_chars += len(text)
         return text
+
+    def _hidden_text(self, token: int) -> str:
+        if self._skips_special or token in self._stop_token_ids:
+            return self._special_text(token)
+        return ""
 
     def _piece(self, text: str, *, last: bool = False) -> Piece:
         self._shown_chars += len(text)

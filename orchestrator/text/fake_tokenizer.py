@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from typing import Final
 
 from mlx_dp.orchestrator.text.detokenizer import ByteDetokenizer, Detokenizer
-from mlx_dp.orchestrator.text.text_model import Chat, ModelFacts
+from mlx_dp.orchestrator.text.text_model import Chat, ModelFacts, RenderedChat
 
 END_OF_TEXT: Final = 256
 END_OF_TEXT_NAME: Final = "<|end|>"
 
 
 class FakeTextModel:
-    """Ids 0 to 255 are bytes, 256 ends the answer, further ones are special and not shown.
+    """Ids 0 to 255 are bytes, 256 ends the answer, further ones are special.
 
     With a vocabulary below 256, bytes wrap around, so that every text stays in range. Chats are
     rendered as ``role: content`` lines.
@@ -34,11 +34,15 @@ class FakeTextModel:
     def facts(self) -> ModelFacts:
         return self._facts
 
-    def render_chat(self, chat: Chat, *, limit_s: float) -> str:
+    def render_chat(self, chat: Chat, *, limit_s: float) -> RenderedChat:
         lines = [f"{message['role']}: {message['content']}\n" for message in chat.messages]
         if chat.add_generation_prompt:
             lines.append("assistant: ")
-        return "".join(lines)
+        return RenderedChat("".join(lines))
+
+    def encode_chat(self, chat: RenderedChat) -> tuple[int, ...]:
+        # No text is a special token here.
+        return self.encode(chat.text, add_special_tokens=False)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         data = text.encode()
@@ -46,16 +50,20 @@ class FakeTextModel:
             return tuple(data)
         return tuple(byte % self._vocab_size for byte in data)
 
-    def decode(self, ids: Sequence[int]) -> str:
-        return b"".join(map(self._shown_bytes, ids)).decode(errors="replace")
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        shown = self._shown_bytes if skip_special_tokens else self.token_bytes
+        return b"".join(map(shown, ids)).decode(errors="replace")
 
     def token_bytes(self, token: int) -> bytes:
-        if token < 256:
-            return self._shown[token]
-        return (END_OF_TEXT_NAME if token == END_OF_TEXT else f"<|{token}|>").encode()
+        return self._shown[token] if token < 256 else self.special_text(token).encode()
 
-    def detokenizer(self) -> Detokenizer:
-        return ByteDetokenizer(self._shown_bytes)
+    def special_text(self, token: int) -> str:
+        if token < 256:
+            return ""
+        return END_OF_TEXT_NAME if token == END_OF_TEXT else f"<|{token}|>"
+
+    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
+        return ByteDetokenizer(self._shown_bytes if skip_special_tokens else self.token_bytes)
 
     def _shown_bytes(self, token: int) -> bytes:
         return self._shown[token] if token < 256 else b""

@@ -33,17 +33,12 @@ def read_json(path: Path) -> Json:
     return value
 
 
-def read_facts(directory: Path, *, vocab_size: int, eos_token_id: int | None) -> ModelFacts:
+def read_facts(directory: Path, *, vocab_size: int, eos_token_ids: tuple[int, ...]) -> ModelFacts:
     """Collect the facts; the arguments are what the tokenizer knows."""
     config = read_json(directory / "config.json")
     text_config = config.get("text_config")
     nested: Json = text_config if isinstance(text_config, dict) else {}
     generation = read_json(directory / "generation_config.json")
-    eos = _ids(generation.get("eos_token_id")) or _ids(
-        config.get("eos_token_id", nested.get("eos_token_id"))
-    )
-    if eos_token_id is not None and eos_token_id not in eos:
-        eos = (*eos, eos_token_id)
     context = config.get("max_position_embeddings", nested.get("max_position_embeddings"))
     return ModelFacts(
         path=str(directory),
@@ -51,15 +46,9 @@ def read_facts(directory: Path, *, vocab_size: int, eos_token_id: int | None) ->
         architectures=tuple(str(name) for name in config.get("architectures") or ()),
         vocab_size=vocab_size,
         context_length=context if isinstance(context, int) else None,
-        eos_token_ids=eos,
+        eos_token_ids=eos_token_ids,
         sampling=_sampling(generation, directory / "generation_config.json"),
     )
-
-
-def _ids(value: object) -> tuple[int, ...]:
-    """One id, a list of them, or nothing."""
-    values = value if isinstance(value, list) else [value]
-    return tuple(dict.fromkeys(i for i in values if type(i) is int and i >= 0))
 
 
 def _sampling(generation: Json, path: Path) -> SamplingDefaults:
@@ -75,8 +64,8 @@ def _sampling(generation: Json, path: Path) -> SamplingDefaults:
     return SamplingDefaults(**found)
 
 
-def special_tokens(tokenizer_config: Json) -> dict[str, str]:
-    """The named tokens a chat template may use: bos_token, eos_token and so on."""
+def named_tokens(tokenizer_config: Json) -> dict[str, str]:
+    """The special tokens that the file names: bos_token, eos_token and so on."""
     found: dict[str, str] = {}
     for name, value in tokenizer_config.items():
         content = value.get("content") if isinstance(value, dict) else value

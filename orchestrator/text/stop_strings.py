@@ -1,19 +1,22 @@
 """Finds stop strings in text that arrives in pieces, without ever showing a part of one."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 
 class StopStrings:
     """Lets text through up to the first stop string, whatever the pieces it comes in.
 
     The first is the one that is complete first; of two that end together, the longer. Text that
-    may be the beginning of a stop string is held back until that is decided.
+    may be the beginning of a stop string is held back until that is decided. Names of special
+    tokens are text as well, though hidden: a stop string may match with them and without.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
         assert all(stops), "an empty stop string matches everywhere"
         self._stops = tuple(stops)
         self._held = ""
+        self._hidden = bytearray()
+        """1 for each character that is held back and not to be shown."""
         self._starts = frozenset(stop[0] for stop in stops)
         self._longest = max((len(stop) for stop in stops), default=0)
         self.stopped = False
@@ -22,30 +25,64 @@ class StopStrings:
     def active(self) -> bool:
         return bool(self._stops)
 
-    def push(self, text: str) -> str:
+    def push(self, text: str, *, hidden: bool = False) -> str:
         """Return the text that may be shown now; ``stopped`` tells whether a stop was met."""
         assert not self.stopped, "text after the stop"
         if not self._stops:
-            return text
-        text = self._held + text
-        start = self._first_stop(text)
+            return "" if hidden else text
+        self._held += text
+        self._hidden.extend(bytes([hidden]) * len(text))
+        start = self._first_stop()
         if start is not None:
             self.stopped = True
-            self._held = ""
-            return text[:start]
-        keep = self._possible_start(text)
-        self._held = text[keep:]
-        return text[:keep]
+            shown = self._shown(start)
+            self._drop(len(self._held))
+            return shown
+        keep = self._possible_start(self._held)
+        shown_places = self._shown_places()
+        if shown_places is not None:
+            held = self._possible_start("".join([self._held[at] for at in shown_places]))
+            keep = min([keep, *shown_places[held : held + 1]])
+        shown = self._shown(keep)
+        self._drop(keep)
+        return shown
 
     def finish(self) -> str:
         """Return what is held back: the text ended, so it was no stop string."""
-        held, self._held = self._held, ""
+        held = self._shown(len(self._held))
+        self._drop(len(self._held))
         return held
 
-    def _first_stop(self, text: str) -> int | None:
+    def _shown(self, end: int) -> str:
+        """The text before ``end`` without what is hidden."""
+        if 1 not in self._hidden:
+            return self._held[:end]
+        return "".join([self._held[at] for at in range(end) if not self._hidden[at]])
+
+    def _drop(self, end: int) -> None:
+        self._held = self._held[end:]
+        del self._hidden[:end]
+
+    def _shown_places(self) -> list[int] | None:
+        """Where the characters that may be shown are, or None if that is everywhere."""
+        if 1 not in self._hidden:
+            return None
+        return [at for at, hidden in enumerate(self._hidden) if not hidden]
+
+    def _first_stop(self) -> int | None:
         """Where the stop that is complete first starts, or None."""
-        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        found = list(self._matches(self._held))
+        places = self._shown_places()
+        if places is not None:
+            text = "".join([self._held[at] for at in places])
+            found += [(places[end - 1] + 1, places[at]) for end, at in self._matches(text)]
         return min(found)[1] if found else None
+
+    def _matches(self, text: str) -> Iterator[tuple[int, int]]:
+        for stop in self._stops:
+            at = text.find(stop)
+            if at >= 0:
+                yield at + len(stop), at
 
     def _possible_start(self, text: str) -> int:
         """The first position from which the rest of ``text`` may grow into a stop string."""

@@ -42,22 +42,46 @@ class Chat:
     arguments: Mapping[str, object] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class RenderedChat:
+    """The prompt of a chat, as the template writes it."""
+
+    text: str
+    marked: str | None = None
+    """The same, with other characters where text of the conversation would pass for control tokens.
+
+    Those that are left are the template's own. None if there is no such text.
+    """
+
+
 class TextModel(Protocol):
     """All methods are pure and may run in any thread."""
 
     @property
     def facts(self) -> ModelFacts: ...
 
-    def render_chat(self, chat: Chat, *, limit_s: float) -> str:
-        """Return the prompt's text, within ``limit_s``. Raises ChatTemplateError."""
+    def render_chat(self, chat: Chat, *, limit_s: float) -> RenderedChat:
+        """Return the prompt, within ``limit_s``. Raises ChatTemplateError."""
+
+    def encode_chat(self, chat: RenderedChat) -> tuple[int, ...]:
+        """Tokenize a chat's prompt: only the template writes control tokens.
+
+        Raises ChatTemplateError for text that the tokenizer cannot write as text.
+        """
 
     def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
-        """Tokenize; a bare prompt gets what the tokenizer puts around one, a chat has its own."""
+        """Tokenize a bare prompt, in which special tokens count as what they are.
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of complete ids, special tokens left out."""
+        ``add_special_tokens``: with what the tokenizer puts around a prompt.
+        """
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of complete ids."""
 
     def token_bytes(self, token: int) -> bytes:
         """Return what one token stands for, special tokens as their names; b"" if unknown."""
 
-    def detokenizer(self) -> Detokenizer: ...
+    def special_text(self, token: int) -> str:
+        """Return the name of a special token, and "" for all others."""
+
+    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer: ...

@@ -2,22 +2,20 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel
 
+from mlx_dp.orchestrator.text.chat_prompts import ChatPrompts
 from mlx_dp.orchestrator.text.chat_template import ChatTemplate, ChatTemplateError
 from mlx_dp.orchestrator.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
-from mlx_dp.orchestrator.text.model_files import (
-    chat_template_source,
-    read_facts,
-    read_json,
-    special_tokens,
-)
-from mlx_dp.orchestrator.text.text_model import Chat, ModelFacts, TextModel
+from mlx_dp.orchestrator.text.end_tokens import end_token_ids, num_token_ids
+from mlx_dp.orchestrator.text.model_files import chat_template_source, read_facts, read_json
+from mlx_dp.orchestrator.text.text_model import Chat, ModelFacts, RenderedChat, TextModel
 from mlx_dp.orchestrator.text.token_bytes import byte_level_bytes, sentencepiece_bytes
+from mlx_dp.orchestrator.text.tokenizer_loader import LoadedTokenizer, load_tokenizer
 from mlx_dp.proto.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -40,55 +38,72 @@ class _TokenBytes(dict[int, bytes]):
 
 
 class TokenizerTextModel:
-    """A TextModel over one ``tokenizers.Tokenizer``, which is never changed after this."""
+    """A TextModel over one ``tokenizers.Tokenizer``, which is never changed after this.
+
+    ``clean_up`` is what decoded text goes through, if anything.
+    """
 
     def __init__(
-        self, tokenizer: Tokenizer, facts: ModelFacts, template: ChatTemplate | None
+        self,
+        tokenizer: Tokenizer,
+        facts: ModelFacts,
+        chats: ChatPrompts | None = None,
+        clean_up: Callable[[str], str] | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._facts = facts
-        self._template = template
+        self._chats = chats
+        self._clean_up = clean_up
         added = tokenizer.get_added_tokens_decoder()
-        self._special = frozenset(token for token, entry in added.items() if entry.special)
+        self._special = {token: entry.content for token, entry in added.items() if entry.special}
         self._byte_level = isinstance(tokenizer.decoder, ByteLevel)
-        self._bytes = _TokenBytes(
-            tokenizer.id_to_token, byte_level_bytes if self._byte_level else sentencepiece_bytes
-        )
-        self._shown = _TokenBytes(self._shown_token, byte_level_bytes)
+        convert = byte_level_bytes if self._byte_level else sentencepiece_bytes
+        self._bytes = _TokenBytes(tokenizer.id_to_token, convert)
+        self._plain_bytes = _TokenBytes(self._plain_token, convert)
 
     @property
     def facts(self) -> ModelFacts:
         return self._facts
 
-    def render_chat(self, chat: Chat, *, limit_s: float) -> str:
-        if self._template is None:
-            raise ChatTemplateError("this model has no chat template: use /v1/completions")
-        return self._template.render(
-            chat.messages,
-            add_generation_prompt=chat.add_generation_prompt,
-            arguments=chat.arguments,
-            limit_s=limit_s,
-        )
+    def render_chat(self, chat: Chat, *, limit_s: float) -> RenderedChat:
+        return self._prompts().render(chat, limit_s=limit_s)
+
+    def encode_chat(self, chat: RenderedChat) -> tuple[int, ...]:
+        return self._prompts().encode(chat)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
-    def decode(self, ids: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        text = str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
+        return text if self._clean_up is None else self._clean_up(text)
 
     def token_bytes(self, token: int) -> bytes:
         return self._bytes[token]
 
-    def detokenizer(self) -> Detokenizer:
-        if self._byte_level:
-            return ByteDetokenizer(self._shown.__getitem__)
-        return WindowDetokenizer(self.decode, self._hidden)
+    def special_text(self, token: int) -> str:
+        return self._special.get(token, "")
 
-    def _shown_token(self, token: int) -> str | None:
+    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
+        if self._byte_level:
+            shown = self._plain_bytes if skip_special_tokens else self._bytes
+            return ByteDetokenizer(shown.__getitem__)
+        decode = partial(self.decode, skip_special_tokens=skip_special_tokens)
+        return WindowDetokenizer(decode, self._hidden if skip_special_tokens else self._unknown)
+
+    def _prompts(self) -> ChatPrompts:
+        if self._chats is None:
+            raise ChatTemplateError("this model has no chat template: use /v1/completions")
+        return self._chats
+
+    def _plain_token(self, token: int) -> str | None:
         return None if token in self._special else self._tokenizer.id_to_token(token)
 
     def _hidden(self, token: int) -> bool:
-        return token in self._special or self._tokenizer.id_to_token(token) is None
+        return token in self._special or self._unknown(token)
+
+    def _unknown(self, token: int) -> bool:
+        return self._tokenizer.id_to_token(token) is None
 
 
 def load_text_model(directory: Path, *, trust_remote_code: bool = False) -> TextModel:
@@ -96,48 +111,29 @@ def load_text_model(directory: Path, *, trust_remote_code: bool = False) -> Text
 
     ``trust_remote_code``: the tokenizer may be code that comes with the model.
     """
-    tokenizer = _load_tokenizer(directory, trust_remote_code)
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    tokenizer_config = read_json(directory / "tokenizer_config.json")
-    special = {**special_tokens(read_json(directory / "special_tokens_map.json"))}
-    special.update(special_tokens(tokenizer_config))
-    source = chat_template_source(directory, tokenizer_config)
-    eos = special.get("eos_token")
-    facts = read_facts(
-        directory,
-        vocab_size=max(tokenizer.get_vocab().values(), default=0) + 1,
-        eos_token_id=None if eos is None else tokenizer.token_to_id(eos),
-    )
-    if not facts.eos_token_ids:
+    loaded = load_tokenizer(directory, trust_remote_code=trust_remote_code)
+    ends = end_token_ids(directory, loaded)
+    if not ends:
         logger.warning("%s names no end-of-text token: answers end at max_tokens", directory)
+    facts = read_facts(directory, vocab_size=num_token_ids(loaded.backend), eos_token_ids=ends)
+    chats = _chat_prompts(directory, loaded, ends)
+    return TokenizerTextModel(loaded.backend, facts, chats, loaded.clean_up)
+
+
+def _chat_prompts(
+    directory: Path, loaded: LoadedTokenizer, ends: Sequence[int]
+) -> ChatPrompts | None:
+    source = chat_template_source(directory, read_json(directory / "tokenizer_config.json"))
+    if source is None:
+        return None
     try:
-        template = None if source is None else ChatTemplate(source, special)
+        template = ChatTemplate(source, loaded.special_tokens)
     except Exception as error:
         raise ConfigError(f"the chat template in {directory} is broken: {error}") from error
-    return TokenizerTextModel(tokenizer, facts, template)
-
-
-def _load_tokenizer(directory: Path, trust_remote_code: bool) -> Tokenizer:
-    path = directory / "tokenizer.json"
-    if path.exists():
-        try:
-            return Tokenizer.from_file(str(path))
-        # The library raises bare Exception for whatever it dislikes.
-        except Exception as error:
-            raise ConfigError(f"{path} is no usable tokenizer: {error}") from error
-    # It takes seconds to import, and few models need it.
-    from transformers import AutoTokenizer
-
-    try:
-        wrapped: Any = AutoTokenizer.from_pretrained(
-            str(directory), trust_remote_code=trust_remote_code, local_files_only=True
-        )
-    except Exception as error:
-        raise ConfigError(f"{directory} has no usable tokenizer: {error}") from error
-    backend = getattr(wrapped, "backend_tokenizer", None)
-    if not isinstance(backend, Tokenizer):
-        raise ConfigError(
-            f"{directory} has no tokenizer.json and its tokenizer cannot be converted to one"
-        )
-    return backend
+    return ChatPrompts(
+        template,
+        source,
+        loaded.backend,
+        end_ids=ends,
+        unknown=loaded.special_tokens.get("unk_token"),
+    )

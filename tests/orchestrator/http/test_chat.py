@@ -16,7 +16,7 @@ from mlx_dp.orchestrator.options import HttpOptions
 from mlx_dp.orchestrator.service import Ended, NewTokens
 from mlx_dp.orchestrator.text.chat_template import LIMIT_S, ChatTemplateTimeoutError
 from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
-from mlx_dp.orchestrator.text.text_model import Chat
+from mlx_dp.orchestrator.text.text_model import Chat, RenderedChat
 from mlx_dp.proto.messages import FinishReason
 from mlx_dp.proto.token_chunk import TokenLogprob
 
@@ -97,10 +97,10 @@ def test_a_slow_template_is_rendered_beside_the_event_loop(ends: bool) -> None:
     loop_thread = threading.current_thread()
 
     class Text(FakeTextModel):
-        def render_chat(self, chat: Chat, *, limit_s: float) -> str:
+        def render_chat(self, chat: Chat, *, limit_s: float) -> RenderedChat:
             limits.append((limit_s, threading.current_thread() is loop_thread))
             if ends and len(limits) > 1:
-                return "x"
+                return RenderedChat("x")
             raise ChatTemplateTimeoutError("it takes longer")
 
     response = call(ScriptedService(), "POST", CHAT, text=Text(512), json={"messages": HI})
@@ -115,9 +115,9 @@ def test_long_names_are_rendered_beside_the_event_loop_too() -> None:
     threads: list[threading.Thread] = []
 
     class Text(FakeTextModel):
-        def render_chat(self, chat: Chat, *, limit_s: float) -> str:
+        def render_chat(self, chat: Chat, *, limit_s: float) -> RenderedChat:
             threads.append(threading.current_thread())
-            return "x"
+            return RenderedChat("x")
 
     short = [{"role": "user", "content": "x", "name": "y" * 200}]
     for messages in (short, short * 30):
@@ -397,3 +397,26 @@ def test_trace_headers_are_passed_back() -> None:
     assert response.headers["traceparent"] == trace
     assert response.headers["tracestate"] == "a=b"
     assert OPTIONS.api_key is None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("skip", [None, True, False])
+def test_special_tokens_are_shown_on_request(stream: bool, skip: bool | None) -> None:
+    told = [granted(), NewTokens(ids=(97, 300, 98, 256)), Ended(reason=FinishReason.STOP)]
+    response = chat(ScriptedService(lambda _: told), stream=stream, skip_special_tokens=skip)
+    expected = "a<|300|>b" if skip is False else "ab"
+    found = deltas(response) if stream else response.json()["choices"][0]["message"]["content"]
+    assert found == expected
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_special_token_may_be_a_stop_string(stream: bool) -> None:
+    told = [granted(), NewTokens(ids=(97, 98, 300, 99)), Ended(reason=FinishReason.LENGTH)]
+    for stop, expected in (("<|300|>", "ab"), ("b<|300|>", "a")):
+        response = chat(ScriptedService(lambda _: told), stream=stream, stop=[stop])
+        if stream:
+            assert (deltas(response), reasons(response)) == (expected, ["stop"])
+        else:
+            [choice] = response.json()["choices"]
+            assert choice["message"]["content"] == expected
+            assert choice["finish_reason"] == "stop"

@@ -47,6 +47,18 @@ def test_echo_comes_first_in_a_stream() -> None:
     assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
 
 
+@pytest.mark.parametrize("num_tokens", [3, 3 * INLINE_TOKENS])
+def test_special_tokens_are_shown_on_request(num_tokens: int) -> None:
+    told = [granted(), NewTokens(ids=(300,)), Ended(reason=FinishReason.STOP)]
+    service = ScriptedService(lambda _: told)
+    service.bounds = None
+    body = {"prompt": [97, 300, *[98] * (num_tokens - 2)], "echo": True}
+    for skip in (None, True, False):
+        response = complete(service, **body, skip_special_tokens=skip)
+        name = "<|300|>" if skip is False else ""
+        assert response.json()["choices"][0]["text"] == f"a{name}{'b' * (num_tokens - 2)}{name}"
+
+
 class Decoding(FakeTextModel):
     """Remembers how many ids are decoded between two turns of the event loop."""
 

@@ -26,7 +26,7 @@ def byte_level() -> TokenizerTextModel:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken("<|end|>", special=True)])
     tokenizer.add_tokens([AddedToken("<a b>", special=False)])
-    return TokenizerTextModel(tokenizer, FACTS, None)
+    return TokenizerTextModel(tokenizer, FACTS)
 
 
 @cache
@@ -49,7 +49,7 @@ def sentencepiece() -> TokenizerTextModel:
     )
     special = [AddedToken(name, special=True) for name in ("<unk>", "<s>", "</s>")]
     tokenizer.add_special_tokens(special)
-    return TokenizerTextModel(tokenizer, FACTS, None)
+    return TokenizerTextModel(tokenizer, FACTS)
 
 
 def pieces(detokenizer: Detokenizer, ids: list[int], sizes: list[int]) -> list[str]:

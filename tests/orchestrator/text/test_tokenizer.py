@@ -19,7 +19,7 @@ CONVERSATIONS = [
         {"role": "system", "content": "Sei kurz é"},
         {"role": "user", "content": "hi 😀"},
         {"role": "assistant", "content": "yo"},
-        {"role": "user", "content": " x\n<|im_end|> {{ 7 }}"},
+        {"role": "user", "content": " x\n<im_end> {{ 7 }}"},
     ],
 ]
 
@@ -60,7 +60,7 @@ def test_facts_come_from_the_models_files(directory: Path) -> None:
         top_p=0.9,
     )
     facts = load_text_model(directory).facts
-    assert facts.eos_token_ids == (0, 1, EOS_TOKEN_ID)
+    assert facts.eos_token_ids == (0, 1, 3, EOS_TOKEN_ID)
     assert facts.sampling == SamplingDefaults(temperature=0.6, top_p=0.9)
 
 
@@ -92,9 +92,9 @@ def test_template_file_wins_and_named_templates_have_a_default(directory: Path) 
     chat = Chat(messages=CONVERSATIONS[0])
     named = [{"name": "tools", "template": "t"}, {"name": "default", "template": "d"}]
     edit(directory, "tokenizer_config.json", chat_template=named)
-    assert load_text_model(directory).render_chat(chat, limit_s=10.0) == "d"
+    assert load_text_model(directory).render_chat(chat, limit_s=10.0).text == "d"
     (directory / "chat_template.jinja").write_text("{{ eos_token }}f")
-    assert load_text_model(directory).render_chat(chat, limit_s=10.0) == "<|im_end|>f"
+    assert load_text_model(directory).render_chat(chat, limit_s=10.0).text == "<|im_end|>f"
 
 
 def test_truncation_in_the_file_is_switched_off(directory: Path) -> None:
@@ -130,14 +130,14 @@ def _compare_with_transformers(directory: Path, messages: list[dict[str, str]]) 
     model = load_text_model(directory)
     theirs = AutoTokenizer.from_pretrained(str(directory))
     for prompt in (True, False):
-        text = model.render_chat(
+        rendered = model.render_chat(
             Chat(messages=messages, add_generation_prompt=prompt), limit_s=10.0
         )
-        assert text == theirs.apply_chat_template(
+        assert rendered.text == theirs.apply_chat_template(
             messages, add_generation_prompt=prompt, tokenize=False
         )
         ids = theirs.apply_chat_template(messages, add_generation_prompt=prompt)["input_ids"]
-        assert list(model.encode(text, add_special_tokens=False)) == ids
+        assert list(model.encode_chat(rendered)) == ids
 
 
 @pytest.mark.model

@@ -1,0 +1,57 @@
+"""Chats to prompts and token ids, for one model: text of the conversation stays text."""
+
+from collections.abc import Sequence
+
+from tokenizers import Tokenizer
+
+from mlx_dp.orchestrator.text.chat_encoder import ChatEncoder
+from mlx_dp.orchestrator.text.chat_renderer import ChatRenderer, probe_prompts, template_literals
+from mlx_dp.orchestrator.text.chat_template import LIMIT_S, ChatTemplate
+from mlx_dp.orchestrator.text.control_tokens import control_tokens
+from mlx_dp.orchestrator.text.text_model import Chat, RenderedChat
+
+
+class ChatPrompts:
+    """Renders with the model's template and encodes with its tokenizer.
+
+    ``end_ids`` end an answer; ``unknown`` is the tokenizer's token for what its vocabulary lacks.
+    """
+
+    def __init__(
+        self,
+        template: ChatTemplate,
+        source: str,
+        tokenizer: Tokenizer,
+        *,
+        end_ids: Sequence[int],
+        unknown: str | None,
+    ) -> None:
+        self._template = template
+        literals = template_literals(source)
+        tokens = control_tokens(
+            tokenizer.get_added_tokens_decoder(),
+            end_ids=end_ids,
+            unknown=unknown,
+            written=[*literals, *probe_prompts(lambda chat: self._text(chat, LIMIT_S))],
+        )
+        normalizer = tokenizer.normalizer if tokens.any_normalized else None
+        self._renderer = ChatRenderer(
+            tokens, literals, None if normalizer is None else normalizer.normalize_str
+        )
+        self._encoder = ChatEncoder(tokenizer, tokens)
+
+    def render(self, chat: Chat, *, limit_s: float) -> RenderedChat:
+        """Return the prompt, within ``limit_s`` a rendering. Raises ChatTemplateError."""
+        return self._renderer.render(chat, lambda changed: self._text(changed, limit_s))
+
+    def encode(self, chat: RenderedChat) -> tuple[int, ...]:
+        """Return its token ids. Raises ChatTemplateError."""
+        return self._encoder.encode(chat)
+
+    def _text(self, chat: Chat, limit_s: float) -> str:
+        return self._template.render(
+            chat.messages,
+            add_generation_prompt=chat.add_generation_prompt,
+            arguments=chat.arguments,
+            limit_s=limit_s,
+        )

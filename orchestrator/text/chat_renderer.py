@@ -1,0 +1,275 @@
+"""Renders chats and tells which control tokens of the prompt the template wrote.
+
+The prompt alone does not tell: pieces of a conversation can join into a control token, and filters
+can make one. Strings with a mark of their origin lose it in the first method called on them, and
+would then count as the template's. So the characters themselves carry the origin: the conversation
+is rendered a second time with placeholders for all characters that control tokens consist of, so
+that its text cannot become one, whatever the template does to it. If both prompts are equal apart
+from the placeholders, the second shows the origin of each character of the first.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import Any, Final, Protocol, TypeGuard
+
+import jinja2
+
+from mlx_dp.orchestrator.text.chat_template import ChatTemplateError, ChatTemplateTimeoutError
+from mlx_dp.orchestrator.text.control_tokens import ROLES, ControlTokens, TokenFinder
+from mlx_dp.orchestrator.text.placeholders import NoSymbolLeftError, Placeholders, is_coverable
+from mlx_dp.orchestrator.text.text_model import Chat, RenderedChat
+
+Render = Callable[[Chat], str]
+Change = Callable[[str, bool], str]
+"""What becomes of a string; the flag tells that an assistant wrote it."""
+
+_PROBED_ROLES: Final = (
+    ("user",),
+    ("system", "user"),
+    ("user", "assistant", "user"),
+    ("user", "assistant", "tool"),
+)
+
+
+class Normalize(Protocol):
+    def __call__(self, sequence: str, /) -> str: ...
+
+
+def template_literals(source: str) -> tuple[str, ...]:
+    """Return the text and the string constants of a template."""
+    environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
+    try:
+        tokens = list(environment.lexer.tokenize(source))
+    except jinja2.TemplateError:
+        # Compiling the template reports it.
+        return ()
+    return tuple(str(token.value) for token in tokens if token.type in ("data", "string"))
+
+
+def probe_prompts(render: Render) -> Iterator[str]:
+    """Yield prompts with every role: a template may put a token together from its parts."""
+    for roles in _PROBED_ROLES:
+        messages = [{"role": role, "content": "x"} for role in roles]
+        try:
+            yield render(Chat(messages=messages))
+        except ChatTemplateError:
+            continue
+
+
+@dataclass(frozen=True, slots=True)
+class _Alphabet:
+    """The characters of which control tokens are made."""
+
+    all: frozenset[str]
+    signs: frozenset[str]
+    """Those that are no letters or digits, and a letter of each token without any."""
+    first_signs: frozenset[str]
+    """The first sign of each token: none is made without one of these."""
+
+
+def _alphabet(tokens: Iterable[str]) -> _Alphabet:
+    everything: set[str] = set()
+    signs: set[str] = set()
+    first: set[str] = set()
+    for token in tokens:
+        characters = [c for c in token if is_coverable(c)]
+        of_token = [c for c in characters if not c.isalnum()] or characters[:1]
+        everything.update(characters)
+        signs.update(of_token)
+        first.update(of_token[:1])
+    cases = {form for c in everything for form in (c.upper(), c.lower()) if len(form) == 1}
+    first |= {form for c in first for form in (c.upper(), c.lower()) if len(form) == 1}
+    return _Alphabet(frozenset(everything | cases), frozenset(signs | first), frozenset(first))
+
+
+class ChatRenderer:
+    """Renders with one template. ``literals`` are its texts.
+
+    ``normalize`` is what the tokenizer does to text before it looks for control tokens, if it
+    does anything: other characters may then become theirs.
+    """
+
+    def __init__(
+        self, tokens: ControlTokens, literals: Iterable[str], normalize: Normalize | None = None
+    ) -> None:
+        self._tokens = tokens
+        self._literals = tuple(literals)
+        self._normalize = normalize
+        self._alphabet = _alphabet(tokens.anywhere)
+        self._known = TokenFinder([*tokens.anywhere, *tokens.markers])
+        self._has_parts = self._may_complete_parts()
+
+    def render(self, chat: Chat, render: Render) -> RenderedChat:
+        """Return the prompt, with what shows its own control tokens where that is in doubt."""
+        try:
+            texts = list(_strings([getattr(chat, field.name) for field in fields(chat)]))
+            folded = self._folded(texts)
+            if not self._in_doubt(texts, folded):
+                return RenderedChat(render(chat))
+            return self._render_twice(chat, render, texts, folded)
+        except NoSymbolLeftError as error:
+            raise ChatTemplateError("the text has too many different characters") from error
+        except RecursionError as error:
+            raise ChatTemplateError("the messages are nested too deeply") from error
+
+    def _folded(self, texts: list[str]) -> frozenset[str]:
+        """Characters of the texts that the tokenizer turns into those of control tokens."""
+        if self._normalize is None:
+            return frozenset()
+        signs = self._alphabet.signs
+        characters: set[str] = set().union(*texts) - signs
+        return frozenset(c for c in characters if not signs.isdisjoint(self._normalize(c)))
+
+    def _in_doubt(self, texts: list[str], folded: frozenset[str]) -> bool:
+        # Most conversations have none of these characters, and are rendered once.
+        signs = self._alphabet.first_signs
+        if self._has_parts or folded:
+            return True
+        return any(sign in text for text in texts for sign in signs)
+
+    def _render_twice(
+        self, chat: Chat, render: Render, texts: list[str], folded: frozenset[str]
+    ) -> RenderedChat:
+        everything = self._alphabet.all | folded
+        covers = Placeholders(everything, [*texts, *self._literals])
+
+        def rendered(covered: frozenset[str]) -> str:
+            changed = _changed(chat, lambda text, own: self._covered(text, own, covers, covered))
+            return covers.unescape(render(changed))
+
+        neutral = rendered(frozenset())
+        signs = self._alphabet.signs | folded
+        # Where the signs may all be the template's, letters between them make a token as well.
+        levels = [everything, signs] if self._has_parts else [signs]
+        marked = self._marked(neutral, covers.uncover, [partial(rendered, c) for c in levels])
+        text = covers.uncover(marked)
+        spans = list(self._tokens.anywhere.spans(text))
+        if self._normalize is None and spans == list(self._tokens.anywhere.spans(marked)):
+            return RenderedChat(text)
+        return RenderedChat(text, marked)
+
+    def _marked(
+        self, neutral: str, uncover: Callable[[str], str], attempts: Sequence[Callable[[], str]]
+    ) -> str:
+        """Return the prompt that shows its own tokens. ``attempts`` cover less and less."""
+        text = uncover(neutral)
+        safest: str | None = None
+        for attempt in attempts:
+            try:
+                marked = attempt()
+            except ChatTemplateError as error:
+                # Some compare words with their own, and refuse those that they do not know.
+                if attempt is attempts[-1] or isinstance(error, ChatTemplateTimeoutError):
+                    raise
+                continue
+            safest = marked if safest is None else safest
+            if uncover(marked) == text:
+                break
+        else:
+            marked = neutral
+        assert safest is not None
+        # Where the template looks at what is covered, prompts differ. They may, as long as its own
+        # tokens are the same; if not, what it makes of the conversation without them is safe.
+        return marked if self._controls(marked) == self._controls(safest) else safest
+
+    def _covered(
+        self, text: str, by_assistant: bool, covers: Placeholders, characters: frozenset[str]
+    ) -> str:
+        """Cover control tokens wholly, and of the rest the characters; markers stay."""
+        if not characters and not any(sign in text for sign in self._alphabet.first_signs):
+            return text
+        tokens = self._tokens.of_assistant if by_assistant else self._tokens.anywhere
+        pieces: list[str] = []
+        end = 0
+        for start, stop in self._known.spans(text):
+            pieces.append(covers.cover(text[end:start], characters))
+            token = text[start:stop]
+            pieces.append(covers.cover(token) if token in tokens else token)
+            end = stop
+        return "".join([*pieces, covers.cover(text[end:], characters)])
+
+    def _controls(self, text: str) -> list[str]:
+        return [text[start:end] for start, end in self._tokens.anywhere.spans(text)]
+
+    def _may_complete_parts(self) -> bool:
+        """Whether the template writes the beginning of a control token with its first sign.
+
+        A text behind it may then make one without any of the characters that raise doubts.
+        """
+        signs = self._alphabet.first_signs
+        beginnings: set[str] = set()
+        inner: set[str] = set()
+        for token in self._tokens.anywhere:
+            first = next((i for i, c in enumerate(token) if c in signs), len(token))
+            beginnings.update(token[:length] for length in range(first + 1, len(token)))
+            inner.update(token[first : first + 1] if first else "")
+        longest = max(map(len, beginnings), default=0)
+        for literal in self._literals:
+            ends = (literal[-length:] for length in range(1, min(longest, len(literal)) + 1))
+            if not beginnings.isdisjoint(ends) or not inner.isdisjoint(literal):
+                return True
+        return False
+
+
+def _strings(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from filter(_is_string, value)
+        for item in value.values():
+            yield from _strings(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _strings(item)
+
+
+def _is_string(value: object) -> TypeGuard[str]:
+    return isinstance(value, str)
+
+
+def _changed(chat: Chat, change: Change) -> Chat:
+    """Return the chat with every string changed that may be any text."""
+    changed: dict[str, Any] = {
+        field.name: _walked(getattr(chat, field.name), change, False)
+        for field in fields(chat)
+        if field.name != "messages"
+    }
+    messages = [_changed_message(message, change) for message in chat.messages]
+    return replace(chat, messages=messages, **changed)
+
+
+def _changed_message(message: Mapping[str, object], change: Change) -> Mapping[str, object]:
+    role = message.get("role")
+    by_assistant = role == "assistant"
+    changed = {key: _walked(value, change, by_assistant) for key, value in message.items()}
+    if isinstance(role, str) and role in ROLES:
+        changed["role"] = role
+    return changed
+
+
+def _walked(value: object, change: Change, by_assistant: bool) -> object:
+    if isinstance(value, str):
+        return change(value, by_assistant)
+    if isinstance(value, Mapping):
+        return {
+            _changed_key(key, change, by_assistant): item
+            if _is_kind(key, item)
+            else _walked(item, change, by_assistant)
+            for key, item in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_walked(item, change, by_assistant) for item in value]
+    return value
+
+
+def _changed_key(key: object, change: Change, by_assistant: bool) -> object:
+    # Templates ask for names such as "text" or "function": those must be found.
+    if isinstance(key, str) and not key.isidentifier():
+        return change(key, by_assistant)
+    return key
+
+
+def _is_kind(key: object, item: object) -> bool:
+    """Whether it says what kind of part or tool this is: templates compare it with constants."""
+    return key == "type" and isinstance(item, str) and item.isidentifier()
