@@ -51,6 +51,8 @@ class QueueOptions:
     queue_timeout_s: float = 300.0
     request_timeout_s: float = 3600.0
     load_balance_method: str = "total_tokens"
+    strict_max_tokens: bool = False
+    """Whether an answer longer than what its prompt leaves is refused, in place of being cut."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -148,7 +148,8 @@ class GenerationRoutes:
         logprobs: int | None,
     ) -> Work:
         """Do what is dear: the grammar, the template and the tokenizer. Raises ApiError."""
-        refuse_many_logprobs(fields, len(sources) * fields.choices, logprobs)
+        limits = self._endpoint.service.limits()
+        refuse_many_logprobs(fields, len(sources) * fields.choices, logprobs, limits)
         grammar = await checked_grammar(self._endpoint, fields)
         return Work(
             fields=fields,
