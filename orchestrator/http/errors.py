@@ -59,6 +59,10 @@ async def _http_exception(request: Request, error: Exception) -> Response:
             code, message = "http_error", str(error.detail)
     answer = ApiError(error.status_code, message, code=code)
     answer.headers.update(error.headers or {})
+    allowed = answer.headers.get("Allow", "").split(", ")
+    if "GET" in allowed:
+        # The edge asks with GET for it.
+        answer.headers["Allow"] = ", ".join([*allowed, "HEAD"])
     return error_response(answer)
 
 

@@ -128,10 +128,10 @@ class GenerationRoutes:
     ) -> tuple[Fields, int | None]:
         """Check the body, and the rank that it or the header asks for."""
         fields = await self._endpoint.bodies.fields(kind, body)
-        refuse_model(fields.model, self._endpoint.model)
+        refuse_model(fields.model, self._endpoint.options)
         refuse_unsupported(fields.extras, neutral, choices=fields.choices)
         state = self._endpoint.service.state()
-        rank = routed_rank(request.headers.get(RANK_HEADER), fields, len(state.owners))
+        rank = routed_rank(request.headers.getlist(RANK_HEADER), fields, len(state.owners))
         refuse_unready_rank(state, rank)
         self._refuse_overload(fields.choices)
         limit = vocab_size(state, self._endpoint.text.facts.vocab_size)

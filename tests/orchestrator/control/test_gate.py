@@ -13,10 +13,14 @@ from mlx_dp.proto.sampling_params import SamplingParams
 LIMITS = AdmissionLimits(context_length=100, pool_tokens=50)
 
 
+def check(wanted: Generation, *, strict: bool) -> None:
+    certain_max_tokens(wanted, LIMITS, strict=strict)
+    check_generation(wanted, VOCAB)
+
+
 def refusal(wanted: Generation, *, strict: bool = False) -> RefusedError:
     with pytest.raises(RefusedError) as refused:
-        certain_max_tokens(wanted, LIMITS, strict=strict)
-        check_generation(wanted, VOCAB)
+        check(wanted, strict=strict)
     return refused.value
 
 

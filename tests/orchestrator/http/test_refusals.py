@@ -15,7 +15,6 @@ from mlx_dp.orchestrator.openai.errors import from_validation
 from mlx_dp.orchestrator.options import HttpOptions
 from mlx_dp.orchestrator.service import RefusedError, ServiceStatus, WorkerStatus
 from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
-from mlx_dp.proto.admission import AdmissionLimits
 
 NUMBERS = {
     "temperature": (0, 100),
@@ -27,8 +26,8 @@ NUMBERS = {
     "top_k": (-1, 2**31 - 1),
     "seed": (0, 2**63 - 1),
     "n": (1, 128),
-    "max_tokens": (1, 2**20),
-    "max_completion_tokens": (1, 2**20),
+    "max_tokens": (1, 2**63 - 1),
+    "max_completion_tokens": (1, 2**63 - 1),
     "routed_dp_rank": (0, 2**20),
     "data_parallel_rank": (0, 2**20),
     "top_logprobs": (0, 20),
