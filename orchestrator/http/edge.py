@@ -57,11 +57,10 @@ class Edge:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        asked = scope["method"]
-        # The server's own scope stays as it is: its log says what was asked.
-        scope = {**scope, "path": self._paths.canonical(scope["path"])}
-        if asked == "HEAD":
-            scope["method"] = "GET"
+        # The server's own scope stays as it is: its log says what was asked, and it sends no body
+        # to HEAD.
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        scope = {**scope, "method": method, "path": self._paths.canonical(scope["path"])}
         headers: dict[bytes, bytes] = dict(scope["headers"])
         added = self._labels(scope, headers)
         shared = bool(self._origins) and is_cross_origin(scope["path"])
@@ -73,10 +72,8 @@ class Edge:
         async def send_named(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message["headers"], *added]
-                if asked == "POST":
+                if method == "POST":
                     self._posts[message["status"]] += 1
-            elif asked == "HEAD" and message["type"] == "http.response.body":
-                message = {**message, "body": b""}
             await send(message)
 
         app = self._listed if listed else self._checked

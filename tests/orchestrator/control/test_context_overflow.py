@@ -122,6 +122,23 @@ def test_limits_are_those_of_the_largest_owner_that_is_there_or_will_be_back() -
     assert submit(world, (1,) * 30, 5).read().ended is None
 
 
+def test_an_answer_that_a_larger_owner_takes_is_no_longer_than_was_asked() -> None:
+    world = world_of(20, 90)
+    world.core.begin()
+    world.greet()
+    world.settle()
+    busy = [submit(world, (seed, 2, 3), 5, rank=0) for seed in (1, 2)]
+    waiting = submit(world, (1, 2, 3), 50)
+    world.settle()
+    assert not waiting.read().grants
+    world.greet()
+    world.settle()
+    world.turn(60)
+    assert all(each.read().ended == LENGTH for each in busy)
+    assert [grant.owner for grant in waiting.read().grants] == [1]
+    assert (waiting.ended, len(waiting.ids)) == (LENGTH, 50)
+
+
 def test_what_only_fitted_an_owner_that_is_gone_for_good_gets_what_is_left() -> None:
     world = world_of(20, 90, limits=NO_RESTART).bring_up()
     far = submit(world, (1, 2, 3), 30)
