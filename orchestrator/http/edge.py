@@ -76,7 +76,11 @@ class Edge:
                     self._posts[message["status"]] += 1
             await send(message)
 
+        malformed = _malformed(scope, headers)
         app = self._listed if listed else self._checked
+        if malformed is not None:
+            # No page can make such a request, and what follows it may be another one.
+            app = error_response(malformed)
         await app(scope, receive, send_named)
 
     def _labels(self, scope: Scope, headers: Mapping[bytes, bytes]) -> list[tuple[bytes, bytes]]:
@@ -102,15 +106,7 @@ class Edge:
             await error_response(error)(scope, receive, send)
 
     def _objection(self, scope: Scope, headers: Mapping[bytes, bytes]) -> ApiError | None:
-        """What is wrong with a request, whatever it asks for."""
-        if b"content-length" in headers and b"transfer-encoding" in headers:
-            # A proxy that believes the other one would take the rest for a request of its own.
-            return _closing(400, "send either Content-Length or Transfer-Encoding, not both")
-        if b"transfer-encoding" in headers and scope["http_version"] == "1.0":
-            # Its proxies know no chunks, and would take them for requests.
-            return _closing(400, "Transfer-Encoding needs HTTP/1.1")
-        if _head_nbytes(scope) > MAX_HEAD_NBYTES:
-            return _closing(431, f"the head is larger than {MAX_HEAD_NBYTES} bytes")
+        """Why this client may not ask for this."""
         shared = is_cross_origin(scope["path"])
         why = self._hosts.objection(headers, listed=shared and self._lists(headers), shared=shared)
         if why is not None:
@@ -134,6 +130,19 @@ class Edge:
         # Digests have one length, so the comparison tells nothing about the key.
         given = _digest(key.strip())
         return hmac.compare_digest(given, self._key_digest) and scheme.lower() == b"bearer"
+
+
+def _malformed(scope: Scope, headers: Mapping[bytes, bytes]) -> ApiError | None:
+    """What is wrong with a request, whatever it asks for."""
+    if b"content-length" in headers and b"transfer-encoding" in headers:
+        # A proxy that believes the other one would take the rest for a request of its own.
+        return _closing(400, "send either Content-Length or Transfer-Encoding, not both")
+    if b"transfer-encoding" in headers and scope["http_version"] == "1.0":
+        # Its proxies know no chunks, and would take them for requests.
+        return _closing(400, "Transfer-Encoding needs HTTP/1.1")
+    if _head_nbytes(scope) > MAX_HEAD_NBYTES:
+        return _closing(431, f"the head is larger than {MAX_HEAD_NBYTES} bytes")
+    return None
 
 
 def _head_nbytes(scope: Scope) -> int:

@@ -56,7 +56,7 @@ class HostPolicy:
         if origin is None:
             # Images and links send no origin.
             cross = headers.get(b"sec-fetch-site") == b"cross-site"
-            return _BLIND_REQUEST if cross and not listed else None
+            return _BLIND_REQUEST if cross else None
         if listed or self._own_origin(origin.decode("latin-1")):
             return None
         return _foreign_page(origin.decode("latin-1"), shared=shared)

@@ -67,6 +67,18 @@ def test_a_preflight_of_a_listed_page_needs_no_key(path: str, options: HttpOptio
     assert grants(private)["access-control-allow-private-network"] == "true"
 
 
+def test_a_preflight_that_hides_another_request_is_refused_as_any_other() -> None:
+    headers = {
+        "origin": PAGE,
+        "access-control-request-method": "POST",
+        "content-length": "5",
+        "transfer-encoding": "chunked",
+    }
+    response = call(ScriptedService(), "OPTIONS", CHAT, options=KEYED, headers=headers)
+    assert response.status_code == 400
+    assert response.headers["connection"] == "close"
+
+
 def test_every_route_is_shared_or_not_by_its_name() -> None:
     assert {path for path in PATHS if is_cross_origin(path)} == set(SHARED)
     assert {"/workers", "/flush_cache", "/metrics", "/v1/loads", "/server_info"} <= set(PATHS)
