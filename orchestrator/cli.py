@@ -21,7 +21,7 @@ from rich.console import Console
 
 from mlx_dp.orchestrator import configuration
 from mlx_dp.orchestrator.entry import INTERRUPTED
-from mlx_dp.orchestrator.flag_command import takes_flags
+from mlx_dp.orchestrator.flag_command import repeated, takes_flags
 from mlx_dp.orchestrator.flags import API_KEY_VARIABLE, Flags
 from mlx_dp.orchestrator.plan import ServicePlan, make_plan
 from mlx_dp.orchestrator.plan_table import plan_json, plan_view
@@ -47,7 +47,7 @@ app = typer.Typer(
 def main() -> None:
     """Run the command line. A configuration error is one sentence and status 2."""
     try:
-        app(prog_name="mlx-dp")
+        app(repeated(sys.argv[1:], "--served-model-name"), prog_name="mlx-dp")
     except ConfigError as error:
         print(f"mlx-dp: error: {error}", file=sys.stderr)
         sys.exit(EXIT_CONFIG)

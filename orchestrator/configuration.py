@@ -1,11 +1,11 @@
 """From flags to validated values. A refusal names the flag, its value and what would work."""
 
-import re
 from typing import Final
 
 from mlx_dp.orchestrator.control.prefix_affinity import PREFIX_AFFINITY
 from mlx_dp.orchestrator.control.router import check_method
-from mlx_dp.orchestrator.flags import FakeFlags, Flags, HttpFlags, OwnerFlags
+from mlx_dp.orchestrator.flags import FakeFlags, Flags, HttpFlags, ModelFlags, OwnerFlags
+from mlx_dp.orchestrator.http.host_policy import HOST_NAME, normal_origin
 from mlx_dp.orchestrator.options import HttpOptions, QueueOptions
 from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.messages import FakeEngineOptions
@@ -23,7 +23,7 @@ _OWN_FILES: Final = 192
 _START_S: Final = 600.0
 _SLOWEST_DISK_NBYTES_PER_S: Final = 20e6
 
-_HOST_NAME: Final = re.compile(r"\*|[A-Za-z0-9._-]{1,253}")
+_MAX_NAME_CHARS: Final = 1024
 
 
 def check_flags(flags: Flags) -> None:
@@ -64,6 +64,8 @@ def check_flags(flags: Flags) -> None:
     _check_group(flags.owners)
     _check_key(flags.http)
     _check_hosts(flags.http)
+    _check_origins(flags.http)
+    _check_names(flags.model)
     _check_fake(flags.fake)
 
 
@@ -101,11 +103,20 @@ def queue_options(flags: Flags) -> QueueOptions:
         queue_timeout_s=flags.queue.queue_timeout,
         request_timeout_s=flags.queue.request_timeout,
         load_balance_method=flags.queue.load_balance_method,
+        strict_max_tokens=flags.http.strict_max_tokens,
     )
 
 
 def http_options(
-    flags: HttpFlags, *, served_model_name: str, port: int, open_files: int
+    flags: HttpFlags,
+    *,
+    served_model_name: str,
+    port: int,
+    open_files: int,
+    served_aliases: tuple[str, ...] = (),
+    own_model_names: tuple[str, ...] = (),
+    context_length: int | None = None,
+    hostname: str = "",
 ) -> HttpOptions:
     """``port`` is the bound one, which differs from the flag when that is 0."""
     return HttpOptions(
@@ -113,6 +124,11 @@ def http_options(
         port=port,
         api_key=flags.api_key,
         served_model_name=served_model_name,
+        served_aliases=served_aliases,
+        own_model_names=own_model_names,
+        context_length=context_length,
+        hostname=hostname,
+        cors_origins=tuple(dict.fromkeys(map(normal_origin, flags.cors_origin or ()))),
         drain_timeout_s=flags.drain_timeout,
         max_connections=min(flags.max_connections, max(1, open_files - _OWN_FILES)),
         allowed_hosts=tuple(flags.allowed_host or ()),
@@ -170,10 +186,27 @@ def _check_key(flags: HttpFlags) -> None:
 
 def _check_hosts(flags: HttpFlags) -> None:
     for name in flags.allowed_host or ():
-        if not _HOST_NAME.fullmatch(name):
+        if not HOST_NAME.fullmatch(name):
             raise ConfigError(
                 f"--allowed-host {name!r} is no name: give one such as llm.example.com, without "
                 "scheme, port or path, or * for any"
+            )
+
+
+def _check_origins(flags: HttpFlags) -> None:
+    for origin in flags.cors_origin or ():
+        try:
+            normal_origin(origin)
+        except ValueError as error:
+            raise ConfigError(f"--cors-origin {origin!r} is no origin: {error}") from error
+
+
+def _check_names(flags: ModelFlags) -> None:
+    for name in flags.served_model_name or ():
+        if not name.strip() or not name.isprintable() or len(name) > _MAX_NAME_CHARS:
+            raise ConfigError(
+                f"--served-model-name {name[:80]!r} is no name: give 1 to {_MAX_NAME_CHARS} "
+                "printable characters, or omit the flag to serve the model by its own name"
             )
 
 

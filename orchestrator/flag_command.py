@@ -1,7 +1,7 @@
 """Give a command every flag of ``Flags`` without repeating one of them."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import wraps
 from typing import Any, get_type_hints
@@ -32,6 +32,25 @@ def takes_flags(command: Callable[..., None]) -> Callable[..., None]:
     with_flags.__annotations__ = {each.name: each.annotation for each in parameters}
     del with_flags.__wrapped__
     return with_flags
+
+
+def repeated(arguments: Sequence[str], flag: str) -> list[str]:
+    """``--flag a b`` as ``--flag a --flag b``: vLLM's users type the first, typer reads the second.
+
+    No command of ours has arguments without a flag, which this would swallow.
+    """
+    spread: list[str] = []
+    values: int | None = None
+    """Values of the flag so far; None behind another one."""
+    for argument in arguments:
+        if argument == flag or argument.startswith("-"):
+            named = argument.startswith(f"{flag}=")
+            values = 0 if argument == flag else 1 if named else None
+        elif values is not None:
+            spread += [flag] if values else []
+            values += 1
+        spread.append(argument)
+    return spread
 
 
 def _parameters(group: type) -> list[inspect.Parameter]:

@@ -47,7 +47,13 @@ class ModelFlags:
         ),
     ] = None
     served_model_name: Annotated[
-        str | None, _model(help="The name that clients ask for. Default: the model's own.")
+        list[str] | None,
+        _model(
+            "--served-model-name",
+            help="The name that clients ask for; several may follow, or the flag be given again. "
+            "Answers carry the first. The model's own path and hub id are names too. Default: the "
+            "model's own name.",
+        ),
     ] = None
     trust_remote_code: Annotated[
         bool,
@@ -247,6 +253,22 @@ class HttpFlags:
             "a web page can point its own here.",
         ),
     ] = None
+    cors_origin: Annotated[
+        list[str] | None,
+        _http(
+            "--cors-origin",
+            help="Origin of web pages that may ask for text, models and tokens from a browser, "
+            "such as https://chat.example.com or http://localhost:3000; may be given again.",
+        ),
+    ] = None
+    strict_max_tokens: Annotated[
+        bool,
+        _http(
+            "--strict-max-tokens",
+            help="Refuse a request whose max_tokens is more than its prompt leaves of the context, "
+            "in place of ending its answer there.",
+        ),
+    ] = False
     max_connections: Annotated[
         int,
         _http(

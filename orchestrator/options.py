@@ -16,6 +16,13 @@ class HttpOptions:
     port: int = 8000
     api_key: str | None = field(default=None, repr=False)
     served_model_name: str
+    """The name in answers, and the first of those that clients ask for."""
+    served_aliases: tuple[str, ...] = ()
+    """Further names, listed beside it."""
+    own_model_names: tuple[str, ...] = ()
+    """What the model is called by itself, its path and hub id: taken, and not listed."""
+    context_length: int | None = None
+    """What was asked for, which holds until an owner says what it has."""
     drain_timeout_s: float = 30.0
     max_body_nbytes: int = 16 * 2**20
     """A larger request body is refused with 413. JSON of a full 1M-token prompt fits."""
@@ -33,6 +40,10 @@ class HttpOptions:
     """One more takes the place of one that is idle, or is refused with 503."""
     allowed_hosts: tuple[str, ...] = ()
     """Names that clients may call this endpoint by, beside its own; "*" stands for any."""
+    hostname: str = ""
+    """This machine's own name, by which it may be called too."""
+    cors_origins: tuple[str, ...] = ()
+    """Pages that browsers may let ask, as ``normal_origin`` has them."""
     open_metadata: bool = False
     """Whether routes that tell of the model, the server and its load need no key."""
     keep_alive_s: float = 10.0
@@ -41,6 +52,10 @@ class HttpOptions:
     """What /health_generate waits for its tokens."""
     flush_timeout_s: float = 20.0
     """What /flush_cache waits for its owners, which may be in a long step."""
+
+    @property
+    def served_model_names(self) -> tuple[str, ...]:
+        return (self.served_model_name, *self.served_aliases)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +66,8 @@ class QueueOptions:
     queue_timeout_s: float = 300.0
     request_timeout_s: float = 3600.0
     load_balance_method: str = "total_tokens"
+    strict_max_tokens: bool = False
+    """Whether an answer longer than what its prompt leaves is refused, in place of being cut."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

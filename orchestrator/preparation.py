@@ -33,6 +33,10 @@ class PreparedModel:
     """
 
     served_name: str
+    """What answers call it, and the first name that clients ask for."""
+    served_aliases: tuple[str, ...] = ()
+    own_names: tuple[str, ...] = ()
+    """What it is called by itself: hub id or folder, and path."""
     path: Path | None = None
     shape: ModelShape | None = None
     rank_weights: RankWeights | None = None
@@ -45,7 +49,10 @@ class PreparedModel:
 def prepare_model(flags: Flags, environment: Mapping[str, str]) -> PreparedModel:
     """Fetch or convert the model when needed, and measure it in a child process."""
     if flags.model.engine is EngineKind.FAKE:
-        return PreparedModel(served_name=flags.model.served_model_name or FAKE_MODEL_NAME)
+        names = _served_names(flags.model, FAKE_MODEL_NAME)
+        return PreparedModel(
+            served_name=names[0], served_aliases=names[1:], own_names=(FAKE_MODEL_NAME,)
+        )
     model = _resolve(flags.model)
     probe = probe_model(
         model.path,
@@ -54,8 +61,11 @@ def prepare_model(flags: Flags, environment: Mapping[str, str]) -> PreparedModel
         trust_remote_code=flags.model.trust_remote_code,
     )
     devices = cuda_devices(environment) if probe.device.kind == "cuda" else ()
+    names = _served_names(flags.model, model.served_name)
     return PreparedModel(
-        served_name=flags.model.served_model_name or model.served_name,
+        served_name=names[0],
+        served_aliases=names[1:],
+        own_names=_own_names(flags.model, model),
         path=model.path,
         shape=probe.shape,
         rank_weights=probe.rank_weights,
@@ -65,6 +75,17 @@ def prepare_model(flags: Flags, environment: Mapping[str, str]) -> PreparedModel
         ),
         cuda_devices=devices,
     )
+
+
+def _served_names(flags: ModelFlags, own: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(flags.served_model_name or [own]))
+
+
+def _own_names(flags: ModelFlags, model: ResolvedModel) -> tuple[str, ...]:
+    """By hub id, folder or file, and by its path as given and in full."""
+    given = () if flags.model is None else (flags.model,)
+    paths = (str(model.path), str(model.path.resolve()))
+    return tuple(dict.fromkeys((model.served_name, *given, *paths)))
 
 
 def _ranks(flags: OwnerFlags) -> int | None:

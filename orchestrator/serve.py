@@ -131,6 +131,10 @@ def _options(flags: Flags, plan: ServicePlan, *, port: int, open_files: int) -> 
         http=configuration.http_options(
             flags.http,
             served_model_name=plan.model.served_name,
+            served_aliases=plan.model.served_aliases,
+            own_model_names=plan.model.own_names,
+            context_length=flags.model.context_length,
+            hostname=socket.gethostname(),
             port=port,
             open_files=open_files,
         ),

@@ -22,6 +22,9 @@ RETRY_BUSY_S: Final = 1
 RETRY_ABSENT_S: Final = 5
 """When to come back to one where nobody is ready, or the owner that is asked for is not."""
 
+CONTEXT_LENGTH_EXCEEDED: Final = "context_length_exceeded"
+"""OpenAI's code of a request that is too long, by which clients know it."""
+
 
 class ServiceStatus(StrEnum):
     """READY while at least one owner is loaded and serves; under dp-attention, while all do.
@@ -51,9 +54,10 @@ class OverloadedError(Exception):
 class RefusedError(Exception):
     """Never: no owner could ever run this request (400). ``param`` names the field at fault."""
 
-    def __init__(self, message: str, *, param: str | None) -> None:
+    def __init__(self, message: str, *, param: str | None, code: str | None = None) -> None:
         super().__init__(message)
         self.param = param
+        self.code = code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +66,8 @@ class Generation:
 
     prompt_ids: tuple[int, ...]
     max_tokens: int | None
-    """None: what is left of the context, or of the owner's tokens if that is less."""
+    """None: what is left of the context, or of the owner's tokens if that is less. More than is
+    left means the same, unless the service is strict about it."""
     stop_token_ids: tuple[int, ...]
     params: SamplingParams
     routed_dp_rank: int | None = None
@@ -219,7 +224,7 @@ class Service(Protocol):
     def state(self) -> ServiceState: ...
 
     def limits(self) -> AdmissionLimits | None:
-        """Bounds of the roomiest owner, or None while none has ever been ready."""
+        """Bounds of the roomiest owner, ready or expected back; None while none was ever ready."""
 
     def submit(self, generation: Generation) -> Answer:
         """Queue a request and return its answer.

@@ -25,9 +25,15 @@ class AdmissionLimits:
         return min(most, self.pool_tokens + 1)
 
 
-def default_max_tokens(limits: AdmissionLimits, prompt_tokens: int) -> int:
-    """The answer's length when the client sets none: what is left. At least 1."""
-    return max(1, limits.max_request_tokens - prompt_tokens)
+def answer_tokens(limits: AdmissionLimits, prompt_tokens: int, asked: int | None = None) -> int:
+    """The longest answer: what the client asks for, as far as the prompt leaves it. At least 1."""
+    left = max(1, limits.max_request_tokens - prompt_tokens)
+    return left if asked is None else min(asked, left)
+
+
+def fits(limits: AdmissionLimits, prompt_tokens: int, max_tokens: int = 1) -> bool:
+    """Whether prompt and answer together are within the limits."""
+    return prompt_tokens + max_tokens <= limits.max_request_tokens
 
 
 def reserved_tokens(prompt_tokens: int, max_tokens: int) -> int:
@@ -53,22 +59,33 @@ def refusal(limits: AdmissionLimits, prompt_tokens: int, max_tokens: int) -> str
         return "the prompt is empty: at least 1 token is needed"
     if max_tokens < 1:
         return f"max_tokens is {max_tokens}: at least 1 is needed"
-    total = prompt_tokens + max_tokens
-    if total > limits.context_length:
-        return (
-            f"this model's maximum context length is {limits.context_length} tokens, but the "
-            f"request needs {total} ({prompt_tokens} in the prompt, {max_tokens} for the answer)"
-        )
-    if total > MAX_REQUEST_TOKENS:
-        return (
-            f"one request may have {MAX_REQUEST_TOKENS} tokens, but this one needs {total} "
-            f"({prompt_tokens} in the prompt, {max_tokens} for the answer)"
-        )
-    reserved = reserved_tokens(prompt_tokens, max_tokens)
-    if limits.pool_tokens is not None and reserved > limits.pool_tokens:
-        return (
-            f"one worker holds {limits.pool_tokens} KV tokens, but the request needs {reserved} "
-            f"({prompt_tokens} in the prompt, {max_tokens} for the answer, whose last token needs "
-            "none)"
-        )
-    return None
+    if fits(limits, prompt_tokens, max_tokens):
+        return None
+    if not fits(limits, prompt_tokens):
+        return prompt_overflow(limits, f"{prompt_tokens} tokens")
+    return _overflow(
+        limits,
+        f"you requested {prompt_tokens + max_tokens} tokens ({prompt_tokens} in the messages, "
+        f"{max_tokens} in the completion). Please reduce the length of the messages or completion.",
+    )
+
+
+def prompt_overflow(limits: AdmissionLimits, size: str) -> str:
+    """Say that a prompt of this size leaves no room for an answer."""
+    return _overflow(
+        limits,
+        f"your messages resulted in {size}, and the completion needs at least 1. Please reduce "
+        "the length of the messages.",
+    )
+
+
+def _overflow(limits: AdmissionLimits, excess: str) -> str:
+    """OpenAI's words, which vLLM has too: clients look for them to shorten a prompt, or to retry.
+
+    The limit is the one that holds for requests, wherever it comes from.
+    """
+    most = limits.max_request_tokens
+    said = f"This model's maximum context length is {most} tokens. However, {excess}"
+    if limits.pool_tokens is None or most <= limits.pool_tokens:
+        return said
+    return f"{said} (One worker holds {limits.pool_tokens} KV tokens.)"

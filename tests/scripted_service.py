@@ -7,6 +7,7 @@ from dataclasses import replace
 from owner_states import READY
 
 from mlx_dp.orchestrator.control.counters import ControllerCounters, RequestObserver, Tally
+from mlx_dp.orchestrator.control.gate import certain_max_tokens
 from mlx_dp.orchestrator.options import HttpOptions
 from mlx_dp.orchestrator.service import (
     Answer,
@@ -19,13 +20,12 @@ from mlx_dp.orchestrator.service import (
     OverloadedError,
     OwnerFlush,
     OwnerState,
-    RefusedError,
     ServiceState,
     ServiceStatus,
     Started,
 )
 from mlx_dp.orchestrator.worker_states import RestartRefusedError, WorkerState
-from mlx_dp.proto.admission import AdmissionLimits, refusal
+from mlx_dp.proto.admission import AdmissionLimits
 from mlx_dp.proto.messages import FinishReason
 from mlx_dp.proto.parallel import ReplicaMode
 
@@ -101,6 +101,7 @@ class ScriptedService:
         self.answers: list[ScriptedAnswer] = []
         self.current = replace(STATE, owners=owners)
         self.bounds: AdmissionLimits | None = AdmissionLimits(context_length=512, pool_tokens=1000)
+        self.strict_max_tokens = False
         self.refuse_from: int | None = None
         self.tally = Tally()
         self.flushes = tuple(
@@ -158,9 +159,7 @@ class ScriptedService:
         if self.refuse_from is not None and len(self.answers) >= self.refuse_from:
             raise OverloadedError("the queue is full", status=429, retry_after_s=3)
         if self.bounds is not None:
-            message = refusal(self.bounds, len(generation.prompt_ids), generation.max_tokens or 1)
-            if message is not None:
-                raise RefusedError(message, param="max_tokens")
+            certain_max_tokens(generation, self.bounds, strict=self.strict_max_tokens)
         answer = ScriptedAnswer(len(self.answers), generation)
         answer.feed(self.reply(generation))
         self.answers.append(answer)

@@ -3,7 +3,7 @@
 from typing import Final
 
 from mlx_dp.orchestrator.control.counters import Tally
-from mlx_dp.orchestrator.control.gate import check_generation, check_rank
+from mlx_dp.orchestrator.control.gate import certain_max_tokens, check_generation, check_rank
 from mlx_dp.orchestrator.control.owner_book import OwnerBook
 from mlx_dp.orchestrator.control.request_queue import RequestQueue
 from mlx_dp.orchestrator.control.rolling_restart import RollingRestart
@@ -31,20 +31,26 @@ class Admission:
         queue: RequestQueue,
         restarts: RollingRestart,
         tally: Tally,
+        *,
+        strict_max_tokens: bool,
     ) -> None:
         self._num_owners: Final = num_owners
         self._book: Final = book
         self._queue: Final = queue
         self._restarts: Final = restarts
         self._tally: Final = tally
+        self._strict: Final = strict_max_tokens
 
-    def check(self, generation: Generation, status: ServiceStatus) -> None:
-        """Raises OverloadedError or RefusedError."""
+    def check(self, generation: Generation, status: ServiceStatus) -> int | None:
+        """Return the answer's length as far as it is certain, see ``certain_max_tokens``.
+
+        Raises OverloadedError or RefusedError.
+        """
         rank = generation.routed_dp_rank
         try:
             check_rank(rank, self._num_owners)
             self._check_presence(rank, status)
-            self._check_fit(generation)
+            max_tokens = self._check_fit(generation)
         except RefusedError:
             self._tally.requests_refused["invalid"] += 1
             raise
@@ -54,6 +60,7 @@ class Admission:
                 f"the queue is full: {len(self._queue)} of {self._queue.limit} requests queued",
                 429,
             )
+        return max_tokens
 
     def _check_presence(self, rank: int | None, status: ServiceStatus) -> None:
         match status:
@@ -71,14 +78,14 @@ class Admission:
         if owner is None or owner.closed:
             raise self._overloaded("rank_not_ready", f"owner {rank} is not ready", 503)
 
-    def _check_fit(self, generation: Generation) -> None:
-        rank = generation.routed_dp_rank
-        owner = None if rank is None else self._book.get(rank)
-        limits = self._book.limits() if owner is None else owner.limits
+    def _check_fit(self, generation: Generation) -> int | None:
+        limits = self._book.limits_for(generation.routed_dp_rank)
         vocab_size = self._book.vocab_size()
         assert limits is not None, "taken before there was an owner"
         assert vocab_size is not None, "taken before there was an owner"
-        check_generation(generation, limits, vocab_size)
+        max_tokens = certain_max_tokens(generation, limits, strict=self._strict)
+        check_generation(generation, vocab_size)
+        return max_tokens
 
     def _overloaded(self, reason: str, message: str, status: int) -> OverloadedError:
         self._tally.requests_refused[reason] += 1

@@ -56,6 +56,7 @@ class ControlCore:
         self._wake_after: Final = wake_after
         self._transport: Final = outside.transport
         self._exits: Final[list[tuple[float, int, int]]] = []
+        self._limits_changes = 0
         self.draining = False
         self.bug: Exception | None = None
         self.conditions: Final = Conditions()
@@ -74,7 +75,12 @@ class ControlCore:
             self.supervisor, self.book, drain_s=limits.restart_drain_s
         )
         self._admission: Final = Admission(
-            len(starts), self.book, self.desk.queue, self.restarts, self.tally
+            len(starts),
+            self.book,
+            self.desk.queue,
+            self.restarts,
+            self.tally,
+            strict_max_tokens=options.queue.strict_max_tokens,
         )
         self._inbox: Final = Inbox(
             self.supervisor, self.fleet, self.book, self.desk, self.flushes, self.tally
@@ -111,9 +117,9 @@ class ControlCore:
     def submit(self, generation: Generation) -> RequestAnswer:
         """Raises OverloadedError or RefusedError; then nothing was queued."""
         with self._watched():
-            self._admission.check(generation, self.status())
+            max_tokens = self._admission.check(generation, self.status())
             now = self._clock()
-            answer = self.desk.submit(generation, now)
+            answer = self.desk.submit(generation, max_tokens, now)
             self._turn(now)
             return answer
 
@@ -183,6 +189,9 @@ class ControlCore:
         self._turn(now)
 
     def _turn(self, now: float) -> None:
+        if self._limits_changes != self.book.limits_changes:
+            self._limits_changes = self.book.limits_changes
+            self.desk.refit(now)
         self.desk.dispatch(now)
         while self.fleet.drop_unreachable(now):
             self.desk.dispatch(now)
@@ -200,6 +209,7 @@ class ControlCore:
 
     def worker_failed(self, index: int, loss: Loss) -> None:
         """A worker stays down for good."""
+        self.book.forget(index)
         self.desk.abandon_pinned(index, f"owner {index} has failed: {loss.detail}", self._clock())
 
     def process_exited(self, index: int, status: int) -> None:

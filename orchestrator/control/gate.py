@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from mlx_dp.orchestrator.service import Generation, RefusedError
-from mlx_dp.proto.admission import AdmissionLimits, default_max_tokens, refusal
+from mlx_dp.orchestrator.service import CONTEXT_LENGTH_EXCEEDED, Generation, RefusedError
+from mlx_dp.proto.admission import AdmissionLimits, answer_tokens, fits, refusal
 from mlx_dp.proto.fields import MAX_CACHE_SALT_CHARS, MAX_STOP_TOKEN_IDS
 from mlx_dp.proto.sampling_params import MAX_TOKEN_ID, SamplingParams
 
@@ -20,19 +20,32 @@ def check_rank(rank: int | None, num_owners: int) -> None:
         )
 
 
-def check_generation(generation: Generation, limits: AdmissionLimits, vocab_size: int) -> None:
-    """Raises RefusedError for what no owner, or not the one asked for, could ever run.
+def certain_max_tokens(
+    generation: Generation, limits: AdmissionLimits, *, strict: bool
+) -> int | None:
+    """The answer's length, if it is known before an owner is: None is what that one has left.
+
+    Raises RefusedError when the prompt alone is too long, or with ``strict`` both together.
+    """
+    prompt_tokens, asked = len(generation.prompt_ids), generation.max_tokens
+    max_tokens = (
+        asked if strict and asked is not None else answer_tokens(limits, prompt_tokens, asked)
+    )
+    reason = refusal(limits, prompt_tokens, max_tokens)
+    if reason is not None:
+        param = "max_tokens" if fits(limits, prompt_tokens) and prompt_tokens else "prompt"
+        code = None if fits(limits, prompt_tokens, max_tokens) else CONTEXT_LENGTH_EXCEEDED
+        raise RefusedError(reason, param=param, code=code)
+    # An owner with less room may have one that asks for more than any has.
+    return asked if asked == max_tokens else None
+
+
+def check_generation(generation: Generation, vocab_size: int) -> None:
+    """Raises RefusedError for what no owner could take, however short it is.
 
     A worker drops a message that breaks a bound of the protocol, and would be taken for dead
     because of it: so all of those bounds are checked here, whatever the edge has checked.
     """
-    prompt_tokens = len(generation.prompt_ids)
-    asked = generation.max_tokens
-    max_tokens = default_max_tokens(limits, prompt_tokens) if asked is None else asked
-    reason = refusal(limits, prompt_tokens, max_tokens)
-    if reason is not None:
-        fits_without = refusal(limits, prompt_tokens, 1) is None
-        raise RefusedError(reason, param="max_tokens" if fits_without else "prompt")
     if len(generation.stop_token_ids) > MAX_STOP_TOKEN_IDS:
         raise RefusedError(
             f"{len(generation.stop_token_ids)} stop token ids are too many: use at most "

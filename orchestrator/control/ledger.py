@@ -48,7 +48,7 @@ class RequestEntry:
     epoch: int = 0
     owner: int | None = None
     max_tokens: int | None = None
-    """None until the first grant, when the client left it to us."""
+    """None until the first grant, when the client set none, or more than is left anywhere."""
     emitted: list[int] = field(default_factory=list)
     barren_losses: int = 0
     """Owners lost one after another while they ran it, since its last token."""

@@ -5,7 +5,7 @@ from typing import Final
 
 from mlx_dp.orchestrator.control.ledger import RequestEntry
 from mlx_dp.orchestrator.control.liveness import Pulse
-from mlx_dp.proto.admission import AdmissionLimits, default_max_tokens, next_tokens, refusal
+from mlx_dp.proto.admission import AdmissionLimits, answer_tokens, fits, next_tokens
 from mlx_dp.proto.messages import Heartbeat, Ready
 
 LONGEST_SHORTAGE_BEATS: Final = 16
@@ -27,8 +27,8 @@ def terms(limits: AdmissionLimits, entry: RequestEntry) -> Terms | None:
     prompt_tokens = len(entry.generation.prompt_ids)
     max_tokens = entry.max_tokens
     if max_tokens is None:
-        max_tokens = default_max_tokens(limits, prompt_tokens)
-    if refusal(limits, prompt_tokens, max_tokens) is not None:
+        max_tokens = answer_tokens(limits, prompt_tokens, entry.generation.max_tokens)
+    if not fits(limits, prompt_tokens, max_tokens):
         return None
     needed = next_tokens(entry.num_tokens, max_tokens - len(entry.emitted))
     return Terms(max_tokens=max_tokens, reserved=needed)

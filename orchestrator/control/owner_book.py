@@ -15,7 +15,10 @@ class OwnerBook:
     def __init__(self, *, ahead: int = 0) -> None:
         self._ahead: Final = ahead
         self._owners: Final[dict[int, Owner]] = {}
+        self._known: Final[dict[int, AdmissionLimits]] = {}
         self._limits: AdmissionLimits | None = None
+        self.limits_changes = 0
+        """How often the bounds of an owner have changed, or gone."""
         self._vocab_size: int | None = None
 
     def __len__(self) -> int:
@@ -28,8 +31,16 @@ class OwnerBook:
         return self._owners.values()
 
     def limits(self) -> AdmissionLimits | None:
-        """Bounds of the roomiest owner, or of the last one known; None while there was none."""
+        """Bounds of the roomiest owner; None while there was none.
+
+        One that is lost counts with those it had, since it will be back: a request that only fits
+        there waits for it. Of those that have all failed, the last one counts.
+        """
         return self._limits
+
+    def limits_for(self, index: int | None) -> AdmissionLimits | None:
+        """Bounds of a request for this owner, or for any."""
+        return self._limits if index is None else self._known.get(index, self._limits)
 
     def vocab_size(self) -> int | None:
         """Token ids below this exist; None while no owner has been ready."""
@@ -41,6 +52,8 @@ class OwnerBook:
         pulse = Pulse(heard_at=now, moved_at=now)
         owner = Owner(index=index, identity=identity, ready=ready, pulse=pulse, ahead=self._ahead)
         self._owners[index] = owner
+        self.limits_changes += self._known.get(index) != owner.limits
+        self._known[index] = owner.limits
         self._refresh()
         return owner
 
@@ -52,15 +65,22 @@ class OwnerBook:
         self._refresh()
         return tuple(owner.leases.values())
 
+    def forget(self, index: int) -> None:
+        """An owner that is not in the book will not be back."""
+        assert index not in self._owners, f"owner {index} is in the book"
+        self.limits_changes += self._known.pop(index, None) is not None
+        self._refresh()
+
     def _refresh(self) -> None:
-        if not self._owners:
-            return
-        roomiest = max(self._owners.values(), key=lambda owner: owner.limits.max_request_tokens)
-        self._limits = roomiest.limits
-        self._vocab_size = min(owner.ready.shape.vocab_size for owner in self._owners.values())
+        if self._known:
+            self._limits = max(self._known.values(), key=lambda known: known.max_request_tokens)
+        if self._owners:
+            sizes = (owner.ready.shape.vocab_size for owner in self._owners.values())
+            self._vocab_size = min(sizes)
 
     def check(self) -> None:
         """Assert the invariants; for idle loops and tests."""
         for index, owner in self._owners.items():
             assert owner.index == index, (owner.index, index)
+            assert self._known[index] == owner.limits, index
             owner.check()

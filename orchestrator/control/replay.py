@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from mlx_dp.orchestrator.control.ledger import RequestEntry
 from mlx_dp.orchestrator.control.owner import Lease
 from mlx_dp.orchestrator.control.supervisor_steps import BLAMELESS, Loss
-from mlx_dp.orchestrator.service import Ended
+from mlx_dp.orchestrator.service import CONTEXT_LENGTH_EXCEEDED, Ended
+from mlx_dp.proto.admission import AdmissionLimits, answer_tokens, refusal
 from mlx_dp.proto.messages import FinishReason
 
 POISON_DEATHS = 2
@@ -62,6 +63,25 @@ def complete(entry: RequestEntry) -> Ended | None:
         return Ended(reason=FinishReason.STOP)
     if len(entry.emitted) == entry.max_tokens:
         return Ended(reason=FinishReason.LENGTH)
+    return None
+
+
+def refit(entry: RequestEntry, limits: AdmissionLimits, *, strict: bool) -> Ended | None:
+    """Cut an answer to what these limits leave of it; or return how it ends, when that is nothing.
+
+    ``strict``: a length that the client has set is never cut.
+    """
+    prompt_tokens, asked = len(entry.generation.prompt_ids), entry.generation.max_tokens
+    left = answer_tokens(limits, prompt_tokens, asked)
+    needed = asked if strict and asked is not None else left
+    reason = refusal(limits, prompt_tokens, needed)
+    if reason is not None:
+        return Ended(
+            reason=FinishReason.ERROR, message=reason, code=CONTEXT_LENGTH_EXCEEDED, status=400
+        )
+    if len(entry.emitted) >= left:
+        return Ended(reason=FinishReason.LENGTH)
+    entry.max_tokens = left if entry.emitted else None
     return None
 
 

@@ -7,11 +7,11 @@ from mlx_dp.orchestrator.control.answers import RequestAnswer
 from mlx_dp.orchestrator.control.counters import Tally
 from mlx_dp.orchestrator.control.dispatch import Dispatcher, Post
 from mlx_dp.orchestrator.control.ledger import Ledger, RequestStatus
-from mlx_dp.orchestrator.control.owner import Lease, Owner
+from mlx_dp.orchestrator.control.owner import Lease, Owner, terms
 from mlx_dp.orchestrator.control.owner_book import OwnerBook
 from mlx_dp.orchestrator.control.owner_facts import OwnerFacts
 from mlx_dp.orchestrator.control.recent_deaths import RecentDeaths
-from mlx_dp.orchestrator.control.replay import after_loss, complete, on_trial
+from mlx_dp.orchestrator.control.replay import after_loss, complete, on_trial, refit
 from mlx_dp.orchestrator.control.request_ends import RequestEnds, error
 from mlx_dp.orchestrator.control.request_queue import RequestQueue
 from mlx_dp.orchestrator.control.router import Router
@@ -37,6 +37,8 @@ class RequestDesk:
         post: Post,
     ) -> None:
         self._max_attempts: Final = max_attempts
+        self._strict_max_tokens: Final = options.strict_max_tokens
+        self._book: Final = book
         self._answers: Final = answers
         self._tally: Final = tally
         self._ledger: Final = Ledger()
@@ -59,9 +61,13 @@ class RequestDesk:
         """No request is in hand."""
         return len(self._ledger) == 0
 
-    def submit(self, generation: Generation, now: float) -> RequestAnswer:
-        """Take a request in. The caller has asked whether the queue is full."""
+    def submit(self, generation: Generation, max_tokens: int | None, now: float) -> RequestAnswer:
+        """Take a request in. The caller has asked whether it fits, and whether the queue is full.
+
+        ``max_tokens``: the answer's length, or None when that depends on the owner.
+        """
         entry = self._ledger.open(generation, now)
+        entry.max_tokens = max_tokens
         answer = self._answers.open(entry)
         self._ends.began(entry, now)
         self._queue.put(entry)
@@ -103,6 +109,20 @@ class RequestDesk:
         for entry in tuple(self._ledger):
             if entry.status is RequestStatus.QUEUED and entry.pinned == owner:
                 self._ends.end_early(entry, error(message, "worker_failed", 503), now)
+
+    def refit(self, now: float) -> None:
+        """Owners have less room than they had, or are gone for good: nothing waits for more.
+
+        What fits nowhere any longer gets what is left, as if it came now.
+        """
+        for entry in tuple(self._ledger):
+            limits = self._book.limits_for(entry.pinned)
+            if entry.status is not RequestStatus.QUEUED or limits is None:
+                continue
+            if terms(limits, entry) is None:
+                ended = refit(entry, limits, strict=self._strict_max_tokens)
+                if ended is not None:
+                    self._ends.end_early(entry, ended, now)
 
     def forget_prefixes(self, owner: int) -> None:
         """An owner has dropped what it had cached."""

@@ -1,12 +1,13 @@
 """What is decided before any work is done for a request. Pure: states in, errors out."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from mlx_dp.orchestrator.http.queue_pace import QueueLoad
 from mlx_dp.orchestrator.openai.errors import ApiError, invalid, overloaded
 from mlx_dp.orchestrator.openai.fields import GenerationFields
+from mlx_dp.orchestrator.options import HttpOptions
 from mlx_dp.orchestrator.service import (
     RETRY_ABSENT_S,
     ServiceState,
@@ -77,24 +78,43 @@ def _slots(state: ServiceState, *, free: bool) -> int:
     )
 
 
-def routed_rank(header: str | None, fields: GenerationFields, num_owners: int) -> int | None:
-    """The owner the client asks for: the header wins. Raises ApiError unless it exists."""
-    if header is not None:
+def routed_rank(headers: Sequence[str], fields: GenerationFields, num_owners: int) -> int | None:
+    """The owner that is asked for. Raises ApiError unless it exists.
+
+    ``headers``: all that the request has of that name. The last one counts, since a router that
+    passes on its client's adds its own behind it; and headers count before the body, which a
+    router leaves alone when it has a header.
+    """
+    given = [value.strip() for header in headers for value in header.split(",")]
+    if headers:
         name = "X-Data-Parallel-Rank"
-        if not _RANK.fullmatch(header.strip()):
+        if not _RANK.fullmatch(given[-1]):
             raise invalid(
-                name, f"it should be a rank from 0 to {num_owners - 1}, got {ascii(header)[:40]}"
+                name, f"it should be a rank from 0 to {num_owners - 1}, got {ascii(given[-1])[:40]}"
             )
-        rank = int(header)
-    elif fields.routed_dp_rank is not None:
-        name, rank = "routed_dp_rank", fields.routed_dp_rank
-    elif fields.data_parallel_rank is not None:
-        name, rank = "data_parallel_rank", fields.data_parallel_rank
+        rank = int(given[-1])
     else:
-        return None
+        name, found = _rank_of_body(fields)
+        if found is None:
+            return None
+        rank = found
     if rank >= num_owners:
         raise invalid(name, f"{rank} is out of range, ranks are 0 to {num_owners - 1}")
     return rank
+
+
+def _rank_of_body(fields: GenerationFields) -> tuple[str, int | None]:
+    """The field that asks for a rank, and which. Raises ApiError when two ask for different ones.
+
+    Members of an object have no order: nothing tells a router's from its client's.
+    """
+    newer, older = fields.routed_dp_rank, fields.data_parallel_rank
+    if newer is not None and older is not None and newer != older:
+        raise invalid(
+            "routed_dp_rank",
+            f"it is {newer} and data_parallel_rank is {older}: give one of them, or both alike",
+        )
+    return ("data_parallel_rank", older) if newer is None else ("routed_dp_rank", newer)
 
 
 def refuse_unready_rank(state: ServiceState, rank: int | None) -> None:
@@ -114,16 +134,17 @@ def refuse_unready_rank(state: ServiceState, rank: int | None) -> None:
             )
 
 
-def refuse_model(model: str | None, served: str) -> None:
+def refuse_model(model: str | None, options: HttpOptions) -> None:
     """Raise ApiError when another model than the served one is asked for."""
-    if model and model != served:
-        raise unknown_model(model, served)
+    if model and model not in options.served_model_names and model not in options.own_model_names:
+        raise unknown_model(model, options)
 
 
-def unknown_model(model: str, served: str) -> ApiError:
+def unknown_model(model: str, options: HttpOptions) -> ApiError:
+    served = ", ".join(map(ascii, options.served_model_names))
     return ApiError(
         404,
-        f"the model {ascii(model)[:200]} does not exist, this server has {served!a}",
+        f"the model {ascii(model)[:200]} does not exist, this server has {served}",
         param="model",
         code="model_not_found",
     )

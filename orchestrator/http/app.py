@@ -5,6 +5,8 @@ from importlib.metadata import version
 
 import msgspec
 from fastapi import FastAPI, Request, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from mlx_dp.orchestrator.http import cache, health, loads, models, workers
 from mlx_dp.orchestrator.http.close_when_draining import CloseWhenDraining
@@ -33,22 +35,36 @@ def create_app(
     ``dropped_lines``: lines of the log that were not taken, for metrics.
     """
     endpoint = Endpoint(service=service, text=text, options=options, dropped_lines=dropped_lines)
-    app = FastAPI(
-        title="mlx-dp",
-        version=version("mlx-dp"),
-        # The pages would load scripts from elsewhere; the document itself is there.
-        docs_url=None,
-        redoc_url=None,
-    )
+    app = _EdgedApp(endpoint)
     install_error_handlers(app)
     _add_generation(app, endpoint)
     _add_health(app, endpoint)
     _add_metadata(app, endpoint)
     _add_administration(app, endpoint)
     install_document(app)
-    app.add_middleware(Edge, options=options, posts=endpoint.posts)
-    app.add_middleware(CloseWhenDraining, service=service)
     return app
+
+
+class _EdgedApp(FastAPI):
+    """Has the edge around everything: FastAPI's own place for it lies within that of errors."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        super().__init__(
+            title="mlx-dp",
+            version=version("mlx-dp"),
+            # The pages would load scripts from elsewhere; the document itself is there.
+            docs_url=None,
+            redoc_url=None,
+            # The edge knows all spellings, and a redirect would lose the body of a POST.
+            redirect_slashes=False,
+        )
+        self._endpoint = endpoint
+
+    def build_middleware_stack(self) -> ASGIApp:
+        endpoint = self._endpoint
+        routes = (route.path for route in self.routes if isinstance(route, Route))
+        edge = Edge(super().build_middleware_stack(), endpoint.options, endpoint.posts, routes)
+        return CloseWhenDraining(edge, endpoint.service)
 
 
 def _json(value: object) -> Response:
@@ -70,8 +86,8 @@ def _add_generation(app: FastAPI, endpoint: Endpoint) -> None:
 
 
 def _add_health(app: FastAPI, endpoint: Endpoint) -> None:
-    # Balancers also ask with HEAD, and HAProxy with OPTIONS unless told otherwise.
-    methods = ["GET", "HEAD", "OPTIONS"]
+    # HAProxy asks with OPTIONS unless told otherwise.
+    methods = ["GET", "OPTIONS"]
 
     @app.api_route("/live", methods=methods, include_in_schema=False)
     async def live_route() -> Response:

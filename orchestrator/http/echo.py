@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from typing import Final
 
-from mlx_dp.orchestrator.http.errors import from_refused
+from mlx_dp.orchestrator.http.errors import too_long
 from mlx_dp.orchestrator.http.loop_share import TURN_UNITS, LoopShare
 from mlx_dp.orchestrator.http.slices import TOKEN_UNITS
 from mlx_dp.orchestrator.openai.completion_request import CompletionRequest, Prompt
-from mlx_dp.orchestrator.service import RefusedError
 from mlx_dp.orchestrator.text.text_model import TextModel
 from mlx_dp.proto.admission import AdmissionLimits, refusal
 
@@ -42,7 +41,7 @@ async def _text(
     why = None if limits is None else refusal(limits, len(prompt), 1)
     if why is not None:
         # It would be refused all the same once it is submitted, but has its text by then.
-        raise from_refused(RefusedError(why, param="prompt"), {})
+        raise too_long("prompt", why)
     if len(prompt) <= INLINE_TOKENS:
         await share.take(len(prompt))
         return text.decode(prompt, skip_special_tokens=skip)

@@ -46,6 +46,14 @@ class Endpoint:
         return self.options.served_model_name
 
     def context_length(self) -> int | None:
-        """The limit that holds for requests, or the model's own before an owner is ready."""
+        """The model's limit for requests, as configured before an owner is ready."""
         limits = self.service.limits()
-        return self.text.facts.context_length if limits is None else limits.context_length
+        if limits is not None:
+            return limits.context_length
+        known = (self.options.context_length, self.text.facts.context_length)
+        return min((length for length in known if length is not None), default=None)
+
+    def max_model_len(self) -> int | None:
+        """The most tokens of a request: of the context, or of the largest pool if that is less."""
+        limits = self.service.limits()
+        return self.context_length() if limits is None else limits.max_request_tokens

@@ -8,7 +8,7 @@ from starlette.exceptions import HTTPException
 
 from mlx_dp.orchestrator.http.body import ClientGoneError
 from mlx_dp.orchestrator.openai.errors import ApiError, invalid, overloaded
-from mlx_dp.orchestrator.service import OverloadedError, RefusedError
+from mlx_dp.orchestrator.service import CONTEXT_LENGTH_EXCEEDED, OverloadedError, RefusedError
 
 logger = logging.getLogger(__name__)
 
@@ -23,9 +23,15 @@ def from_overloaded(error: OverloadedError) -> ApiError:
 
 def from_refused(error: RefusedError, names: Mapping[str, str]) -> ApiError:
     """``names``: what the client calls a field, where that is not our word for it."""
-    code = "context_length_exceeded" if "context length" in str(error) else None
     param = None if error.param is None else names.get(error.param, error.param)
-    return invalid(param, str(error), code=code)
+    if error.code == CONTEXT_LENGTH_EXCEEDED:
+        return too_long(param, str(error))
+    return invalid(param, str(error), code=error.code)
+
+
+def too_long(param: str | None, message: str) -> ApiError:
+    """A 400 in OpenAI's words and nothing before them, for clients that read them."""
+    return ApiError(400, message, param=param, code=CONTEXT_LENGTH_EXCEEDED)
 
 
 def internal_error() -> ApiError:
@@ -59,6 +65,10 @@ async def _http_exception(request: Request, error: Exception) -> Response:
             code, message = "http_error", str(error.detail)
     answer = ApiError(error.status_code, message, code=code)
     answer.headers.update(error.headers or {})
+    allowed = answer.headers.get("Allow", "").split(", ")
+    if "GET" in allowed:
+        # The edge asks with GET for it.
+        answer.headers["Allow"] = ", ".join([*allowed, "HEAD"])
     return error_response(answer)
 
 

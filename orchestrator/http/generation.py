@@ -131,10 +131,10 @@ class GenerationRoutes:
     ) -> tuple[Fields, int | None]:
         """Check the body, and the rank that it or the header asks for."""
         fields = await self._endpoint.bodies.fields(kind, body)
-        refuse_model(fields.model, self._endpoint.model)
+        refuse_model(fields.model, self._endpoint.options)
         refuse_unsupported(fields.extras, neutral, choices=fields.choices)
         state = self._endpoint.service.state()
-        rank = routed_rank(request.headers.get(RANK_HEADER), fields, len(state.owners))
+        rank = routed_rank(request.headers.getlist(RANK_HEADER), fields, len(state.owners))
         refuse_unready_rank(state, rank)
         self._refuse_overload(fields.choices)
         limit = vocab_size(state, self._endpoint.text.facts.vocab_size)
@@ -151,7 +151,8 @@ class GenerationRoutes:
         logprobs: int | None,
     ) -> Work:
         """Do what is dear: the grammar, the template and the tokenizer. Raises ApiError."""
-        refuse_many_logprobs(fields, len(sources) * fields.choices, logprobs)
+        limits = self._endpoint.service.limits()
+        refuse_many_logprobs(fields, len(sources) * fields.choices, logprobs, limits)
         grammar = await checked_grammar(self._endpoint, fields)
         return Work(
             fields=fields,

@@ -14,24 +14,28 @@ OWNED_BY: Final = "sglang"
 
 
 def models(endpoint: Endpoint) -> Mapping[str, Any]:
-    return {"object": "list", "data": [_card(endpoint)]}
+    names = endpoint.options.served_model_names
+    return {"object": "list", "data": [_card(endpoint, name) for name in names]}
 
 
 def model(endpoint: Endpoint, name: str) -> Mapping[str, Any]:
-    if name != endpoint.model:
-        raise unknown_model(name, endpoint.model)
-    return _card(endpoint)
+    """The card of a name that is taken. A slash beside it is the base URL's."""
+    options = endpoint.options
+    for known in (name, name.rstrip("/"), name.strip("/")):
+        if known in options.served_model_names or known in options.own_model_names:
+            return _card(endpoint, known)
+    raise unknown_model(name, options)
 
 
-def _card(endpoint: Endpoint) -> Mapping[str, Any]:
+def _card(endpoint: Endpoint, name: str) -> Mapping[str, Any]:
     return {
-        "id": endpoint.model,
+        "id": name,
         "object": "model",
         "created": endpoint.created,
         "owned_by": OWNED_BY,
         "root": endpoint.text.facts.path,
         "parent": None,
-        "max_model_len": endpoint.context_length(),
+        "max_model_len": endpoint.max_model_len(),
     }
 
 

@@ -4,15 +4,16 @@ import asyncio
 import logging
 from typing import Final
 
+from mlx_dp.orchestrator.http.errors import too_long
 from mlx_dp.orchestrator.openai.completion_request import Prompt
-from mlx_dp.orchestrator.openai.errors import ApiError, invalid
+from mlx_dp.orchestrator.openai.errors import invalid
 from mlx_dp.orchestrator.text.chat_template import (
     LIMIT_S,
     ChatTemplateError,
     ChatTemplateTimeoutError,
 )
 from mlx_dp.orchestrator.text.text_model import Chat, RenderedChat, TextModel
-from mlx_dp.proto.admission import AdmissionLimits
+from mlx_dp.proto.admission import AdmissionLimits, prompt_overflow
 
 logger = logging.getLogger(__name__)
 
@@ -73,19 +74,21 @@ def _ids(
     else:
         chat = text.render_chat(prompt, limit_s=limit_s)
         rendered = chat.text
-    special = chat is None
-    most = None if limits is None else limits.max_request_tokens
-    if most is not None and len(rendered) > CHARS_PER_TOKEN * (most + TOKENS_AT_A_CUT):
-        # Too long, most likely: find out without tokenizing all of it.
-        start = rendered[: CHARS_PER_TOKEN * (most + TOKENS_AT_A_CUT)]
-        if len(text.encode(start, add_special_tokens=special)) >= most + TOKENS_AT_A_CUT:
-            raise ApiError(
-                400,
-                f"{param}: the prompt of {len(rendered)} characters has more than {most} tokens, "
-                "which is the most that a request may have here, its answer included",
-                param=param,
-                code="context_length_exceeded",
-            )
+    if limits is not None:
+        _refuse_long(text, rendered, limits, param, special=chat is None)
     if chat is not None:
         return text.encode_chat(chat)
-    return text.encode(rendered, add_special_tokens=special)
+    return text.encode(rendered, add_special_tokens=True)
+
+
+def _refuse_long(
+    text: TextModel, rendered: str, limits: AdmissionLimits, param: str, *, special: bool
+) -> None:
+    """Find out without tokenizing all of a prompt that is too long, most likely."""
+    most = limits.max_request_tokens
+    if len(rendered) > CHARS_PER_TOKEN * (most + TOKENS_AT_A_CUT):
+        start = rendered[: CHARS_PER_TOKEN * (most + TOKENS_AT_A_CUT)]
+        least = len(text.encode(start, add_special_tokens=special)) - TOKENS_AT_A_CUT
+        if least >= most:
+            size = f"{least} tokens or more ({len(rendered)} characters)"
+            raise too_long(param, prompt_overflow(limits, size))

@@ -13,7 +13,7 @@ from mlx_dp.orchestrator.openai.structured_fields import (
     StructuredOutputs,
 )
 from mlx_dp.orchestrator.openai.validation import STRICT, refuse
-from mlx_dp.proto.fields import MAX_CACHE_SALT_CHARS, MAX_REQUEST_TOKENS
+from mlx_dp.proto.fields import MAX_CACHE_SALT_CHARS
 from mlx_dp.proto.sampling_params import MAX_LOGIT_BIAS, MAX_SEED
 
 MAX_CHOICES: Final = 128
@@ -95,7 +95,8 @@ LogitBias = Annotated[
         }
     ),
 ]
-TokenCount = Annotated[int, Field(ge=1, le=MAX_REQUEST_TOKENS)]
+# What is more than a model has left is cut to that: clients that want all of it say so.
+TokenCount = Annotated[int, Field(ge=1, le=2**63 - 1)]
 Rank = Annotated[int, Field(ge=0, lt=MAX_RANK)]
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from flag_values import flags
+from flag_values import FAKE_MODEL, flags
 
 from mlx_dp.orchestrator import configuration
 from mlx_dp.orchestrator.flags import (
@@ -137,6 +137,30 @@ def test_a_host_that_is_no_name_is_refused(name: str) -> None:
     http = HttpFlags(allowed_host=["llm.example.com", name])
     with pytest.raises(ConfigError, match=r"--allowed-host .* is no name"):
         configuration.check_flags(flags(http=http))
+
+
+def test_origins_are_kept_as_browsers_write_them_and_refused_otherwise() -> None:
+    given = ["https://Chat.example.com:443", "http://localhost:3000", "https://chat.example.com"]
+    http = configuration.http_options(
+        HttpFlags(cors_origin=given), served_model_name="m", port=9, open_files=9999
+    )
+    assert http.cors_origins == ("https://chat.example.com", "http://localhost:3000")
+    for origin, advice in (("*", "every page"), ("https://a.example/x", "give https://a.example")):
+        with pytest.raises(ConfigError, match=rf"--cors-origin .* is no origin: .*{advice}"):
+            configuration.check_flags(flags(http=HttpFlags(cors_origin=[given[0], origin])))
+
+
+@pytest.mark.parametrize("name", ["", " ", "a\nb", "x" * 1025])
+def test_a_name_that_no_client_can_ask_for_is_refused(name: str) -> None:
+    model = replace(FAKE_MODEL, served_model_name=["chat", name])
+    with pytest.raises(ConfigError, match=r"--served-model-name .* is no name"):
+        configuration.check_flags(flags(model=model))
+
+
+def test_strictness_goes_to_the_queue() -> None:
+    for strict in (False, True):
+        whole = flags(http=HttpFlags(strict_max_tokens=strict))
+        assert configuration.queue_options(whole).strict_max_tokens is strict
 
 
 def test_topology_is_refused_before_any_limit() -> None:

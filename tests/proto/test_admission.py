@@ -7,14 +7,16 @@ from hypothesis import strategies as st
 from mlx_dp.proto.admission import (
     NEXT_ANSWER_TOKENS,
     AdmissionLimits,
-    default_max_tokens,
+    answer_tokens,
     next_tokens,
+    prompt_overflow,
     refusal,
     reserved_tokens,
 )
 from mlx_dp.proto.fields import MAX_REQUEST_TOKENS
 
 SMALL = AdmissionLimits(context_length=100, pool_tokens=50)
+LARGE = AdmissionLimits(context_length=100, pool_tokens=500)
 
 bounds = st.builds(
     AdmissionLimits,
@@ -43,7 +45,7 @@ def test_the_most_tokens_are_admitted_and_one_more_is_not(limits, prompt, answer
 
 @given(bounds, st.integers(1, 3000))
 def test_the_default_answer_takes_all_that_is_left(limits, prompt):
-    answer = default_max_tokens(limits, prompt)
+    answer = answer_tokens(limits, prompt)
     assert answer >= 1
     if prompt < limits.max_request_tokens:
         assert refusal(limits, prompt, answer) is None
@@ -52,30 +54,46 @@ def test_the_default_answer_takes_all_that_is_left(limits, prompt):
         assert refusal(limits, prompt, answer) is not None
 
 
+@given(bounds, st.integers(1, 3000), st.integers(1, 2**62))
+def test_an_answer_is_cut_to_what_is_left_and_never_longer_than_asked(limits, prompt, asked):
+    answer = answer_tokens(limits, prompt, asked)
+    assert answer == min(asked, answer_tokens(limits, prompt))
+    if prompt < limits.max_request_tokens:
+        assert refusal(limits, prompt, answer) is None
+
+
 def test_the_last_token_needs_no_room():
     assert reserved_tokens(10, 41) == 50
     assert refusal(SMALL, 10, 41) is None
-    assert refusal(SMALL, 10, 42) == (
-        "one worker holds 50 KV tokens, but the request needs 51 (10 in the prompt, 42 for the "
-        "answer, whose last token needs none)"
-    )
+    assert refusal(SMALL, 10, 42) is not None
 
 
-def test_a_request_beyond_the_context_is_refused_with_the_numbers():
-    assert refusal(SMALL, 60, 41) == (
-        "this model's maximum context length is 100 tokens, but the request needs 101 (60 in the "
-        "prompt, 41 for the answer)"
-    )
+@pytest.mark.parametrize(
+    ("limits", "prompt", "answer", "said"),
+    [
+        (SMALL, 10, 42, "you requested 52 tokens (10 in the messages, 42 in the completion)."),
+        (SMALL, 51, 1, "your messages resulted in 51 tokens,"),
+        (SMALL, 60, 41, "your messages resulted in 60 tokens,"),
+        (LARGE, 60, 41, "you requested 101 tokens (60 in the messages, 41 in the completion)."),
+        (LARGE, 100, 1, "your messages resulted in 100 tokens,"),
+    ],
+)
+def test_what_is_too_long_is_refused_in_the_words_that_clients_look_for(
+    limits, prompt, answer, said
+):
+    message = refusal(limits, prompt, answer)
+    most = limits.max_request_tokens
+    start = f"This model's maximum context length is {most} tokens. However, "
+    assert message.startswith(start + said)
+    assert ("One worker holds 50 KV tokens" in message) == (limits is SMALL)
+    assert prompt_overflow(limits, "9 tokens").startswith(start + "your messages resulted in 9")
 
 
 def test_no_request_is_longer_than_a_message_carries():
     endless = AdmissionLimits(context_length=2**31 - 1, pool_tokens=None)
     assert endless.max_request_tokens == MAX_REQUEST_TOKENS
     assert refusal(endless, 1, MAX_REQUEST_TOKENS - 1) is None
-    assert refusal(endless, 1, MAX_REQUEST_TOKENS) == (
-        f"one request may have {MAX_REQUEST_TOKENS} tokens, but this one needs "
-        f"{MAX_REQUEST_TOKENS + 1} (1 in the prompt, {MAX_REQUEST_TOKENS} for the answer)"
-    )
+    assert f"length is {MAX_REQUEST_TOKENS} tokens." in refusal(endless, 1, MAX_REQUEST_TOKENS)
 
 
 @pytest.mark.parametrize(

@@ -124,14 +124,14 @@ def test_what_can_never_fit_is_refused_with_the_numbers() -> None:
     world = World()
     world.readies = {0: ready(pool=50), 1: ready(pool=20)}
     world.bring_up()
-    with pytest.raises(RefusedError, match="50 KV tokens") as refused:
-        submit(world, (1,) * 40, 20)
-    assert refused.value.param == "max_tokens"
+    with pytest.raises(RefusedError, match="context length is 51 tokens") as refused:
+        submit(world, (1,) * 51, 20)
+    assert refused.value.param == "prompt"
     with pytest.raises(RefusedError, match="20 KV tokens"):
         submit(world, (1,) * 30, 5, rank=1)
     with pytest.raises(RefusedError) as too_long:
         submit(world, (1,) * 60, None)
-    assert too_long.value.param == "prompt"
+    assert too_long.value.code == "context_length_exceeded"
 
 
 def test_a_request_goes_only_where_it_fits() -> None:

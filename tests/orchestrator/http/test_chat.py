@@ -340,25 +340,6 @@ def test_generation_prompt_can_be_left_out() -> None:
     assert bytes(service.generation.prompt_ids) == b"user: hi\n"
 
 
-@pytest.mark.parametrize(
-    ("header", "body", "rank"),
-    [
-        (None, {}, None),
-        (None, {"routed_dp_rank": 1}, 1),
-        (None, {"data_parallel_rank": 1}, 1),
-        (None, {"routed_dp_rank": 0, "data_parallel_rank": 1}, 0),
-        ("1", {"routed_dp_rank": 0}, 1),
-    ],
-)
-def test_header_wins_over_body_for_the_rank(
-    header: str | None, body: dict[str, int], rank: int | None
-) -> None:
-    service = ScriptedService()
-    headers = {} if header is None else {"X-Data-Parallel-Rank": header}
-    assert call(service, "POST", CHAT, json={"messages": HI, **body}, headers=headers).is_success
-    assert service.generation.routed_dp_rank == rank
-
-
 def test_request_id_is_echoed_only_when_harmless() -> None:
     def sent(value: bytes) -> str:
         headers = [(b"x-request-id", value), (b"content-type", b"application/json")]

@@ -98,7 +98,7 @@ def test_a_prompt_over_the_context_is_refused_before_it_is_echoed() -> None:
     found = error(call(service, "POST", COMPLETIONS, text=text, json=body), 400)
     assert found["code"] == "context_length_exceeded"
     assert found["param"] == "prompt"
-    assert "1000 in the prompt" in found["message"]
+    assert "resulted in 1000 tokens" in found["message"]
     assert not text.most_in_turn
 
 

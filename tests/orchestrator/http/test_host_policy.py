@@ -1,5 +1,8 @@
 """Pages of strangers do not reach an endpoint of this machine, whatever their names point at."""
 
+import re
+from dataclasses import replace
+
 import pytest
 from http_calls import CHAT, HI, call, error
 from scripted_service import OPTIONS, ScriptedService
@@ -7,7 +10,7 @@ from scripted_service import OPTIONS, ScriptedService
 from mlx_dp.orchestrator.http.host_policy import HostPolicy
 from mlx_dp.orchestrator.options import HttpOptions
 
-LOOPBACK = HostPolicy(["llm.example.com"], loopback=True)
+LOOPBACK = HostPolicy(["llm.example.com"], loopback=True, hostname="Studio.lan")
 
 
 @pytest.mark.parametrize(
@@ -24,6 +27,12 @@ LOOPBACK = HostPolicy(["llm.example.com"], loopback=True)
         b"mlx_dp",
         b"llm.example.com",
         b"LLM.Example.com:443",
+        b"host.docker.internal:8000",
+        b"host.containers.internal",
+        b"studio",
+        b"studio.local:8000",
+        b"Studio.Local.",
+        b"studio.lan",
         b"",
     ],
 )
@@ -43,6 +52,10 @@ def test_own_names_and_addresses_are_allowed(host: bytes) -> None:
         b"x.llm.example.com",
         b"evil.com\xff",
         b"1.2.3",
+        b"other.local",
+        b"studio.local.evil.com",
+        b"x.host.docker.internal",
+        b"docker.internal",
     ],
 )
 def test_a_name_that_a_stranger_can_point_here_is_refused(host: bytes) -> None:
@@ -54,11 +67,26 @@ def test_a_name_that_a_stranger_can_point_here_is_refused(host: bytes) -> None:
 
 @pytest.mark.parametrize(
     "origin",
-    [b"http://evil.com", b"https://evil.com:8000", b"null", b"http://8.8.8.8", b"http://[bad", b""],
+    [
+        b"http://evil.com",
+        b"https://evil.com:8000",
+        b"null",
+        b"http://8.8.8.8",
+        b"http://[bad",
+        b"http://studio.local",
+        b"http://host.docker.internal:3000",
+        b"",
+    ],
 )
 def test_a_page_of_another_site_is_refused(origin: bytes) -> None:
     refused = LOOPBACK.objection({b"host": b"localhost", b"origin": origin})
     assert (refused is None) is (origin == b"")
+
+
+def test_a_machine_without_a_name_adds_none() -> None:
+    nameless = HostPolicy([], loopback=True)
+    assert nameless.objection({b"host": b".local"}) is not None
+    assert nameless.objection({b"host": b"evil.com"}) is not None
 
 
 @pytest.mark.parametrize(
@@ -118,3 +146,40 @@ def test_no_origin_is_ever_reflected() -> None:
                     if name.startswith("access-control") or origin in value
                 ]
     assert OPTIONS.allowed_hosts == ()
+
+
+def test_the_advice_of_a_refusal_works_when_it_is_followed() -> None:
+    page = {"origin": "https://Chat.Example.com:443"}
+    sent = {"origin": "https://chat.example.com"}
+    refused = error(call(ScriptedService(), "GET", "/v1/models", headers=sent), 403)
+    advised = re.search(r"--cors-origin (\S+)", refused["message"])
+    assert advised is not None
+    options = replace(OPTIONS, cors_origins=(advised[1],))
+    allowed = call(ScriptedService(), "GET", "/v1/models", headers=sent, options=options)
+    assert allowed.is_success
+    assert allowed.headers["access-control-allow-origin"] == sent["origin"]
+    # No browser writes it so.
+    assert call(ScriptedService(), "GET", "/v1/models", headers=page, options=options).is_error
+
+    named = {"host": "llm.example.com:8000"}
+    refused = error(call(ScriptedService(), "GET", "/v1/models", headers=named), 403)
+    advised = re.search(r"--allowed-host (\S+)", refused["message"])
+    assert advised is not None
+    options = replace(OPTIONS, allowed_hosts=(advised[1],))
+    assert call(ScriptedService(), "GET", "/v1/models", headers=named, options=options).is_success
+
+
+@pytest.mark.parametrize(
+    ("headers", "path", "advice"),
+    [
+        ({"origin": "null"}, "/v1/models", "serve the page at an address"),
+        ({"origin": "https://a.example"}, "/workers", "not this one"),
+        ({"sec-fetch-site": "cross-site"}, "/v1/models", "by fetch()"),
+    ],
+)
+def test_what_no_flag_allows_is_not_advised(
+    headers: dict[str, str], path: str, advice: str
+) -> None:
+    options = replace(OPTIONS, cors_origins=("https://a.example",))
+    found = error(call(ScriptedService(), "GET", path, headers=headers, options=options), 403)
+    assert advice in found["message"]
