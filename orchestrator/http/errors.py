@@ -37,8 +37,7 @@ def too_long(param: str | None, message: str) -> ApiError:
 def internal_error() -> ApiError:
     """A bug of ours. The log has the traceback; the client gets no part of it.
 
-    Its connection ends, since nobody knows what is left of the request. Starlette also answers it
-    outside of all middleware, where no drain would be seen.
+    Its connection ends, since what is left of the request is unknown.
     """
     error = ApiError(500, "internal error", code="internal_error")
     error.headers["connection"] = "close"

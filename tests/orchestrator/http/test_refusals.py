@@ -408,10 +408,10 @@ def test_a_chat_is_refused_by_its_messages() -> None:
 def test_internal_errors_tell_nothing() -> None:
     service = ScriptedService()
 
-    def fail() -> Any:
+    def fail(_generation: Any) -> Any:
         raise RuntimeError("secret")
 
-    service.state = fail
+    service.submit = fail
     assert error(chat(service), 500)["message"] == "internal error"
 
 
