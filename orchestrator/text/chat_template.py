@@ -1,6 +1,5 @@
-"""Renders chat templates as transformers does: sandboxed, with the helpers that they expect."""
+"""Renders chat templates as transformers' ``apply_chat_template`` does, within bounds."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, NoReturn
@@ -9,16 +8,23 @@ import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
+from jinja2.runtime import Macro
+from jinja2.utils import pass_eval_context
 
-from mlx_dp.orchestrator.text.template_sandbox import (
-    BoundedSandbox,
+from mlx_dp.orchestrator.text.template.budget import (
+    Budget,
     TemplateTimeoutError,
-    time_limit,
+    budget,
+    limited_to,
 )
-from mlx_dp.orchestrator.text.template_sizes import MAX_WIDTH, TemplateLimitError, check_text
+from mlx_dp.orchestrator.text.template.sandbox import BoundedSandbox
 
 LIMIT_S: Final = 2.0
-"""What a template may take. Those in use take milliseconds for the longest chats."""
+"""CPU time of a template. Those in use take milliseconds for the longest chats."""
+
+_REASONING: Final = ("reasoning_content", "thinking", "reasoning")
+"""Names of a message's reasoning: templates read the first, older ones the second."""
+_CHARS_OF_A_DATE_FIELD: Final = 256
 
 
 class ChatTemplateError(Exception):
@@ -34,33 +40,16 @@ class _Generation(Extension):
 
     tags = {"generation"}  # noqa: RUF012 - a name and a type of jinja2
 
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        # A block of its own, as transformers has it: variables that it sets stay inside.
+        call = self.call_method("_written")
+        return nodes.CallBlock(call, [], [], body).set_lineno(line)
 
-
-def _to_json(
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    if isinstance(indent, int) and indent > MAX_WIDTH:
-        raise TemplateLimitError(f"it indents by more than {MAX_WIDTH}")
-    # Unlike jinja2's own filter: no HTML escapes, and characters stay as they are.
-    encoder = json.JSONEncoder(
-        ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-    if indent is None and separators is None:
-        return encoder.encode(value)
-    pieces: list[str] = []
-    size = 0
-    for piece in encoder.iterencode(value):
-        size += len(piece)
-        check_text(size)
-        pieces.append(piece)
-    return "".join(pieces)
+    @pass_eval_context
+    def _written(self, context: nodes.EvalContext, caller: Macro) -> str:
+        return caller()
 
 
 def _raise_exception(message: str) -> NoReturn:
@@ -76,13 +65,25 @@ class ChatTemplate:
         special_tokens: Mapping[str, str],
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
+        """Raises ChatTemplateError, with what is wrong in which line, for one that is broken."""
+
+        def strftime_now(form: str) -> str:
+            budget().make(_CHARS_OF_A_DATE_FIELD * len(form))
+            return now().strftime(form)
+
         environment = BoundedSandbox(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
         )
-        environment.set_filter("tojson", _to_json)
-        environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = lambda form: now().strftime(form)
-        self._template = environment.bounded_template(source)
+        environment.set_function("raise_exception", _raise_exception)
+        environment.set_function("strftime_now", strftime_now)
+        try:
+            self._template = environment.bounded_template(source)
+            self._names_developer = _names(environment.parse(source), "developer")
+        except jinja2.TemplateSyntaxError as error:
+            raise ChatTemplateError(f"line {error.lineno}: {error.message}") from error
+        # Python's compiler has limits of its own, on nesting for one.
+        except Exception as error:
+            raise ChatTemplateError(str(error) or type(error).__name__) from error
         self._special_tokens = dict(special_tokens)
 
     def render(
@@ -93,29 +94,43 @@ class ChatTemplate:
         arguments: Mapping[str, object] | None = None,
         limit_s: float = LIMIT_S,
     ) -> str:
-        """Return the prompt's text, within ``limit_s``. Raises ChatTemplateError."""
+        """Return the prompt's text. Raises ChatTemplateError.
+
+        ``limit_s`` is CPU time of this thread, for each thousand messages and each mebibyte begun:
+        a busy machine refuses nothing that an idle one serves.
+        """
         variables: dict[str, Any] = {
-            **self._special_tokens,
-            **(arguments or {}),
-            "messages": messages,
             "tools": None,
             "documents": None,
+            **self._special_tokens,
+            **(arguments or {}),
+            "messages": [self._as_seen(message) for message in messages],
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            with time_limit(limit_s):
-                return self._render(variables)
+            limits = Budget(variables, num_messages=len(messages), limit_s=limit_s)
+            with limited_to(limits):
+                return self._template.render(variables)
         except TemplateTimeoutError as error:
-            raise ChatTemplateTimeoutError(f"it takes longer than {limit_s:g} s") from error
+            raise ChatTemplateTimeoutError(
+                f"it takes more than {limit_s:g} s of CPU time for each 1000 messages and each MiB"
+            ) from error
         # A template is a program that came with the model: on odd messages it may do anything.
         except Exception as error:
             raise ChatTemplateError(str(error)) from error
 
-    def _render(self, variables: Mapping[str, Any]) -> str:
-        pieces: list[str] = []
-        size = 0
-        for piece in self._template.generate(variables):
-            size += len(piece)
-            check_text(size)
-            pieces.append(piece)
-        return "".join(pieces)
+    def _as_seen(self, message: Mapping[str, object]) -> dict[str, object]:
+        """What transformers makes of a message before a template sees it."""
+        seen = {key: value for key, value in message.items() if value is not None}
+        if seen.get("role") == "developer" and not self._names_developer:
+            seen["role"] = "system"
+        for name in _REASONING:
+            if name in seen:
+                reasoning = seen[name]
+                return {"thinking": reasoning, **seen, "reasoning_content": reasoning}
+        return seen
+
+
+def _names(tree: nodes.Template, role: str) -> bool:
+    """Whether the template compares something with this role, or looks it up."""
+    return any(constant.value == role for constant in tree.find_all(nodes.Const))

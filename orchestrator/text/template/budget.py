@@ -1,0 +1,180 @@
+"""What one rendering may take: CPU time, work, and the size of each value.
+
+All bounds follow the size of the input, so that they never refuse a chat for being long. A value's
+size is the number of its characters and items, counted as if it were written out: a list that holds
+one string a million times is as large as its output.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from itertools import chain
+from types import NoneType
+from typing import Any, Final
+
+SMALL: Final = 1024
+"""Up to this size an operation is covered by the cost of the nodes around it."""
+NODE_COST: Final = 16
+"""What one node of the template's syntax tree costs each time it runs."""
+MAX_DEPTH: Final = 200
+"""Lists in lists: schemas of tools have dozens. C code recurses through thousands, unchecked."""
+
+_BASE_SIZE: Final = 4 * 2**20
+_SIZE_PER_INPUT: Final = 8
+# JSON in JSON doubles what it escapes, and templates write more than they read.
+_BASE_WORK: Final = 2**28
+_MESSAGES_PER_LIMIT: Final = 1000
+_SIZE_PER_LIMIT: Final = 2**20
+_STRIDE: Final = 2**16
+"""Work between two looks at the clock: well below 20 ms."""
+_ATOMS: Final = frozenset({bool, float, NoneType})
+_VIEWS: Final = (type({}.keys()), type({}.values()), type({}.items()))
+_COLLECTIONS: Final = (list, tuple, set, frozenset, *_VIEWS)
+
+
+class TemplateLimitError(Exception):
+    """The template wants more than a prompt can need."""
+
+
+class TemplateTimeoutError(Exception):
+    """The template takes more CPU time than it was given."""
+
+
+class Budget:
+    """What is left to one rendering, and the sizes of the values that it has measured.
+
+    The sandbox is immutable: values never change while a template runs, so sizes are kept.
+    """
+
+    __slots__ = ("_clock", "_ends_at", "_kept", "_left", "_next_look", "_sizes", "max_size")
+
+    def __init__(
+        self,
+        variables: Mapping[str, object],
+        *,
+        num_messages: int,
+        limit_s: float,
+        clock: Callable[[], float] = time.thread_time,
+    ) -> None:
+        """``limit_s`` is for each thousand messages and each mebibyte of the input begun."""
+        self._clock = clock
+        started = clock()
+        self._sizes: dict[int, tuple[int, int, object]] = {}
+        self._kept = 0
+        self.max_size = sys.maxsize
+        size = self.measure(dict(variables))
+        self.max_size = _BASE_SIZE + _SIZE_PER_INPUT * size
+        self._left = _BASE_WORK + num_messages * self.max_size
+        self._next_look = self._left
+        units = 1 + num_messages / _MESSAGES_PER_LIMIT + size / _SIZE_PER_LIMIT
+        self._ends_at = started + limit_s * units
+        self._look()
+
+    def spend(self, cost: int) -> None:
+        """Count work. Raises when there is none left, or no time."""
+        self._left -= cost
+        if self._left < self._next_look:
+            self._look()
+
+    def make(self, size: int) -> None:
+        """Count a value of this size that is about to be made. Raises when it is too large."""
+        if size > self.max_size:
+            raise TemplateLimitError(
+                f"it makes a value of more than {self.max_size} characters and items"
+            )
+        if size > SMALL:
+            self.spend(size)
+
+    def measure(self, value: Any) -> int:
+        """Return the value's size. Raises when it is too large or too deep."""
+        kind = type(value)
+        if kind is str:
+            return len(value)
+        if kind in _ATOMS:
+            return 1
+        if kind is int:
+            return _size_of_number(value)
+        return self.extent(value)[0]
+
+    def extent(self, value: Any) -> tuple[int, int]:
+        """Return size and depth."""
+        known = self._sizes.get(id(value))
+        return known[:2] if known is not None else self._walk(value, 0)
+
+    def remember(self, value: object, size: int, depth: int) -> None:
+        """Keep the extent of a new value, and the value itself, since ids are used again."""
+        self.make(size)
+        if depth > MAX_DEPTH:
+            raise TemplateLimitError(f"it nests values deeper than {MAX_DEPTH}")
+        items = len(value)  # type: ignore[arg-type]
+        self._kept += items
+        if self._kept > self.max_size:
+            self._sizes.clear()
+            self._kept = items
+        self._sizes[id(value)] = (size, depth, value)
+
+    def _walk(self, value: Any, level: int) -> tuple[int, int]:
+        children = _children(value)
+        if children is None:
+            return _size_of_one(value), 0
+        if level > MAX_DEPTH:
+            raise TemplateLimitError(f"it nests values deeper than {MAX_DEPTH}")
+        size, depth = 1 + len(value), 0
+        sizes = self._sizes
+        for child in children:
+            kind = type(child)
+            if kind is str:
+                size += len(child)
+            elif kind is int:
+                size += _size_of_number(child)
+            elif kind not in _ATOMS:
+                known = sizes.get(id(child)) or self._walk(child, level + 1)
+                size += known[0]
+                depth = max(depth, known[1])
+        self.remember(value, size, depth + 1)
+        return size, depth + 1
+
+    def _look(self) -> None:
+        if self._left < 0:
+            raise TemplateLimitError("it does more work than a chat of this size can need")
+        if self._clock() >= self._ends_at:
+            raise TemplateTimeoutError
+        self._next_look = max(self._left - _STRIDE, 0)
+
+
+_current: Final[ContextVar[Budget]] = ContextVar("template_budget")
+budget: Final = _current.get
+"""The budget of the rendering that runs here. Raises LookupError where none does."""
+
+
+@contextmanager
+def limited_to(of_rendering: Budget) -> Iterator[None]:
+    """Give this budget to what renders inside."""
+    token = _current.set(of_rendering)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def _children(value: Any) -> Iterable[Any] | None:
+    if isinstance(value, dict):
+        return chain(value, value.values())
+    if isinstance(value, _COLLECTIONS):
+        return value
+    if isinstance(value, Mapping):
+        return chain(value, value.values())
+    return None
+
+
+def _size_of_one(value: Any) -> int:
+    if isinstance(value, str | bytes | range):
+        return len(value)
+    return _size_of_number(value) if isinstance(value, int) else 1
+
+
+def _size_of_number(value: int) -> int:
+    # Three bits make a digit.
+    return 1 + value.bit_length() // 3
