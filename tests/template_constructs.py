@@ -85,7 +85,9 @@ FILTERS: Final = {
     ],
     "trim": ["[{{ '  a ' | trim }}{{ 'xxaxx' | trim('x') }}{{ 5 | trim }}]"],
     "truncate": ["{{ 'foo bar baz qux' | truncate(9) }}{{ 'foobar' | truncate(5, true, '') }}"],
-    "unique": ["{{ ['a', 'A', 'b'] | unique | list }}{{ messages | unique('role') | list | length }}"],
+    "unique": [
+        "{{ ['a', 'A', 'b'] | unique | list }}{{ messages | unique('role') | list | length }}"
+    ],
     "upper": ["{{ 'aß' | upper }}"],
     "urlencode": ["{{ 'a b/é?' | urlencode }}{{ {'a': 1, 'b': 'c d'} | urlencode }}"],
     "urlize": ["{{ 'see http://a.b/c and www.x.org' | urlize(nofollow=true) }}"],
@@ -103,7 +105,9 @@ TESTS: Final = {
     "boolean": ["{{ true is boolean }}{{ 1 is boolean }}"],
     "callable": ["{{ raise_exception is callable }}{{ 'a'.upper is callable }}{{ 1 is callable }}"],
     "defined": ["{{ tools is defined }}{{ nothing is defined }}{{ messages[9] is defined }}"],
-    "divisibleby": ["{{ 6 is divisibleby 3 }}{{ 7 is divisibleby(3) }}{{ '%d' is divisibleby(3) }}"],
+    "divisibleby": [
+        "{{ 6 is divisibleby 3 }}{{ 7 is divisibleby(3) }}{{ '%d' is divisibleby(3) }}"
+    ],
     "eq": ["{{ 'a' is eq 'a' }}"],
     "equalto": ["{{ messages[0].role is equalto 'user' }}"],
     "escaped": ["{{ 'a' is escaped }}{{ ('a' | e) is escaped }}"],
@@ -127,7 +131,9 @@ TESTS: Final = {
     "number": ["{{ 1 is number }}{{ '1' is number }}"],
     "odd": ["{{ loop is defined }}{{ 3 is odd }}{{ '%s' is odd }}"],
     "sameas": ["{{ none is sameas none }}{{ true is sameas 1 }}"],
-    "sequence": ["{{ messages is sequence }}{{ messages[0].content is sequence }}{{ 1 is sequence }}"],
+    "sequence": [
+        "{{ messages is sequence }}{{ messages[0].content is sequence }}{{ 1 is sequence }}"
+    ],
     "string": ["{{ messages[0].content is string }}{{ 1 is string }}{{ 'a' is not string }}"],
     "test": ["{{ 'odd' is test }}{{ 'nope' is test }}"],
     "true": ["{{ true is true }}{{ enable_thinking is true }}"],

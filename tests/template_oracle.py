@@ -97,9 +97,7 @@ class Oracle:
 
     def __init__(self) -> None:
         model = WordLevel({"a": 0, **{name: n for n, name in enumerate(SPECIAL.values(), 1)}}, "a")
-        self._tokenizer: Any = PreTrainedTokenizerFast(
-            tokenizer_object=Tokenizer(model), **SPECIAL
-        )
+        self._tokenizer: Any = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(model), **SPECIAL)
 
     def expected(
         self, source: str, messages: Sequence[Message], *, prompt: bool, **arguments: Any

@@ -22,8 +22,9 @@ from mlx_dp.orchestrator.text.template.sandbox import BoundedSandbox
 LIMIT_S: Final = 2.0
 """CPU time of a template. Those in use take milliseconds for the longest chats."""
 
-_REASONING: Final = ("reasoning_content", "thinking", "reasoning")
+_REASONING_FIRST: Final = ("reasoning_content", "thinking", "reasoning")
 """Names of a message's reasoning: templates read the first, older ones the second."""
+_REASONING: Final = frozenset(_REASONING_FIRST)
 _CHARS_OF_A_DATE_FIELD: Final = 256
 
 
@@ -99,16 +100,17 @@ class ChatTemplate:
         ``limit_s`` is CPU time of this thread, for each thousand messages and each mebibyte begun:
         a busy machine refuses nothing that an idle one serves.
         """
+        seen = list(map(self._as_seen, messages))
         variables: dict[str, Any] = {
             "tools": None,
             "documents": None,
             **self._special_tokens,
             **(arguments or {}),
-            "messages": [self._as_seen(message) for message in messages],
-            "add_generation_prompt": add_generation_prompt,
         }
         try:
-            limits = Budget(variables, num_messages=len(messages), limit_s=limit_s)
+            limits = Budget(seen, variables, limit_s=limit_s)
+            variables["messages"] = seen
+            variables["add_generation_prompt"] = add_generation_prompt
             with limited_to(limits):
                 return self._template.render(variables)
         except TemplateTimeoutError as error:
@@ -119,16 +121,16 @@ class ChatTemplate:
         except Exception as error:
             raise ChatTemplateError(str(error)) from error
 
-    def _as_seen(self, message: Mapping[str, object]) -> dict[str, object]:
+    def _as_seen(self, message: Mapping[str, object]) -> Mapping[str, object]:
         """What transformers makes of a message before a template sees it."""
-        seen = {key: value for key, value in message.items() if value is not None}
-        if seen.get("role") == "developer" and not self._names_developer:
-            seen["role"] = "system"
-        for name in _REASONING:
-            if name in seen:
-                reasoning = seen[name]
-                return {"thinking": reasoning, **seen, "reasoning_content": reasoning}
-        return seen
+        plain = type(message) is dict and None not in message.values()
+        seen = message if plain else {k: v for k, v in message.items() if v is not None}
+        if not self._names_developer and seen.get("role") == "developer":
+            seen = {**seen, "role": "system"}
+        if _REASONING.isdisjoint(seen):
+            return seen
+        reasoning = next(seen[name] for name in _REASONING_FIRST if name in seen)
+        return {"thinking": reasoning, **seen, "reasoning_content": reasoning}
 
 
 def _names(tree: nodes.Template, role: str) -> bool:

@@ -4,13 +4,16 @@ Nodes are rewritten only where their operands are not constants, so that what th
 it is. Loops over few items and texts of ordinary length cost next to nothing more.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from jinja2 import nodes
 from jinja2.compiler import CodeGenerator, Frame
 from jinja2.visitor import NodeTransformer
 
-from mlx_dp.orchestrator.text.template.budget import NODE_COST
+from mlx_dp.orchestrator.text.template import operations
+from mlx_dp.orchestrator.text.template.budget import NODE_COST, SMALL, budget
 
 _Body = TypeVar("_Body", nodes.Macro, nodes.CallBlock, nodes.Block)
 _INTERCEPTED: Final = {nodes.Mul: "*", nodes.Pow: "**", nodes.Mod: "%"}
@@ -85,7 +88,7 @@ class Bounds(NodeTransformer):
         self.generic_visit(node)
         if _is_number(node.left) or _is_number(node.right):
             return node
-        if _is_constant(node.left) and _is_constant(node.right):
+        if _folds(operations.add, node.left, node.right):
             return node
         left = node.left
         if isinstance(left, nodes.Call) and _sandbox_name(left) == "add":
@@ -103,8 +106,10 @@ class Bounds(NodeTransformer):
 
     def _operation(self, node: nodes.BinExpr) -> nodes.Expr:
         self.generic_visit(node)
-        symbol = nodes.Const(_INTERCEPTED[type(node)])
-        return _sandbox_call("operate", symbol, node.left, node.right)
+        symbol = _INTERCEPTED[type(node)]
+        if _folds(partial(operations.operate, symbol), node.left, node.right):
+            return node
+        return _sandbox_call("operate", nodes.Const(symbol), node.left, node.right)
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Compare:
         self.generic_visit(node)
@@ -119,7 +124,7 @@ class Bounds(NodeTransformer):
 
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Getitem:
         self.generic_visit(node)
-        if isinstance(node.arg, nodes.Slice):
+        if isinstance(node.arg, nodes.Slice) and not _is_constant(node.node):
             node.node = _sandbox_call("sliced", node.node)
         return node
 
@@ -160,13 +165,25 @@ def _is_number(node: nodes.Node) -> bool:
     return isinstance(node, nodes.Const) and isinstance(node.value, int | float)
 
 
-def _is_constant(node: nodes.Node) -> bool:
-    match node:
-        case nodes.Const() | nodes.TemplateData():
-            return True
-        case nodes.List() | nodes.Tuple():
-            return all(map(_is_constant, node.items))
-        case nodes.Dict():
-            return all(_is_constant(part) for pair in node.items for part in (pair.key, pair.value))
-        case _:
-            return False
+def _is_constant(node: nodes.Expr) -> bool:
+    return _constants(node) is not None
+
+
+def _constants(*operands: nodes.Expr) -> list[Any] | None:
+    """Return their values, where all are known by now."""
+    try:
+        return [operand.as_const() for operand in operands]
+    # Filters are among them, which raise whatever they like.
+    except Exception:
+        return None
+
+
+def _folds(compute: Callable[..., Any], *operands: nodes.Expr) -> bool:
+    """Whether the compiler may compute this by itself. Where autoescape varies, it shows."""
+    values = _constants(*operands)
+    if values is None:
+        return False
+    try:
+        return budget().measure(compute(*values)) <= SMALL
+    except Exception:
+        return False

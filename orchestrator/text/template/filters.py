@@ -6,6 +6,8 @@ from functools import wraps
 from types import MappingProxyType, NoneType
 from typing import Any, Final
 
+from jinja2.exceptions import FilterArgumentError
+
 from mlx_dp.orchestrator.text.template.budget import (
     MAX_DEPTH,
     NODE_COST,
@@ -90,8 +92,8 @@ def bounded_filter(name: str, original: Function) -> Function:
         return _checked(original, _lazily)
     factor = _FACTORS.get(name)
     if factor is not None:
-        return _checked(original, lambda given, _: _measured(given[0], factor))
-    return _checked(original, _CHECKS.get(name, _unknown))
+        return _checked(original, lambda given, _: _measured(given[0], factor), one_is_cheap=True)
+    return _checked(original, _CHECKS.get(name, _unknown), one_is_cheap=name == "trim")
 
 
 def bounded_test(name: str, original: Function) -> Function:
@@ -164,13 +166,18 @@ def _counting(items: Any, cost: int) -> Iterator[Any]:
         yield item
 
 
-def _checked(original: Function, check: Check) -> Function:
+def _checked(original: Function, check: Check, *, one_is_cheap: bool = False) -> Function:
+    """``one_is_cheap``: it may run on a short text, given alone, without a look."""
     # jinja2 puts an argument of its own before those of the template, if the function asks for one.
     start = 0 if getattr(original, "jinja_pass_arg", None) is None else 1
 
     # With it come the marks by which jinja2 knows what to pass.
     @wraps(original)
     def bounded(*args: Any, **kwargs: Any) -> Any:
+        if one_is_cheap and len(args) == start + 1 and not kwargs:
+            value = args[start]
+            if type(value) is str and len(value) <= SMALL:
+                return original(*args)
         if len(args) > start:
             args = (*args[:start], check(list(args[start:]), kwargs), *args[start + 1 :])
         return original(*args, **kwargs)
@@ -272,9 +279,11 @@ def _center(given: list[Any], kwargs: Mapping[str, Any]) -> Any:
 def _indent(given: list[Any], kwargs: Mapping[str, Any]) -> Any:
     width = _arguments("width first blank", given, kwargs).get("width", 4)
     text = given[0]
-    if isinstance(text, str):
-        size = width if isinstance(width, int) else len(str(width))
-        budget().make(len(text) + (1 + len(text.splitlines())) * max(size, 0))
+    if not isinstance(text, str):
+        # jinja2's own fails as well, but only after it appended a line break to a list in place.
+        raise FilterArgumentError(f"indent needs a text, not {type(text).__name__}")
+    size = width if isinstance(width, int) else len(str(width))
+    budget().make(len(text) + (1 + len(text.splitlines())) * max(size, 0))
     return text
 
 

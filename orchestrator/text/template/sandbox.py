@@ -17,15 +17,25 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Cycler, Joiner, Namespace
 
 from mlx_dp.orchestrator.text.template import filters, operations
-from mlx_dp.orchestrator.text.template.budget import SMALL, TemplateLimitError, budget
+from mlx_dp.orchestrator.text.template.budget import (
+    SMALL,
+    Budget,
+    TemplateLimitError,
+    budget,
+    limited_to,
+)
 from mlx_dp.orchestrator.text.template.compiler import BoundedCodeGenerator, Bounds
 
 MAX_SOURCE_CHARS: Final = 2**20
 """The longest template: those in use have some ten thousand characters."""
 
+_COMPILE_S: Final = 10.0
 _CALL_COST: Final = 64
 _PIECES_AT_ONCE: Final = 256
 _NAMES_OF_DICT: Final = frozenset(dir(dict))
+_NUMBERS_OF_LOOP: Final = frozenset(
+    ("depth", "depth0", "first", "index", "index0", "last", "length", "revindex", "revindex0")
+)
 _SAFE_OF_TEXT: Final = frozenset(
     name for name in dir(str) if not name.startswith("_") and name not in ("format", "format_map")
 )
@@ -99,9 +109,14 @@ class BoundedSandbox(ImmutableSandboxedEnvironment):
             raise TemplateLimitError(
                 f"it has {len(source)} characters, and at most {MAX_SOURCE_CHARS} are read"
             )
-        tree = Bounds().visit(self.parse(source))
-        tree.set_environment(self)
-        return self.from_string(tree)
+        # Constants are computed now.
+        with limited_to(Budget((), {}, limit_s=_COMPILE_S)):
+            tree = Bounds().visit(self.parse(source))
+            tree.set_environment(self)
+            template = self.from_string(tree)
+        # A chain of mappings, which each rendering would copy item by item.
+        template.globals = dict(template.globals)
+        return template
 
     def concat(self, pieces: Iterable[str]) -> str:  # type: ignore[override]
         """Join what a template, a block or a macro wrote out: jinja2's compiled code calls it."""
@@ -161,12 +176,17 @@ class BoundedSandbox(ImmutableSandboxedEnvironment):
                     return self.undefined(obj=obj, name=attribute)
         elif kind is str and attribute in _SAFE_OF_TEXT:
             return getattr(obj, attribute)
+        elif kind is LoopContext and attribute in _NUMBERS_OF_LOOP:
+            return getattr(obj, attribute)
         return super().getattr(obj, attribute)
 
     def getitem(self, obj: Any, argument: Any) -> Any:
         if type(argument) is tuple:
             budget().spend(budget().measure(argument))
-        return super().getitem(obj, argument)
+        try:
+            return obj[argument]
+        except (TypeError, LookupError):
+            return super().getitem(obj, argument)
 
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         kind = type(function)
@@ -177,6 +197,8 @@ class BoundedSandbox(ImmutableSandboxedEnvironment):
                 return operations.call_method(function, args, kwargs)
             except StopIteration:
                 return self.undefined(_NO_VALUE)
+        if kind is Macro and not function.catch_varargs and not function.catch_kwargs:
+            return context.call(function, *args, **kwargs)
         if not self.is_safe_callable(function):
             raise SecurityError(f"{function!r} is not safely callable")
         budget().spend(_CALL_COST)
