@@ -5,6 +5,7 @@ Nothing is validated here beyond the type: see configuration.py.
 
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Final
 
 import typer
@@ -48,6 +49,14 @@ class ModelFlags:
     ] = None
     served_model_name: Annotated[
         str | None, _model(help="The name that clients ask for. Default: the model's own.")
+    ] = None
+    chat_template: Annotated[
+        Path | None,
+        _model(
+            metavar="FILE",
+            help="A jinja file in place of the model's own chat template, for a model that has "
+            "none or a broken one.",
+        ),
     ] = None
     trust_remote_code: Annotated[
         bool,

@@ -5,18 +5,89 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 _TEXTS: Final = ("''", "'a'", "'\\n'", "'<|im_start|>'", "' x '", "'é<&>'", "bos_token", "'%s'")
-_FILTERS: Final = """trim upper lower string|length title string capitalize string|tojson replace('a','b')
-default('d') string|first string|last escape string|indent(2) string|wordcount safe int center(9)
-striptags string|truncate(5) urlencode""".split()
-_METHODS: Final = """strip() split() upper() lstrip('\\n') split('a')[-1] startswith('a') replace('e','')
-rstrip() endswith('</think>') find('o') title() join(['1','2']) isdigit() partition('l')[2]""".split()
-_LIST_FILTERS: Final = """list reverse|list map('string')|sort map('string')|unique|list map('string')|list
-select|list reject('none')|list batch(2)|list slice(2)|list map('upper')|map('trim')|list""".split()
+_FILTERS: Final = [
+    "trim",
+    "upper",
+    "lower",
+    "string|length",
+    "title",
+    "string",
+    "capitalize",
+    "string|tojson",
+    "replace('a','b')",
+    "default('d')",
+    "string|first",
+    "string|last",
+    "escape",
+    "string|indent(2)",
+    "string|wordcount",
+    "safe",
+    "int",
+    "center(9)",
+    "striptags",
+    "string|truncate(5)",
+    "urlencode",
+]
+_METHODS: Final = [
+    "strip()",
+    "split()",
+    "upper()",
+    "lstrip('\\n')",
+    "split('a')[-1]",
+    "startswith('a')",
+    "replace('e','')",
+    "rstrip()",
+    "endswith('</think>')",
+    "find('o')",
+    "title()",
+    "join(['1','2'])",
+    "isdigit()",
+    "partition('l')[2]",
+]
+_LIST_FILTERS: Final = [
+    "list",
+    "reverse|list",
+    "map('string')|sort",
+    "map('string')|unique|list",
+    "map('string')|list",
+    "select|list",
+    "reject('none')|list",
+    "batch(2)|list",
+    "slice(2)|list",
+    "map('upper')|map('trim')|list",
+]
 _OPERATORS: Final = ("==", "!=", "<", ">", "<=", ">=", "in", "not in")
-_TESTS: Final = """defined none string mapping iterable number sequence undefined boolean
-sameas(none) eq('user') in(['user','a']) true false""".split()
-_LOOP: Final = """index index0 revindex revindex0 first last length depth depth0 previtem nextitem
-cycle('a','b') changed(1)""".split()
+_TESTS: Final = [
+    "defined",
+    "none",
+    "string",
+    "mapping",
+    "iterable",
+    "number",
+    "sequence",
+    "undefined",
+    "boolean",
+    "sameas(none)",
+    "eq('user')",
+    "in(['user','a'])",
+    "true",
+    "false",
+]
+_LOOP: Final = [
+    "index",
+    "index0",
+    "revindex",
+    "revindex0",
+    "first",
+    "last",
+    "length",
+    "depth",
+    "depth0",
+    "previtem",
+    "nextitem",
+    "cycle('a','b')",
+    "changed(1)",
+]
 _TRIMS: Final = ("", "", "", "-", "+")
 
 
@@ -116,7 +187,8 @@ class Grammar:
         self._loops, self._messages = loops + 1, messages or kind < 3
         stop = ""
         if self._chance(0.2):
-            stop = f"{{% if {self._condition(1)} %}}{{% {self._pick(('break', 'continue'))} %}}{{% endif %}}"
+            leave = self._pick(("break", "continue"))
+            stop = f"{{% if {self._condition(1)} %}}{{% {leave} %}}{{% endif %}}"
         body = self._body(depth)
         self._loops, self._messages = loops, messages
         return self._tag(f"for {head}") + body + stop + last + self._tag("endfor")
@@ -152,7 +224,8 @@ class Grammar:
 
     def _call_block(self, depth: int) -> str:
         name = self._new("w")
-        macro = f"{{% macro {name}(t) %}}[{{{{ t }}}}{{{{ caller({self._expression(1)}) }}}}]{{% endmacro %}}"
+        inside = f"[{{{{ t }}}}{{{{ caller({self._expression(1)}) }}}}]"
+        macro = f"{{% macro {name}(t) %}}{inside}{{% endmacro %}}"
         return macro + f"{{% call(c) {name}(1) %}}{{{{ c }}}}" + self._body(depth) + "{% endcall %}"
 
     def _filter_block(self, depth: int) -> str:
@@ -181,9 +254,10 @@ class Grammar:
 
     def _recursive(self, depth: int) -> str:
         items = self._pick(("[1, [2, [3]], 'ab']", "[[1, 2], [[]]]", "messages[0].values()"))
+        through = self._pick(("", "| upper"))
         return (
             f"{{% for x in {items} recursive %}}{{% if x is iterable and x is not string %}}"
-            f"({{{{ loop(x) {self._pick(('', '| upper'))} }}}}){{% else %}}{{{{ x }}}}{self._body(depth)}"
+            f"({{{{ loop(x) {through} }}}}){{% else %}}{{{{ x }}}}{self._body(depth)}"
             "{% endif %}{% endfor %}"
         )
 
@@ -235,7 +309,8 @@ class Grammar:
             case 0:
                 return f"({self._atom()}) is {self._pick(('', 'not '))}{self._pick(_TESTS)}"
             case 1 if depth > 0:
-                return f"({self._condition(depth - 1)} {self._pick(('and', 'or'))} {self._condition(depth - 1)})"
+                word = self._pick(("and", "or"))
+                return f"({self._condition(depth - 1)} {word} {self._condition(depth - 1)})"
             case 2:
                 return f"not {self._atom()}"
             case 3:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, Final
 from unittest.mock import patch
 
@@ -119,13 +120,17 @@ class Oracle:
         return _ADDRESS.sub("0x", rendered)
 
 
+@lru_cache(maxsize=512)
+def compiled(source: str) -> ChatTemplate:
+    return ChatTemplate(source, SPECIAL, now=lambda: NOW)
+
+
 def rendered(
     source: str, messages: Sequence[Message], *, prompt: bool, **arguments: Any
 ) -> str | None:
     """Return what ours makes of it, or None when the template raises."""
     try:
-        template = ChatTemplate(source, SPECIAL, now=lambda: NOW)
-        made = template.render(
+        made = compiled(source).render(
             messages, add_generation_prompt=prompt, arguments=arguments, limit_s=60.0
         )
     except ChatTemplateError:

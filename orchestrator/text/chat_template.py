@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import jinja2
@@ -17,7 +18,8 @@ from mlx_dp.orchestrator.text.template.budget import (
     budget,
     limited_to,
 )
-from mlx_dp.orchestrator.text.template.sandbox import BoundedSandbox
+from mlx_dp.orchestrator.text.template.sandbox import MAX_SOURCE_CHARS, BoundedSandbox
+from mlx_dp.proto.errors import ConfigError
 
 LIMIT_S: Final = 2.0
 """CPU time of a template. Those in use take milliseconds for the longest chats."""
@@ -131,6 +133,31 @@ class ChatTemplate:
             return seen
         reasoning = next(seen[name] for name in _REASONING_FIRST if name in seen)
         return {"thinking": reasoning, **seen, "reasoning_content": reasoning}
+
+
+def read_template(path: Path) -> str:
+    """Return a template that ``--chat-template`` names, compiled once. Raises ConfigError."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_SOURCE_CHARS + 1)
+        if len(data) > MAX_SOURCE_CHARS:
+            raise ConfigError(
+                f"--chat-template {path} is too large: a template has at most "
+                f"{MAX_SOURCE_CHARS} bytes"
+            )
+        source = data.decode("utf-8-sig")
+        ChatTemplate(source, {})
+    except OSError as error:
+        raise ConfigError(
+            f"--chat-template {path} cannot be read ({error.strerror}): name a jinja file"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"--chat-template {path} is not UTF-8 text, which a jinja file is"
+        ) from error
+    except ChatTemplateError as error:
+        raise ConfigError(f"--chat-template {path} is no jinja template: {error}") from error
+    return source
 
 
 def _names(tree: nodes.Template, role: str) -> bool:

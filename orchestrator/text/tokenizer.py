@@ -8,7 +8,11 @@ from typing import Any
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel
 
-from mlx_dp.orchestrator.text.chat_template import ChatTemplate, ChatTemplateError
+from mlx_dp.orchestrator.text.chat_template import (
+    ChatTemplate,
+    ChatTemplateError,
+    read_template,
+)
 from mlx_dp.orchestrator.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from mlx_dp.orchestrator.text.model_files import (
     chat_template_source,
@@ -91,10 +95,13 @@ class TokenizerTextModel:
         return token in self._special or self._tokenizer.id_to_token(token) is None
 
 
-def load_text_model(directory: Path, *, trust_remote_code: bool = False) -> TextModel:
+def load_text_model(
+    directory: Path, *, trust_remote_code: bool = False, chat_template: Path | None = None
+) -> TextModel:
     """Load the tokenizer, template and facts of a model directory. Raises ConfigError.
 
     ``trust_remote_code``: the tokenizer may be code that comes with the model.
+    ``chat_template``: a jinja file in place of the model's own template.
     """
     tokenizer = _load_tokenizer(directory, trust_remote_code)
     tokenizer.no_truncation()
@@ -102,7 +109,10 @@ def load_text_model(directory: Path, *, trust_remote_code: bool = False) -> Text
     tokenizer_config = read_json(directory / "tokenizer_config.json")
     special = {**special_tokens(read_json(directory / "special_tokens_map.json"))}
     special.update(special_tokens(tokenizer_config))
-    source = chat_template_source(directory, tokenizer_config)
+    if chat_template is not None:
+        source: str | None = read_template(chat_template)
+    else:
+        source = chat_template_source(directory, tokenizer_config)
     eos = special.get("eos_token")
     facts = read_facts(
         directory,

@@ -7,7 +7,16 @@ one string a million times is as large as its output.
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    ItemsView,
+    Iterable,
+    Iterator,
+    KeysView,
+    Mapping,
+    Sequence,
+    ValuesView,
+)
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import chain
@@ -30,8 +39,7 @@ _SIZE_PER_LIMIT: Final = 2**20
 _STRIDE: Final = 2**16
 """Work between two looks at the clock: well below 20 ms."""
 _ATOMS: Final = frozenset({bool, float, NoneType})
-_VIEWS: Final = (type({}.keys()), type({}.values()), type({}.items()))
-_COLLECTIONS: Final = (list, tuple, set, frozenset, *_VIEWS)
+_COLLECTIONS: Final = (list, tuple, set, frozenset, KeysView, ValuesView, ItemsView)
 
 
 class TemplateLimitError(Exception):

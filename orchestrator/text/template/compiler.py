@@ -6,7 +6,7 @@ it is. Loops over few items and texts of ordinary length cost next to nothing mo
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 from jinja2 import nodes
 from jinja2.compiler import CodeGenerator, Frame
@@ -63,7 +63,8 @@ class Bounds(NodeTransformer):
     def visit_For(self, node: nodes.For) -> nodes.For:
         cost = _cost(node)
         self.generic_visit(node)
-        node.iter = _sandbox_call("counted", node.iter, nodes.Const(cost))
+        items = cast(nodes.Expr, node.iter)
+        node.iter = _sandbox_call("counted", items, nodes.Const(cost))
         if node.recursive:
             # It is entered again from inside, with items that pass by the line above.
             _spend_first(node, cost)

@@ -5,9 +5,9 @@ a string of a terabyte. What it computes is what transformers' environment compu
 """
 
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import jinja2
 from jinja2.exceptions import SecurityError
@@ -33,12 +33,17 @@ _COMPILE_S: Final = 10.0
 _CALL_COST: Final = 64
 _PIECES_AT_ONCE: Final = 256
 _NAMES_OF_DICT: Final = frozenset(dir(dict))
-_NUMBERS_OF_LOOP: Final = frozenset(
-    ("depth", "depth0", "first", "index", "index0", "last", "length", "revindex", "revindex0")
-)
-_SAFE_OF_TEXT: Final = frozenset(
-    name for name in dir(str) if not name.startswith("_") and name not in ("format", "format_map")
-)
+# Attributes that the sandbox is known to admit as they are.
+_SAFE: Final[Mapping[type, frozenset[str]]] = {
+    LoopContext: frozenset(
+        ("depth", "depth0", "first", "index", "index0", "last", "length", "revindex", "revindex0")
+    ),
+    str: frozenset(
+        name
+        for name in dir(str)
+        if not name.startswith("_") and name not in ("format", "format_map")
+    ),
+}
 _NO_VALUE: Final = "value was undefined because a callable raised a StopIteration exception"
 
 
@@ -91,8 +96,9 @@ class BoundedSandbox(ImmutableSandboxedEnvironment):
         super().__init__(**options)
         for name, function in tuple(self.filters.items()):
             self.filters[name] = filters.bounded_filter(name, function)
-        for name, test in tuple(self.tests.items()):
-            self.tests[name] = filters.bounded_test(name, test)
+        tests = cast(dict[str, Any], self.tests)
+        for name, test in tuple(tests.items()):
+            tests[name] = filters.bounded_test(name, test)
         self.filters["tojson"] = filters.to_json
         self.globals["dict"] = TemplateDict()
         self.globals["namespace"] = TemplateNamespace
@@ -118,7 +124,7 @@ class BoundedSandbox(ImmutableSandboxedEnvironment):
         template.globals = dict(template.globals)
         return template
 
-    def concat(self, pieces: Iterable[str]) -> str:  # type: ignore[override]
+    def concat(self, pieces: Iterable[str]) -> str:
         """Join what a template, a block or a macro wrote out: jinja2's compiled code calls it."""
         if type(pieces) is not list:
             pieces = list(_bounded_pieces(iter(pieces)))
@@ -174,9 +180,7 @@ class BoundedSandbox(ImmutableSandboxedEnvironment):
                     return obj[attribute]
                 except KeyError:
                     return self.undefined(obj=obj, name=attribute)
-        elif kind is str and attribute in _SAFE_OF_TEXT:
-            return getattr(obj, attribute)
-        elif kind is LoopContext and attribute in _NUMBERS_OF_LOOP:
+        elif attribute in _SAFE.get(kind, ()):
             return getattr(obj, attribute)
         return super().getattr(obj, attribute)
 
@@ -231,8 +235,7 @@ def _is_unknown(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
                 _measure_all(args, kwargs)
         case LoopContext() | BlockReference():
             pass
-        case types.FunctionType(__wrapped__=types.BuiltinMethodType(__self__=str(text))):
-            # The sandbox puts a function of its own around a string's format.
+        case types.FunctionType() if isinstance(text := _text_of_format(function), str):
             operations.check_format(text, args, _without_scope(kwargs))
         case types.MethodType(__self__=Extension()):
             pass
@@ -246,6 +249,11 @@ def _is_unknown(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         case _:
             return True
     return False
+
+
+def _text_of_format(function: Any) -> object:
+    """The sandbox puts a function of its own around a string's format."""
+    return getattr(getattr(function, "__wrapped__", None), "__self__", None)
 
 
 def _measure_all(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
