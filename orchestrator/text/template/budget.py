@@ -33,7 +33,9 @@ MAX_DEPTH: Final = 200
 _BASE_SIZE: Final = 4 * 2**20
 _SIZE_PER_INPUT: Final = 8
 # JSON in JSON doubles what it escapes, and templates write more than they read.
-_BASE_WORK: Final = 2**28
+_BASE_WORK: Final = 2**26
+# A macro that goes through a schema runs some hundred nodes for each name in it.
+_WORK_PER_INPUT: Final = 512
 _MESSAGES_PER_LIMIT: Final = 1000
 _SIZE_PER_LIMIT: Final = 2**20
 _STRIDE: Final = 2**16
@@ -90,7 +92,8 @@ class Budget:
         self._next_look = 0
         size = self._size_of_all(messages, others)
         self.max_size = _BASE_SIZE + _SIZE_PER_INPUT * size
-        self._left = self._next_look = _BASE_WORK + len(messages) * self.max_size
+        self._left = _BASE_WORK + _WORK_PER_INPUT * size + len(messages) * self.max_size
+        self._next_look = self._left
         units = 1 + len(messages) / _MESSAGES_PER_LIMIT + size / _SIZE_PER_LIMIT
         self._limit_s = limit_s * units
         if limit_s <= 0.0:

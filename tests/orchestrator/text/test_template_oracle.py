@@ -1,4 +1,4 @@
-"""Templates render byte for byte as transformers renders them: constructs, families, random ones."""
+"""Templates render byte for byte as in transformers: constructs, families, random ones."""
 
 import random
 import re
