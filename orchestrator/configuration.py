@@ -75,7 +75,7 @@ def _check_template(flags: ModelFlags) -> None:
     if flags.engine is EngineKind.FAKE:
         raise ConfigError(
             f"--chat-template {flags.chat_template} has no effect with --engine fake, which has "
-            "no template: omit one of them"
+            "no template: use only one of them"
         )
     read_template(flags.chat_template)
 

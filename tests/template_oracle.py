@@ -107,17 +107,23 @@ class Oracle:
         with patch.object(chat_template_utils, "datetime") as clock:
             clock.now.return_value = NOW
             try:
-                rendered = self._tokenizer.apply_chat_template(
-                    [dict(message) for message in messages],
-                    chat_template=source,
-                    tokenize=False,
-                    add_generation_prompt=prompt,
-                    **arguments,
-                )
+                made = self.apply(source, messages, prompt=prompt, **arguments)
             # Templates are programs, and raise whatever they like.
             except Exception:
                 return None
-        return _ADDRESS.sub("0x", rendered)
+        return _ADDRESS.sub("0x", made)
+
+    def apply(
+        self, source: str, messages: Sequence[Message], *, prompt: bool, **arguments: Any
+    ) -> str:
+        made = self._tokenizer.apply_chat_template(
+            list(messages),
+            chat_template=source,
+            tokenize=False,
+            add_generation_prompt=prompt,
+            **arguments,
+        )
+        return str(made)
 
 
 @lru_cache(maxsize=512)
