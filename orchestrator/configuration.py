@@ -7,8 +7,9 @@ from mlx_dp.orchestrator.control.router import check_method
 from mlx_dp.orchestrator.flags import FakeFlags, Flags, HttpFlags, ModelFlags, OwnerFlags
 from mlx_dp.orchestrator.http.host_policy import HOST_NAME, normal_origin
 from mlx_dp.orchestrator.options import HttpOptions, QueueOptions
+from mlx_dp.orchestrator.text.chat_template import read_template
 from mlx_dp.proto.errors import ConfigError
-from mlx_dp.proto.messages import FakeEngineOptions
+from mlx_dp.proto.messages import EngineKind, FakeEngineOptions
 from mlx_dp.proto.ownership import Limits, Ownership, divide
 from mlx_dp.proto.parallel import Topology, resolve_topology
 
@@ -35,6 +36,7 @@ def check_flags(flags: Flags) -> None:
             f"--mem-fraction-static {flags.owners.mem_fraction_static:g} is out of range: use "
             "more than 0 and at most 1"
         )
+    _check_template(flags.model)
     if flags.model.context_length is not None:
         _within("--context-length", flags.model.context_length, 2)
     for flag, value, most in (
@@ -67,6 +69,17 @@ def check_flags(flags: Flags) -> None:
     _check_origins(flags.http)
     _check_names(flags.model)
     _check_fake(flags.fake)
+
+
+def _check_template(flags: ModelFlags) -> None:
+    if flags.chat_template is None:
+        return
+    if flags.engine is EngineKind.FAKE:
+        raise ConfigError(
+            f"--chat-template {flags.chat_template} has no effect with --engine fake, which has "
+            "no template: use only one of them"
+        )
+    read_template(flags.chat_template)
 
 
 def topology(flags: OwnerFlags) -> Topology:

@@ -5,6 +5,7 @@ Nothing is validated here beyond the type: see configuration.py.
 
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Final
 
 import typer
@@ -53,6 +54,14 @@ class ModelFlags:
             help="The name that clients ask for; several may follow, or the flag be given again. "
             "Answers carry the first. The model's own path and hub id are names too. Default: the "
             "model's own name.",
+        ),
+    ] = None
+    chat_template: Annotated[
+        Path | None,
+        _model(
+            metavar="FILE",
+            help="A jinja file in place of the model's own chat template, for a model that has "
+            "none or a broken one.",
         ),
     ] = None
     trust_remote_code: Annotated[

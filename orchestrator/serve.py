@@ -123,7 +123,11 @@ async def _run(
 def _text_model(flags: Flags, model: PreparedModel) -> TextModel:
     if model.path is None:
         return FakeTextModel(flags.fake.fake_vocab_size, flags.fake.fake_context_length)
-    return load_text_model(model.path, trust_remote_code=flags.model.trust_remote_code)
+    return load_text_model(
+        model.path,
+        trust_remote_code=flags.model.trust_remote_code,
+        chat_template=flags.model.chat_template,
+    )
 
 
 def _options(flags: Flags, plan: ServicePlan, *, port: int, open_files: int) -> ServeOptions:

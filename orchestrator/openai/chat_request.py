@@ -68,10 +68,9 @@ class ChatMessage(BaseModel):
     name: Annotated[str, Field(max_length=256)] | None = None
 
     def as_mapping(self) -> Mapping[str, object]:
-        # Templates know the older name only.
-        role = "system" if self.role == "developer" else self.role
+        # The template decides what a developer is: most know the older name only.
         named = {} if self.name is None else {"name": self.name}
-        return {"role": role, "content": self.content, **named}
+        return {"role": self.role, "content": self.content, **named}
 
 
 class ChatRequest(GenerationFields):

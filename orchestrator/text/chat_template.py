@@ -1,24 +1,33 @@
-"""Renders chat templates as transformers does: sandboxed, with the helpers that they expect."""
+"""Renders chat templates as transformers' ``apply_chat_template`` does, within bounds."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
+from jinja2.runtime import Macro
+from jinja2.utils import pass_eval_context
 
-from mlx_dp.orchestrator.text.template_sandbox import (
-    BoundedSandbox,
+from mlx_dp.orchestrator.text.template.budget import (
+    Budget,
     TemplateTimeoutError,
-    time_limit,
+    budget,
+    limited_to,
 )
-from mlx_dp.orchestrator.text.template_sizes import MAX_WIDTH, TemplateLimitError, check_text
+from mlx_dp.orchestrator.text.template.sandbox import MAX_SOURCE_CHARS, BoundedSandbox
+from mlx_dp.proto.errors import ConfigError
 
 LIMIT_S: Final = 2.0
-"""What a template may take. Those in use take milliseconds for the longest chats."""
+"""CPU time of a template. Those in use take milliseconds for the longest chats."""
+
+_REASONING_FIRST: Final = ("reasoning_content", "thinking", "reasoning")
+"""Names of a message's reasoning: templates read the first, older ones the second."""
+_REASONING: Final = frozenset(_REASONING_FIRST)
+_CHARS_OF_A_DATE_FIELD: Final = 256
 
 
 class ChatTemplateError(Exception):
@@ -34,33 +43,16 @@ class _Generation(Extension):
 
     tags = {"generation"}  # noqa: RUF012 - a name and a type of jinja2
 
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        # A block of its own, as transformers has it: variables that it sets stay inside.
+        call = self.call_method("_written")
+        return nodes.CallBlock(call, [], [], body).set_lineno(line)
 
-
-def _to_json(
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    if isinstance(indent, int) and indent > MAX_WIDTH:
-        raise TemplateLimitError(f"it indents by more than {MAX_WIDTH}")
-    # Unlike jinja2's own filter: no HTML escapes, and characters stay as they are.
-    encoder = json.JSONEncoder(
-        ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-    if indent is None and separators is None:
-        return encoder.encode(value)
-    pieces: list[str] = []
-    size = 0
-    for piece in encoder.iterencode(value):
-        size += len(piece)
-        check_text(size)
-        pieces.append(piece)
-    return "".join(pieces)
+    @pass_eval_context
+    def _written(self, context: nodes.EvalContext, caller: Macro) -> str:
+        return caller()
 
 
 def _raise_exception(message: str) -> NoReturn:
@@ -76,13 +68,25 @@ class ChatTemplate:
         special_tokens: Mapping[str, str],
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
+        """Raises ChatTemplateError, with what is wrong in which line, for one that is broken."""
+
+        def strftime_now(form: str) -> str:
+            budget().make(_CHARS_OF_A_DATE_FIELD * len(form))
+            return now().strftime(form)
+
         environment = BoundedSandbox(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
         )
-        environment.set_filter("tojson", _to_json)
-        environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = lambda form: now().strftime(form)
-        self._template = environment.bounded_template(source)
+        environment.set_function("raise_exception", _raise_exception)
+        environment.set_function("strftime_now", strftime_now)
+        try:
+            self._template = environment.bounded_template(source)
+            self._names_developer = _names(environment.parse(source), "developer")
+        except jinja2.TemplateSyntaxError as error:
+            raise ChatTemplateError(f"line {error.lineno}: {error.message}") from error
+        # Python's compiler has limits of its own, on nesting for one.
+        except Exception as error:
+            raise ChatTemplateError(str(error) or type(error).__name__) from error
         self._special_tokens = dict(special_tokens)
 
     def render(
@@ -93,29 +97,69 @@ class ChatTemplate:
         arguments: Mapping[str, object] | None = None,
         limit_s: float = LIMIT_S,
     ) -> str:
-        """Return the prompt's text, within ``limit_s``. Raises ChatTemplateError."""
+        """Return the prompt's text. Raises ChatTemplateError.
+
+        ``limit_s`` is CPU time of this thread, for each thousand messages and each mebibyte begun:
+        a busy machine refuses nothing that an idle one serves.
+        """
+        seen = list(map(self._as_seen, messages))
         variables: dict[str, Any] = {
-            **self._special_tokens,
-            **(arguments or {}),
-            "messages": messages,
             "tools": None,
             "documents": None,
-            "add_generation_prompt": add_generation_prompt,
+            **self._special_tokens,
+            **(arguments or {}),
         }
         try:
-            with time_limit(limit_s):
-                return self._render(variables)
+            limits = Budget(seen, variables, limit_s=limit_s)
+            variables["messages"] = seen
+            variables["add_generation_prompt"] = add_generation_prompt
+            with limited_to(limits):
+                return self._template.render(variables)
         except TemplateTimeoutError as error:
-            raise ChatTemplateTimeoutError(f"it takes longer than {limit_s:g} s") from error
+            raise ChatTemplateTimeoutError(
+                f"it takes more than {limit_s:g} s of CPU time for each 1000 messages and each MiB"
+            ) from error
         # A template is a program that came with the model: on odd messages it may do anything.
         except Exception as error:
             raise ChatTemplateError(str(error)) from error
 
-    def _render(self, variables: Mapping[str, Any]) -> str:
-        pieces: list[str] = []
-        size = 0
-        for piece in self._template.generate(variables):
-            size += len(piece)
-            check_text(size)
-            pieces.append(piece)
-        return "".join(pieces)
+    def _as_seen(self, message: Mapping[str, object]) -> Mapping[str, object]:
+        """What transformers makes of a message before a template sees it."""
+        plain = type(message) is dict and None not in message.values()
+        seen = message if plain else {k: v for k, v in message.items() if v is not None}
+        if not self._names_developer and seen.get("role") == "developer":
+            seen = {**seen, "role": "system"}
+        if _REASONING.isdisjoint(seen):
+            return seen
+        reasoning = next(seen[name] for name in _REASONING_FIRST if name in seen)
+        return {"thinking": reasoning, **seen, "reasoning_content": reasoning}
+
+
+def read_template(path: Path) -> str:
+    """Return a template that ``--chat-template`` names, compiled once. Raises ConfigError."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_SOURCE_CHARS + 1)
+        if len(data) > MAX_SOURCE_CHARS:
+            raise ConfigError(
+                f"--chat-template {path} is too large: a template has at most "
+                f"{MAX_SOURCE_CHARS} bytes"
+            )
+        source = data.decode("utf-8-sig")
+        ChatTemplate(source, {})
+    except OSError as error:
+        raise ConfigError(
+            f"--chat-template {path} cannot be read ({error.strerror}): name a jinja file"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"--chat-template {path} is not UTF-8 text, which a jinja file is"
+        ) from error
+    except ChatTemplateError as error:
+        raise ConfigError(f"--chat-template {path} is no jinja template: {error}") from error
+    return source
+
+
+def _names(tree: nodes.Template, role: str) -> bool:
+    """Whether the template compares something with this role, or looks it up."""
+    return any(constant.value == role for constant in tree.find_all(nodes.Const))

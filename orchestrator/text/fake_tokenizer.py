@@ -1,6 +1,6 @@
 """The text side of the fake engine: every byte is a token, so no model is needed."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from mlx_dp.orchestrator.text.detokenizer import ByteDetokenizer, Detokenizer
@@ -35,7 +35,7 @@ class FakeTextModel:
         return self._facts
 
     def render_chat(self, chat: Chat, *, limit_s: float) -> RenderedChat:
-        lines = [f"{message['role']}: {message['content']}\n" for message in chat.messages]
+        lines = [f"{_role(message)}: {message['content']}\n" for message in chat.messages]
         if chat.add_generation_prompt:
             lines.append("assistant: ")
         return RenderedChat("".join(lines))
@@ -67,3 +67,8 @@ class FakeTextModel:
 
     def _shown_bytes(self, token: int) -> bytes:
         return self._shown[token] if token < 256 else b""
+
+
+def _role(message: Mapping[str, object]) -> object:
+    """Like most templates, it does not name developers."""
+    return "system" if message["role"] == "developer" else message["role"]

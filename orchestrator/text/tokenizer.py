@@ -9,7 +9,11 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel
 
 from mlx_dp.orchestrator.text.chat_prompts import ChatPrompts
-from mlx_dp.orchestrator.text.chat_template import ChatTemplate, ChatTemplateError
+from mlx_dp.orchestrator.text.chat_template import (
+    ChatTemplate,
+    ChatTemplateError,
+    read_template,
+)
 from mlx_dp.orchestrator.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from mlx_dp.orchestrator.text.end_tokens import end_token_ids, num_token_ids
 from mlx_dp.orchestrator.text.model_files import chat_template_source, read_facts, read_json
@@ -106,24 +110,30 @@ class TokenizerTextModel:
         return self._tokenizer.id_to_token(token) is None
 
 
-def load_text_model(directory: Path, *, trust_remote_code: bool = False) -> TextModel:
+def load_text_model(
+    directory: Path, *, trust_remote_code: bool = False, chat_template: Path | None = None
+) -> TextModel:
     """Load the tokenizer, template and facts of a model directory. Raises ConfigError.
 
     ``trust_remote_code``: the tokenizer may be code that comes with the model.
+    ``chat_template``: a jinja file in place of the model's own template.
     """
     loaded = load_tokenizer(directory, trust_remote_code=trust_remote_code)
     ends = end_token_ids(directory, loaded)
     if not ends:
         logger.warning("%s names no end-of-text token: answers end at max_tokens", directory)
     facts = read_facts(directory, vocab_size=num_token_ids(loaded.backend), eos_token_ids=ends)
-    chats = _chat_prompts(directory, loaded, ends)
+    chats = _chat_prompts(directory, loaded, ends, chat_template)
     return TokenizerTextModel(loaded.backend, facts, chats, loaded.clean_up)
 
 
 def _chat_prompts(
-    directory: Path, loaded: LoadedTokenizer, ends: Sequence[int]
+    directory: Path, loaded: LoadedTokenizer, ends: Sequence[int], override: Path | None
 ) -> ChatPrompts | None:
-    source = chat_template_source(directory, read_json(directory / "tokenizer_config.json"))
+    if override is not None:
+        source: str | None = read_template(override)
+    else:
+        source = chat_template_source(directory, read_json(directory / "tokenizer_config.json"))
     if source is None:
         return None
     try:

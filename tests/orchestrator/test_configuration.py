@@ -1,6 +1,7 @@
 """Flags that are refused, and what the rest turn into."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,6 +48,7 @@ def test_defaults_are_accepted() -> None:
         ("owners", "start_timeout", -1.0, "--start-timeout -1"),
         ("owners", "restart_delay", float("nan"), "--restart-delay nan"),
         ("model", "context_length", 1, "--context-length 1"),
+        ("model", "chat_template", Path("/nope.jinja"), "--chat-template /nope.jinja"),
         ("queue", "max_queued_requests", 0, "--max-queued-requests 0"),
         ("queue", "queue_timeout", 0.0, "--queue-timeout 0"),
         ("queue", "request_timeout", float("inf"), "--request-timeout inf"),

@@ -1,10 +1,16 @@
 """Chat templates are rendered as transformers does, and cannot do more than render."""
 
 from datetime import datetime
+from pathlib import Path
 
 import pytest
 
-from mlx_dp.orchestrator.text.chat_template import ChatTemplate, ChatTemplateError
+from mlx_dp.orchestrator.text.chat_template import (
+    ChatTemplate,
+    ChatTemplateError,
+    read_template,
+)
+from mlx_dp.proto.errors import ConfigError
 
 MESSAGES = [{"role": "user", "content": "hi é <&>"}]
 
@@ -54,3 +60,55 @@ def test_what_a_template_must_not_do_is_one_error(source: str) -> None:
 def test_a_template_says_why_it_refuses() -> None:
     with pytest.raises(ChatTemplateError, match="roles must alternate"):
         render("{{ raise_exception('roles must alternate') }}")
+
+
+def test_macros_and_blocks_render_as_text() -> None:
+    source = "{% macro r(c) %}{{ c }}{% endmacro %}[{{ r(messages[0].role) }}]"
+    assert render(source) == "[user]"
+    assert render("{% set x %}a{% endset %}{% filter upper %}{{ x }}{% endfilter %}") == "A"
+
+
+def test_a_developer_is_system_unless_the_template_names_it() -> None:
+    messages = [{"role": "developer", "content": "x"}]
+    for source, text in (
+        ("{{ messages[0].role }}", "system"),
+        ("developer: {{ messages[0].role }}", "developer: system"),
+        (
+            "{{ messages[0].role }}{% if messages[0].role == 'developer' %}!{% endif %}",
+            "developer!",
+        ),
+    ):
+        assert ChatTemplate(source, {}).render(messages) == text
+
+
+def test_messages_reach_the_template_as_transformers_passes_them() -> None:
+    messages = [{"role": "assistant", "content": None, "reasoning": "r"}]
+    source = "{{ messages[0] | tojson }}"
+    assert ChatTemplate(source, {}).render(messages) == (
+        '{"thinking": "r", "role": "assistant", "reasoning": "r", "reasoning_content": "r"}'
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"{% if %}", "no jinja template: line 1"),
+        (b"\xff\xfe", "not UTF-8"),
+        (b"x" * (2**20 + 1), "too large"),
+    ],
+)
+def test_a_template_file_that_cannot_work_is_one_sentence(
+    tmp_path: Path, content: bytes, said: str
+) -> None:
+    path = tmp_path / "t.jinja"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=said) as caught:
+        read_template(path)
+    assert str(caught.value).startswith(f"--chat-template {path}")
+
+
+def test_a_template_file_that_is_absent_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        read_template(tmp_path / "nope.jinja")
+    with pytest.raises(ConfigError, match="directory"):
+        read_template(tmp_path)

@@ -1,0 +1,1 @@
+"""Runs chat templates: jinja2 as transformers sets it up, with bounds on what they take."""

@@ -1,0 +1,266 @@
+"""Where templates run. jinja2's sandbox bounds what they reach, and this one what they take.
+
+A template is a program that came with a model. Without bounds it may loop for hours, or ask for
+a string of a terabyte. What it computes is what transformers' environment computes.
+"""
+
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any, Final, cast
+
+import jinja2
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension
+from jinja2.runtime import BlockReference, Context, LoopContext, Macro
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Cycler, Joiner, Namespace
+
+from mlx_dp.orchestrator.text.template import filters, operations
+from mlx_dp.orchestrator.text.template.budget import (
+    SMALL,
+    Budget,
+    TemplateLimitError,
+    budget,
+    limited_to,
+)
+from mlx_dp.orchestrator.text.template.compiler import BoundedCodeGenerator, Bounds
+
+MAX_SOURCE_CHARS: Final = 2**20
+"""The longest template: those in use have some ten thousand characters."""
+
+_COMPILE_S: Final = 10.0
+_CALL_COST: Final = 64
+_PIECES_AT_ONCE: Final = 256
+_NAMES_OF_DICT: Final = frozenset(dir(dict))
+# Attributes that the sandbox is known to admit as they are.
+_SAFE: Final[Mapping[type, frozenset[str]]] = {
+    LoopContext: frozenset(
+        ("depth", "depth0", "first", "index", "index0", "last", "length", "revindex", "revindex0")
+    ),
+    str: frozenset(
+        name
+        for name in dir(str)
+        if not name.startswith("_") and name not in ("format", "format_map")
+    ),
+}
+_NO_VALUE: Final = "value was undefined because a callable raised a StopIteration exception"
+
+
+class TemplateDict:
+    """``dict`` in templates, without the type's attributes."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args, **kwargs)
+
+
+class TemplateNamespace(Namespace):
+    """``namespace`` in templates: no name begins with an underscore."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        # jinja2's own way to let "self" be a name.
+        self, args = args[0], args[1:]
+        attributes = dict(*args, **kwargs)
+        for name in attributes:
+            TemplateNamespace._check_name(name)
+        Namespace.__init__(self, attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        TemplateNamespace._check_name(name)
+        Namespace.__setitem__(self, name, value)
+
+    def __repr__(self) -> str:
+        attributes = object.__getattribute__(self, "_Namespace__attrs")
+        budget().spend(_CALL_COST)
+        budget().make(budget().measure(dict(attributes)))
+        return f"<Namespace {attributes!r}>"
+
+    @staticmethod
+    def _check_name(name: object) -> None:
+        if isinstance(name, str) and name.startswith("_"):
+            raise SecurityError(
+                "Chat templates cannot store underscore-prefixed attributes on a namespace, but "
+                f"got {name!r}. Please rename the attribute."
+            )
+
+
+class BoundedSandbox(ImmutableSandboxedEnvironment):
+    """Counts turns of loops and calls, and looks at sizes before values are made."""
+
+    code_generator_class = BoundedCodeGenerator
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        for name, function in tuple(self.filters.items()):
+            self.filters[name] = filters.bounded_filter(name, function)
+        tests = cast(dict[str, Any], self.tests)
+        for name, test in tuple(tests.items()):
+            tests[name] = filters.bounded_test(name, test)
+        self.filters["tojson"] = filters.to_json
+        self.globals["dict"] = TemplateDict()
+        self.globals["namespace"] = TemplateNamespace
+        self._own_functions: set[Any] = {self.globals["range"]}
+
+    def set_function(self, name: str, function: Callable[..., Any]) -> None:
+        """Offer a function, which bounds what it makes by itself."""
+        self.globals[name] = function
+        self._own_functions.add(function)
+
+    def bounded_template(self, source: str) -> jinja2.Template:
+        """Compile. Raises TemplateLimitError for a source that is too long, and jinja2's errors."""
+        if len(source) > MAX_SOURCE_CHARS:
+            raise TemplateLimitError(
+                f"it has {len(source)} characters, and at most {MAX_SOURCE_CHARS} are read"
+            )
+        # Constants are computed now.
+        with limited_to(Budget((), {}, limit_s=_COMPILE_S)):
+            tree = Bounds().visit(self.parse(source))
+            tree.set_environment(self)
+            template = self.from_string(tree)
+        # A chain of mappings, which each rendering would copy item by item.
+        template.globals = dict(template.globals)
+        return template
+
+    def concat(self, pieces: Iterable[str]) -> str:
+        """Join what a template, a block or a macro wrote out: jinja2's compiled code calls it."""
+        if type(pieces) is not list:
+            pieces = list(_bounded_pieces(iter(pieces)))
+        size = sum(map(len, pieces))
+        if size > SMALL:
+            budget().make(size)
+        return "".join(pieces)
+
+    @staticmethod
+    def spend(cost: int) -> None:
+        budget().spend(cost)
+
+    counted = staticmethod(filters.counted)
+    weighed = staticmethod(filters.weighed)
+    add = staticmethod(operations.add)
+    operate = staticmethod(operations.operate)
+
+    @staticmethod
+    def container(value: Any) -> Any:
+        """Return a list, tuple or dict that was just made."""
+        budget().measure(value)
+        return value
+
+    @staticmethod
+    def sliced(value: Any) -> Any:
+        """Return what a slice is about to copy a part of."""
+        if isinstance(value, str | list | tuple) and len(value) > SMALL:
+            budget().spend(len(value))
+        return value
+
+    @staticmethod
+    def as_text(value: Any) -> str:
+        """Return what is about to be written out."""
+        if type(value) is str:
+            return value
+        return str(filters.weighed(value))
+
+    @staticmethod
+    def concatenate(join: Callable[[Iterable[Any]], str], operands: tuple[Any, ...]) -> str:
+        size = 0
+        for operand in operands:
+            size += len(operand) if type(operand) is str else budget().measure(operand)
+        if size > SMALL:
+            budget().make(size)
+        return join(operands)
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        kind = type(obj)
+        # What the method of the base class finds, by a longer way.
+        if kind is dict:
+            if attribute not in _NAMES_OF_DICT:
+                try:
+                    return obj[attribute]
+                except KeyError:
+                    return self.undefined(obj=obj, name=attribute)
+        elif attribute in _SAFE.get(kind, ()):
+            return getattr(obj, attribute)
+        return super().getattr(obj, attribute)
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        if type(argument) is tuple:
+            budget().spend(budget().measure(argument))
+        try:
+            return obj[argument]
+        except (TypeError, LookupError):
+            return super().getitem(obj, argument)
+
+    def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        kind = type(function)
+        if kind is types.BuiltinMethodType or _is_of_markup(function):
+            kwargs.pop("_loop_vars", None)
+            kwargs.pop("_block_vars", None)
+            try:
+                return operations.call_method(function, args, kwargs)
+            except StopIteration:
+                return self.undefined(_NO_VALUE)
+        if kind is Macro and not function.catch_varargs and not function.catch_kwargs:
+            return context.call(function, *args, **kwargs)
+        if not self.is_safe_callable(function):
+            raise SecurityError(f"{function!r} is not safely callable")
+        budget().spend(_CALL_COST)
+        if function in self._own_functions or not _is_unknown(function, args, kwargs):
+            return context.call(function, *args, **kwargs)
+        operations.check_unknown(args, _without_scope(kwargs))
+        made = context.call(function, *args, **kwargs)
+        budget().measure(made)
+        return made
+
+
+def _bounded_pieces(pieces: Iterator[str]) -> Iterator[str]:
+    size = 0
+    while some := list(islice(pieces, _PIECES_AT_ONCE)):
+        size += sum(map(len, some))
+        if size > SMALL and size > budget().max_size:
+            budget().make(size)
+        yield from some
+
+
+def _is_of_markup(function: Any) -> bool:
+    return type(function) is types.MethodType and isinstance(function.__self__, str)
+
+
+def _is_unknown(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Bound a call of something known, or return True."""
+    match function:
+        case Macro():
+            if function.catch_varargs or function.catch_kwargs:
+                _measure_all(args, kwargs)
+        case LoopContext() | BlockReference():
+            pass
+        case types.FunctionType() if isinstance(text := _text_of_format(function), str):
+            operations.check_format(text, args, _without_scope(kwargs))
+        case types.MethodType(__self__=Extension()):
+            pass
+        case types.MethodType(__self__=LoopContext() | Cycler() | Joiner()):
+            _measure_all(args, kwargs)
+        case TemplateDict() | Joiner():
+            _measure_all(args, kwargs)
+        case type():
+            # Namespaces, cyclers and joiners.
+            _measure_all(args, kwargs)
+        case _:
+            return True
+    return False
+
+
+def _text_of_format(function: Any) -> object:
+    """The sandbox puts a function of its own around a string's format."""
+    return getattr(getattr(function, "__wrapped__", None), "__self__", None)
+
+
+def _measure_all(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    limits = budget()
+    limits.make(sum(map(limits.measure, args)) + sum(map(limits.measure, kwargs.values())))
+
+
+def _without_scope(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what jinja2 adds to a call in a loop or a block."""
+    return {name: kwargs[name] for name in kwargs if name not in ("_loop_vars", "_block_vars")}

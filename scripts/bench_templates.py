@@ -1,0 +1,78 @@
+#!/usr/bin/env python3
+"""Measure what the bounds on chat templates cost: CPU time of ours against transformers' own.
+
+Both render the same template over the same conversation in one run, by turns, and the least time of
+each counts. The ratio is to ``apply_chat_template(tokenize=False)``; 1.3 is the most it may be.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from bench_report import machine, table
+
+TEMPLATES = Path(__file__).resolve().parent.parent / "tests/orchestrator/text/templates"
+FAMILIES = ("chatml", "qwen3", "qwen3.5", "gemma3", "glm4.5", "phi3", "olmo3", "minimax-m2")
+SIZES = (1, 20, 1001, 2000)
+MOST = 1.3
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--templates", nargs="+", default=FAMILIES, metavar="NAME")
+    parser.add_argument("--messages", type=int, nargs="+", default=SIZES, metavar="N")
+    parser.add_argument("--rounds", type=int, default=7, help="renderings of each (default 7)")
+    parser.add_argument("--quick", action="store_true", help="one template, to see that it works")
+    return parser.parse_args()
+
+
+def by_turns(rounds: int, *renders: Callable[[], str]) -> list[float]:
+    """Return the least CPU seconds of each."""
+    least = [float("inf")] * len(renders)
+    for _ in range(rounds):
+        for index, render in enumerate(renders):
+            started = time.thread_time()
+            render()
+            least[index] = min(least[index], time.thread_time() - started)
+    return least
+
+
+def main() -> int:
+    arguments = parse()
+    # It takes seconds to import, which --help need not wait for.
+    sys.path.insert(0, str(TEMPLATES.parents[2]))
+    from template_oracle import SPECIAL, Oracle
+
+    from mlx_dp.orchestrator.text.chat_template import ChatTemplate
+
+    oracle, rows, worst = Oracle(), [], 0.0
+    names, sizes = arguments.templates, arguments.messages
+    if arguments.quick:
+        names, sizes = names[:1], sizes[:2]
+    for name in names:
+        source = (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
+        template = ChatTemplate(source, SPECIAL)
+        for count in sizes:
+            messages = [
+                {"role": ("user", "assistant")[index % 2], "content": "123456789"}
+                for index in range(count)
+            ]
+
+            ours = partial(template.render, messages)
+            theirs = partial(oracle.apply, source, messages, prompt=True)
+            rounds = arguments.rounds * (20 if count < 100 else 1)
+            our_s, their_s = by_turns(rounds, ours, theirs)
+            worst = max(worst, our_s / their_s)
+            shown = [f"{our_s * 1e3:.3f}", f"{their_s * 1e3:.3f}", f"{our_s / their_s:.2f}"]
+            rows.append([name, str(count), *shown])
+    print(machine())
+    print(table(["template", "messages", "ours, ms", "transformers, ms", "ratio"], rows))
+    print(f"the largest ratio is {worst:.2f}, and at most {MOST} is wanted")
+    return 0 if worst <= MOST else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
