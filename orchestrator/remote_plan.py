@@ -16,7 +16,7 @@ from mlx_dp.proto.router_socket import LAST_PORT, check_open_address
 _ADDRESS: Final = re.compile(r"(?P<host>[^/:\s]+|\[[^/\]\s]+\]):(?P<port>[0-9]{1,5})")
 _FEWEST_BEATS: Final = 4.0
 _SILENCE_S: Final = 5.0
-_EVERY_ADDRESS: Final = frozenset({"", "*", "0.0.0.0", "[::]"})
+EVERY_ADDRESS: Final = frozenset({"", "*", "0.0.0.0", "[::]"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +111,7 @@ def _check_hosts(flags: Flags, hosts: int, workers: int) -> None:
             "workers of a host file are remote, so leave it out"
         )
     address = remote.dist_init_addr or ""
-    if remote.launch and address.rpartition(":")[0] in _EVERY_ADDRESS:
+    if remote.launch and address.rpartition(":")[0] in EVERY_ADDRESS:
         raise ConfigError(
             f"--dist-init-addr {address} is every address of this machine, and hosts need one to "
             "connect to: give that by which they reach it"
