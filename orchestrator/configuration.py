@@ -5,7 +5,8 @@ from typing import Final
 
 from mlx_dp.orchestrator.control.prefix_affinity import PREFIX_AFFINITY
 from mlx_dp.orchestrator.control.router import check_method
-from mlx_dp.orchestrator.flags import FakeFlags, Flags, HttpFlags, OwnerFlags
+from mlx_dp.orchestrator.flags import FakeFlags, Flags, HttpFlags, ModelFlags, OwnerFlags
+from mlx_dp.orchestrator.idle_flags import refuse_idle_flags
 from mlx_dp.orchestrator.options import HttpOptions, QueueOptions
 from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.messages import FakeEngineOptions
@@ -65,6 +66,9 @@ def check_flags(flags: Flags) -> None:
     _check_key(flags.http)
     _check_hosts(flags.http)
     _check_fake(flags.fake)
+    _check_names(flags.model)
+    # Last: a value that is out of range says more than that nothing would come of it.
+    refuse_idle_flags(flags)
 
 
 def topology(flags: OwnerFlags) -> Topology:
@@ -144,28 +148,26 @@ def _check_method(flags: Flags) -> None:
 
 
 def _check_group(flags: OwnerFlags) -> None:
-    if flags.enable_dp_attention:
-        if flags.chunked_prefill_size < flags.dp_size:
-            raise ConfigError(
-                f"--chunked-prefill-size {flags.chunked_prefill_size} leaves 0 tokens per owner "
-                f"(dp_size={flags.dp_size}): use at least {flags.dp_size}, or omit the flag"
-            )
-        return
-    for flag, given in (
-        (f"--distributed-backend {flags.distributed_backend}", flags.distributed_backend),
-        ("--enable-dp-lm-head", flags.enable_dp_lm_head),
-    ):
-        if given:
-            raise ConfigError(
-                f"{flag} is for a group of processes, and plain replicas compute alone: use "
-                "--enable-dp-attention too, or omit the flag"
-            )
+    if flags.enable_dp_attention and flags.chunked_prefill_size < flags.dp_size:
+        raise ConfigError(
+            f"--chunked-prefill-size {flags.chunked_prefill_size} leaves 0 tokens per owner "
+            f"(dp_size={flags.dp_size}): use at least {flags.dp_size}, or omit the flag"
+        )
 
 
 def _check_key(flags: HttpFlags) -> None:
     # An empty key from the environment would look like protection and be none.
     if flags.api_key is not None and not flags.api_key.strip():
         raise ConfigError("--api-key (or MLX_DP_API_KEY) is empty: give a key, or none at all")
+
+
+def _check_names(flags: ModelFlags) -> None:
+    for flag, name, remedy in (
+        ("--served-model-name", flags.served_model_name, "the model's own name"),
+        ("--revision", flags.revision, "the newest"),
+    ):
+        if name is not None and not name.strip():
+            raise ConfigError(f"{flag} is empty: give a name, or leave it out for {remedy}")
 
 
 def _check_hosts(flags: HttpFlags) -> None:

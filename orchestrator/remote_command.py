@@ -19,7 +19,7 @@ def worker_arguments(flags: Flags, plan: RemotePlan, endpoint: str) -> list[str]
     arguments = ["--controller", _reachable(endpoint)]
     together = max(Counter(host.ssh for host in plan.hosts).values(), default=1)
     fraction = flags.owners.mem_fraction_static / together
-    if fraction != OwnerFlags.mem_fraction_static:
+    if fraction != OwnerFlags().mem_fraction_static:
         arguments += ["--mem-fraction-static", f"{fraction:g}"]
     if flags.http.log_level != "info":
         arguments += ["--log-level", flags.http.log_level]

@@ -7,7 +7,6 @@ from typing import Final
 from mlx_dp.orchestrator.flags import Flags
 from mlx_dp.orchestrator.process.host_file import Host, read_host_file
 from mlx_dp.proto.errors import ConfigError
-from mlx_dp.proto.group import DistributedBackend
 from mlx_dp.proto.key_files import ControllerKeys, read_controller_keys
 from mlx_dp.proto.ownership import Ownership
 from mlx_dp.proto.parallel import ReplicaMode
@@ -44,10 +43,7 @@ def plan_remote(flags: Flags, ownership: Ownership) -> RemotePlan:
             f"--remote-workers {remote.remote_workers} is out of range: use 0 to {workers}, the "
             "number of workers"
         )
-    if not hosts and not remote.launch:
-        raise ConfigError("--no-launch does nothing without --hostfile: leave it out")
     if count == 0:
-        _refuse_idle(flags)
         return RemotePlan()
     if remote.dist_init_addr is None:
         raise ConfigError(
@@ -72,18 +68,6 @@ def plan_remote(flags: Flags, ownership: Ownership) -> RemotePlan:
         beat_s=beat_s,
         silence_s=max(min(_SILENCE_S, flags.owners.hang_timeout), _FEWEST_BEATS * beat_s),
     )
-
-
-def _refuse_idle(flags: Flags) -> None:
-    for flag, value in (
-        ("--dist-init-addr", flags.remote.dist_init_addr),
-        ("--keys", flags.remote.keys),
-    ):
-        if value is not None:
-            raise ConfigError(
-                f"{flag} {value} does nothing without workers on other machines: add "
-                "--remote-workers or --hostfile, or leave it out"
-            )
 
 
 def _check_address(address: str, *, with_keys: bool) -> None:
@@ -115,9 +99,4 @@ def _check_hosts(flags: Flags, hosts: int, workers: int) -> None:
         raise ConfigError(
             f"--dist-init-addr {address} is every address of this machine, and hosts need one to "
             "connect to: give that by which they reach it"
-        )
-    if flags.owners.distributed_backend is DistributedBackend.MPI:
-        raise ConfigError(
-            "--distributed-backend mpi starts its processes itself, which --hostfile does too: "
-            "use ring, jaccl or nccl"
         )

@@ -166,6 +166,6 @@ def test_what_a_group_needs_is_taken_with_it() -> None:
         enable_dp_lm_head=True,
         chunked_prefill_size=4,
     )
-    configuration.check_flags(flags(owners=owners))
+    configuration.check_flags(flags(model=ModelFlags(), owners=owners))
     with pytest.raises(ConfigError, match=r"--chunked-prefill-size 3 leaves 0.*at least 4"):
         configuration.check_flags(flags(owners=replace(owners, chunked_prefill_size=3)))

@@ -39,7 +39,8 @@ def host_file(folder: Path, *names: str) -> tuple[str, ...]:
 def group(hosts: SshHosts, folder: Path, *arguments: str) -> Iterator[Served]:
     launched = host_file(folder, FIRST, SECOND)
     with Served(*arguments, *GROUP, *launched, environment=hosts.environment) as served:
-        served.wait_until_ready()
+        # A model is measured on each host, and loaded there, on one busy machine.
+        served.wait_until_ready(300.0)
         yield served
 
 

@@ -91,7 +91,6 @@ def test_a_ring_reads_all_addresses_from_a_file_without_a_name(patched: Any) -> 
             DistributedBackend.JACCL,
             {"MLX_RANK": "1", "MLX_JACCL_COORDINATOR": "10.0.0.1:5001"},
         ),
-        (DistributedBackend.MPI, {}),
     ],
 )
 def test_each_backend_reads_its_own_names(
