@@ -119,7 +119,7 @@ def _check_backend(flags: Flags, ownership: Ownership, model: PreparedModel, her
         return
     there = model.device.backends
     if backend.value not in there:
-        advice = f"use one of {', '.join(there)}" if there else "it has none, so use plain replicas"
+        advice = f"use {' or '.join(there)}" if there else "it has none, so use plain replicas"
         raise ConfigError(
             f"--distributed-backend {backend.value} is not in this machine's build of MLX: {advice}"
         )

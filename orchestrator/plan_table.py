@@ -10,12 +10,13 @@ from mlx_dp.orchestrator.plan import PlannedOwner, ServicePlan
 from mlx_dp.orchestrator.planned_weights import PlannedWeights
 from mlx_dp.proto.parallel import ReplicaMode
 
-DECIDED_THERE: Final = "decided on its machine"
+_REMOTE: Final = "remote"
 
 
 def plan_view(plan: ServicePlan) -> Group:
-    """What will run, in one line or two, above the table of owners."""
-    return Group(Text(_title(plan), style="bold"), *_weights_lines(plan), plan_table(plan))
+    """What will run, in a few lines around the table of owners."""
+    title = Text(_title(plan), style="bold")
+    return Group(title, *_weights_lines(plan), plan_table(plan), *_remote_lines(plan))
 
 
 def plan_table(plan: ServicePlan) -> Table:
@@ -70,6 +71,16 @@ def _weights_lines(plan: ServicePlan) -> list[Text]:
     ]
 
 
+def _remote_lines(plan: ServicePlan) -> list[Text]:
+    there = [str(owner.owner) for owner in plan.owners if owner.capacity is None]
+    if not there:
+        return []
+    which = (
+        f"owner {there[0]}: what it" if len(there) == 1 else f"owners {', '.join(there)}: what each"
+    )
+    return [Text(f"{which} can hold is decided on its machine")]
+
+
 def _weights_json(weights: PlannedWeights | None) -> dict[str, Any] | None:
     if weights is None:
         return None
@@ -110,7 +121,7 @@ def _cells(owner: PlannedOwner, *, with_memory: bool, with_states: bool) -> list
 
 def _remote_cells(owner: PlannedOwner, *, with_memory: bool, with_states: bool) -> list[str]:
     """Of a worker on another machine only the weights are known before it has started."""
-    cells = ["-", *(["-"] if with_states else []), DECIDED_THERE]
+    cells = ["-", *(["-"] if with_states else []), _REMOTE]
     if with_memory:
         weights = "-" if owner.weights_nbytes is None else _size(owner.weights_nbytes)
         cells += [weights, "-", *(["-"] if with_states else []), "-"]

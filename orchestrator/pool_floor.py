@@ -37,10 +37,11 @@ def pool_warnings(room: WorkerRoom) -> tuple[str, ...]:
     least = min(LEAST_TOKENS, room.context_length)
     if tokens < least:
         raise ConfigError(_refusal(room, tokens, least))
+    more = "fewer workers" if room.workers > 1 else "a smaller model"
     return (
         f"each worker holds {tokens:,} KV tokens, and the model's context is "
-        f"{room.context_length:,}: longer requests are refused; fewer workers or a larger "
-        "--mem-fraction-static leave more",
+        f"{room.context_length:,}: longer requests are refused; {more} or a larger "
+        "--mem-fraction-static would leave more",
     )
 
 

@@ -1,5 +1,6 @@
 """How far a connection has come, as ZeroMQ's monitor tells it."""
 
+from collections.abc import Mapping
 from enum import Enum, auto, unique
 from typing import Final
 
@@ -25,7 +26,7 @@ class ConnectionState(Enum):
     Where it has keys and we have none, this may be seen in place of OTHER_MECHANISM."""
 
 
-_STATES: Final = {
+_STATES: Final[Mapping[int, ConnectionState]] = {
     zmq.EVENT_CONNECTED: ConnectionState.GREETING,
     zmq.EVENT_HANDSHAKE_SUCCEEDED: ConnectionState.READY,
     zmq.EVENT_HANDSHAKE_FAILED_AUTH: ConnectionState.KEY_REFUSED,

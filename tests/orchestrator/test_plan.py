@@ -223,7 +223,7 @@ def test_a_pool_below_the_context_is_warned_of() -> None:
     plan = planned(flags(model=ModelFlags()), tight(2000))
     assert plan.warnings == (
         "each worker holds 2,000 KV tokens, and the model's context is 4,096: longer requests are "
-        "refused; fewer workers or a larger --mem-fraction-static leave more",
+        "refused; a smaller model or a larger --mem-fraction-static would leave more",
     )
     assert planned(flags(model=ModelFlags()), tight(4096)).warnings == ()
     assert planned(flags(model=ModelFlags(context_length=2000)), tight(2000)).warnings == ()
@@ -274,8 +274,8 @@ def test_a_remote_worker_is_decided_on_its_own_machine() -> None:
     assert here.capacity is not None
     assert (there.capacity, there.memory) == (None, None)
     shown = io.StringIO()
-    Console(file=shown, width=100).print(plan_table(plan))
-    assert shown.getvalue().count("decided on its machine") == 1
+    Console(file=shown, width=100).print(plan_view(plan))
+    assert "owner 1: what it can hold is decided on its machine\n" in shown.getvalue()
     local, remote = plan_json(plan)["owners"]
     assert (local["decided_on_its_machine"], remote["decided_on_its_machine"]) == (False, True)
     assert (remote["kv_tokens"], remote["kv_nbytes"]) == (None, None)

@@ -1,6 +1,7 @@
 """Workers on another host, whose cable is cut in the middle of an answer."""
 
 import json
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,7 +44,8 @@ def worker(served: Served, index: int) -> dict:
 
 
 def endpoint_of(served: Served) -> str:
-    return served.wait_for_line("--controller tcp://").rpartition("--controller ")[2]
+    command = shlex.split(served.wait_for_line("--controller tcp://"))
+    return command[command.index("--controller") + 1]
 
 
 def test_a_cut_cable_moves_the_stream_and_the_far_worker_comes_back(far, keys) -> None:

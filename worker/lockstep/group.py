@@ -27,7 +27,7 @@ def join(place: GroupPlace) -> Group:
     backend = place.backend.value
     if not mx.distributed.is_available(backend):
         there = device.backends()
-        advice = f"use one of {', '.join(there)}" if there else "this machine has none"
+        advice = f"use {' or '.join(there)}" if there else "this machine has none"
         raise ConfigError(f"--distributed-backend {backend} {_INSTALL_HINT}: {advice}")
     # What is written here is read while the group forms, and never again. It has no name, so that
     # nothing is left of it when this process is killed meanwhile.
