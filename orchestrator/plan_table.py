@@ -21,7 +21,7 @@ def plan_view(plan: ServicePlan) -> Group:
 
 def plan_table(plan: ServicePlan) -> Table:
     """One line per owner. Columns that say nothing about this model are left out."""
-    with_memory = any(owner.memory for owner in plan.owners)
+    with_memory = any(owner.weights_nbytes is not None for owner in plan.owners)
     with_states = any(owner.capacity and owner.capacity.auxiliary_slots for owner in plan.owners)
     table = Table()
     for heading in _headings(with_memory=with_memory, with_states=with_states):

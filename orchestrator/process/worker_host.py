@@ -106,7 +106,7 @@ class WorkerHost:
     def _warn(self, reason: str) -> None:
         """Once, and then rarely: it is tried again all the time."""
         if self._words.worth_saying(reason, time.monotonic()):
-            _logger.warning("rank %s: %s", self._join.rank, reason)
+            _logger.warning("%s", reason)
 
     async def _serve(self, channel: HostChannel) -> Lost:
         """Be a host on this connection, until it is of no more use."""
