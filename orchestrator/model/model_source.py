@@ -88,10 +88,8 @@ def _resolve(
             "holds config.json and the weights, or a .gguf file"
         )
     if _means_path(model):
-        raise ModelSourceError(
-            f"--model {model} does not exist: check the path, which is taken from {Path.cwd()} "
-            "where it is relative"
-        )
+        where = "" if local.is_absolute() else f" in {Path.cwd()}"
+        raise ModelSourceError(f"--model {model} does not exist{where}: check the path")
     name, linked = hub_name(model)
     if None not in (revision, linked) and revision != linked:
         raise ModelSourceError(
