@@ -21,7 +21,7 @@ from rich.console import Console
 
 from mlx_dp.orchestrator import configuration
 from mlx_dp.orchestrator.entry import INTERRUPTED
-from mlx_dp.orchestrator.flag_command import repeated, takes_flags
+from mlx_dp.orchestrator.flag_command import at_home, repeated, takes_flags
 from mlx_dp.orchestrator.flags import API_KEY_VARIABLE, Flags
 from mlx_dp.orchestrator.plan import ServicePlan, make_plan
 from mlx_dp.orchestrator.plan_table import plan_json, plan_view
@@ -183,8 +183,8 @@ def worker(
     options = HostOptions(
         controller=controller,
         rank=rank,
-        keys=keys,
-        model=model,
+        keys=at_home(keys),
+        model=at_home(model),
         mem_fraction_static=mem_fraction_static,
         log_level=log_level,
         once=once,
@@ -206,6 +206,7 @@ def keys(
     """
     from mlx_dp.proto.key_files import CONTROLLER, write_keys
 
+    directory = at_home(directory)
     names = name or ["worker"]
     for path in write_keys(directory, names):
         print(path)
@@ -221,4 +222,13 @@ def _plan(flags: Flags, environment: Mapping[str, str]) -> ServicePlan:
     configuration.check_flags(flags)
     ownership = configuration.ownership(flags.owners)
     plan_remote(flags, ownership)
-    return make_plan(flags, ownership, prepare_model(flags, environment))
+    model = prepare_model(flags, environment)
+    if model.path is not None:
+        from mlx_dp.orchestrator.text.tokenizer import load_text_model
+
+        load_text_model(
+            model.path,
+            trust_remote_code=flags.model.trust_remote_code,
+            chat_template=flags.model.chat_template,
+        )
+    return make_plan(flags, ownership, model)

@@ -6,10 +6,11 @@ from mlx_dp.orchestrator.control.prefix_affinity import PREFIX_AFFINITY
 from mlx_dp.orchestrator.control.router import check_method
 from mlx_dp.orchestrator.flags import FakeFlags, Flags, HttpFlags, ModelFlags, OwnerFlags
 from mlx_dp.orchestrator.http.host_policy import HOST_NAME, normal_origin
+from mlx_dp.orchestrator.idle_flags import refuse_idle_flags
 from mlx_dp.orchestrator.options import HttpOptions, QueueOptions
 from mlx_dp.orchestrator.text.chat_template import read_template
 from mlx_dp.proto.errors import ConfigError
-from mlx_dp.proto.messages import EngineKind, FakeEngineOptions
+from mlx_dp.proto.messages import FakeEngineOptions
 from mlx_dp.proto.ownership import Limits, Ownership, divide
 from mlx_dp.proto.parallel import Topology, resolve_topology
 
@@ -36,7 +37,6 @@ def check_flags(flags: Flags) -> None:
             f"--mem-fraction-static {flags.owners.mem_fraction_static:g} is out of range: use "
             "more than 0 and at most 1"
         )
-    _check_template(flags.model)
     if flags.model.context_length is not None:
         _within("--context-length", flags.model.context_length, 2)
     for flag, value, most in (
@@ -69,17 +69,11 @@ def check_flags(flags: Flags) -> None:
     _check_origins(flags.http)
     _check_names(flags.model)
     _check_fake(flags.fake)
-
-
-def _check_template(flags: ModelFlags) -> None:
-    if flags.chat_template is None:
-        return
-    if flags.engine is EngineKind.FAKE:
-        raise ConfigError(
-            f"--chat-template {flags.chat_template} has no effect with --engine fake, which has "
-            "no template: use only one of them"
-        )
-    read_template(flags.chat_template)
+    _check_revision(flags.model)
+    # Last: a value that is out of range says more than that nothing would come of it.
+    refuse_idle_flags(flags)
+    if flags.model.chat_template is not None:
+        read_template(flags.model.chat_template)
 
 
 def topology(flags: OwnerFlags) -> Topology:
@@ -173,28 +167,22 @@ def _check_method(flags: Flags) -> None:
 
 
 def _check_group(flags: OwnerFlags) -> None:
-    if flags.enable_dp_attention:
-        if flags.chunked_prefill_size < flags.dp_size:
-            raise ConfigError(
-                f"--chunked-prefill-size {flags.chunked_prefill_size} leaves 0 tokens per owner "
-                f"(dp_size={flags.dp_size}): use at least {flags.dp_size}, or omit the flag"
-            )
-        return
-    for flag, given in (
-        (f"--distributed-backend {flags.distributed_backend}", flags.distributed_backend),
-        ("--enable-dp-lm-head", flags.enable_dp_lm_head),
-    ):
-        if given:
-            raise ConfigError(
-                f"{flag} is for a group of processes, and plain replicas compute alone: use "
-                "--enable-dp-attention too, or omit the flag"
-            )
+    if flags.enable_dp_attention and flags.chunked_prefill_size < flags.dp_size:
+        raise ConfigError(
+            f"--chunked-prefill-size {flags.chunked_prefill_size} leaves 0 tokens per owner "
+            f"(dp_size={flags.dp_size}): use at least {flags.dp_size}, or omit the flag"
+        )
 
 
 def _check_key(flags: HttpFlags) -> None:
     # An empty key from the environment would look like protection and be none.
     if flags.api_key is not None and not flags.api_key.strip():
         raise ConfigError("--api-key (or MLX_DP_API_KEY) is empty: give a key, or none at all")
+
+
+def _check_revision(flags: ModelFlags) -> None:
+    if flags.revision is not None and not flags.revision.strip():
+        raise ConfigError("--revision is empty: give a name, or leave it out for the newest")
 
 
 def _check_hosts(flags: HttpFlags) -> None:

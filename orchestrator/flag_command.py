@@ -4,9 +4,11 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import wraps
+from pathlib import Path
 from typing import Any, get_type_hints
 
 from mlx_dp.orchestrator.flags import Flags
+from mlx_dp.proto.errors import ConfigError
 
 
 def takes_flags(command: Callable[..., None]) -> Callable[..., None]:
@@ -21,7 +23,7 @@ def takes_flags(command: Callable[..., None]) -> Callable[..., None]:
     @wraps(command)
     def with_flags(**values: Any) -> None:
         built = {
-            name: group(**{field.name: values.pop(field.name) for field in fields(group)})
+            name: group(**{field.name: at_home(values.pop(field.name)) for field in fields(group)})
             for name, group in groups.items()
         }
         command(Flags(**built), **values)
@@ -51,6 +53,21 @@ def repeated(arguments: Sequence[str], flag: str) -> list[str]:
             values += 1
         spread.append(argument)
     return spread
+
+
+def at_home(value: Any) -> Any:
+    """A path with its ``~`` expanded, which a shell leaves alone in quotes; else as it is.
+
+    Raises ConfigError for the home of a user who is not on this machine.
+    """
+    if not isinstance(value, Path):
+        return value
+    try:
+        return value.expanduser()
+    except RuntimeError:
+        raise ConfigError(
+            f"{value} names no home directory of this machine: give the whole path"
+        ) from None
 
 
 def _parameters(group: type) -> list[inspect.Parameter]:

@@ -116,7 +116,7 @@ class OwnerFlags:
         _owners(
             "--distributed-backend",
             help="What the processes of a dp-attention group compute over: ring (TCP, the "
-            "default), jaccl (Thunderbolt with RDMA), nccl (CUDA) or mpi. MLX must have been "
+            "default), jaccl (Thunderbolt with RDMA) or nccl (CUDA). MLX must have been "
             "built with it. Only with --enable-dp-attention.",
         ),
     ] = None

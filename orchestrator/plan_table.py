@@ -1,6 +1,6 @@
 """A plan as a table for people and as JSON for programs."""
 
-from typing import Any
+from typing import Any, Final
 
 from rich.console import Group
 from rich.table import Table
@@ -10,16 +10,19 @@ from mlx_dp.orchestrator.plan import PlannedOwner, ServicePlan
 from mlx_dp.orchestrator.planned_weights import PlannedWeights
 from mlx_dp.proto.parallel import ReplicaMode
 
+_REMOTE: Final = "remote"
+
 
 def plan_view(plan: ServicePlan) -> Group:
-    """What will run, in one line or two, above the table of owners."""
-    return Group(Text(_title(plan), style="bold"), *_weights_lines(plan), plan_table(plan))
+    """What will run, in a few lines around the table of owners."""
+    title = Text(_title(plan), style="bold")
+    return Group(title, *_weights_lines(plan), plan_table(plan), *_remote_lines(plan))
 
 
 def plan_table(plan: ServicePlan) -> Table:
     """One line per owner. Columns that say nothing about this model are left out."""
-    with_memory = any(owner.memory for owner in plan.owners)
-    with_states = any(owner.capacity.auxiliary_slots for owner in plan.owners)
+    with_memory = any(owner.weights_nbytes is not None for owner in plan.owners)
+    with_states = any(owner.capacity and owner.capacity.auxiliary_slots for owner in plan.owners)
     table = Table()
     for heading in _headings(with_memory=with_memory, with_states=with_states):
         table.add_column(heading, justify="right")
@@ -68,6 +71,16 @@ def _weights_lines(plan: ServicePlan) -> list[Text]:
     ]
 
 
+def _remote_lines(plan: ServicePlan) -> list[Text]:
+    there = [str(owner.owner) for owner in plan.owners if owner.capacity is None]
+    if not there:
+        return []
+    which = (
+        f"owner {there[0]}: what it" if len(there) == 1 else f"owners {', '.join(there)}: what each"
+    )
+    return [Text(f"{which} can hold is decided on its machine")]
+
+
 def _weights_json(weights: PlannedWeights | None) -> dict[str, Any] | None:
     if weights is None:
         return None
@@ -93,7 +106,10 @@ def _headings(*, with_memory: bool, with_states: bool) -> list[str]:
 
 def _cells(owner: PlannedOwner, *, with_memory: bool, with_states: bool) -> list[str]:
     capacity, memory = owner.capacity, owner.memory
-    cells = [str(owner.owner), str(owner.process), f"{capacity.request_slots:,}"]
+    cells = [str(owner.owner), str(owner.process)]
+    if capacity is None:
+        return [*cells, *_remote_cells(owner, with_memory=with_memory, with_states=with_states)]
+    cells += [f"{capacity.request_slots:,}"]
     cells += [f"{capacity.auxiliary_slots:,}"] if with_states else []
     cells += ["-" if capacity.pool_tokens is None else f"{capacity.pool_tokens:,}"]
     if with_memory and memory is not None:
@@ -103,15 +119,25 @@ def _cells(owner: PlannedOwner, *, with_memory: bool, with_states: bool) -> list
     return cells
 
 
+def _remote_cells(owner: PlannedOwner, *, with_memory: bool, with_states: bool) -> list[str]:
+    """Of a worker on another machine only the weights are known before it has started."""
+    cells = ["-", *(["-"] if with_states else []), _REMOTE]
+    if with_memory:
+        weights = "-" if owner.weights_nbytes is None else _size(owner.weights_nbytes)
+        cells += [weights, "-", *(["-"] if with_states else []), "-"]
+    return cells
+
+
 def _owner_json(owner: PlannedOwner) -> dict[str, Any]:
-    memory = owner.memory
+    capacity, memory = owner.capacity, owner.memory
     return {
         "owner": owner.owner,
         "process": owner.process,
-        "request_slots": owner.capacity.request_slots,
-        "auxiliary_slots": owner.capacity.auxiliary_slots,
-        "kv_tokens": owner.capacity.pool_tokens,
-        "weights_nbytes": None if memory is None else memory.weights_nbytes,
+        "decided_on_its_machine": capacity is None,
+        "request_slots": None if capacity is None else capacity.request_slots,
+        "auxiliary_slots": None if capacity is None else capacity.auxiliary_slots,
+        "kv_tokens": None if capacity is None else capacity.pool_tokens,
+        "weights_nbytes": owner.weights_nbytes,
         "kv_nbytes": None if memory is None else memory.kv_nbytes,
         "states_nbytes": None if memory is None else memory.auxiliary_nbytes,
         "reserve_nbytes": None if memory is None else memory.overhead_nbytes,

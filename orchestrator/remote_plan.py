@@ -7,7 +7,6 @@ from typing import Final
 from mlx_dp.orchestrator.flags import Flags
 from mlx_dp.orchestrator.process.host_file import Host, read_host_file
 from mlx_dp.proto.errors import ConfigError
-from mlx_dp.proto.group import DistributedBackend
 from mlx_dp.proto.key_files import ControllerKeys, read_controller_keys
 from mlx_dp.proto.ownership import Ownership
 from mlx_dp.proto.parallel import ReplicaMode
@@ -16,7 +15,7 @@ from mlx_dp.proto.router_socket import LAST_PORT, check_open_address
 _ADDRESS: Final = re.compile(r"(?P<host>[^/:\s]+|\[[^/\]\s]+\]):(?P<port>[0-9]{1,5})")
 _FEWEST_BEATS: Final = 4.0
 _SILENCE_S: Final = 5.0
-_EVERY_ADDRESS: Final = frozenset({"", "*", "0.0.0.0", "[::]"})
+EVERY_ADDRESS: Final = frozenset({"", "*", "0.0.0.0", "[::]"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,10 +43,7 @@ def plan_remote(flags: Flags, ownership: Ownership) -> RemotePlan:
             f"--remote-workers {remote.remote_workers} is out of range: use 0 to {workers}, the "
             "number of workers"
         )
-    if not hosts and not remote.launch:
-        raise ConfigError("--no-launch does nothing without --hostfile: leave it out")
     if count == 0:
-        _refuse_idle(flags)
         return RemotePlan()
     if remote.dist_init_addr is None:
         raise ConfigError(
@@ -72,18 +68,6 @@ def plan_remote(flags: Flags, ownership: Ownership) -> RemotePlan:
         beat_s=beat_s,
         silence_s=max(min(_SILENCE_S, flags.owners.hang_timeout), _FEWEST_BEATS * beat_s),
     )
-
-
-def _refuse_idle(flags: Flags) -> None:
-    for flag, value in (
-        ("--dist-init-addr", flags.remote.dist_init_addr),
-        ("--keys", flags.remote.keys),
-    ):
-        if value is not None:
-            raise ConfigError(
-                f"{flag} {value} does nothing without workers on other machines: add "
-                "--remote-workers or --hostfile, or leave it out"
-            )
 
 
 def _check_address(address: str, *, with_keys: bool) -> None:
@@ -111,13 +95,8 @@ def _check_hosts(flags: Flags, hosts: int, workers: int) -> None:
             "workers of a host file are remote, so leave it out"
         )
     address = remote.dist_init_addr or ""
-    if remote.launch and address.rpartition(":")[0] in _EVERY_ADDRESS:
+    if remote.launch and address.rpartition(":")[0] in EVERY_ADDRESS:
         raise ConfigError(
             f"--dist-init-addr {address} is every address of this machine, and hosts need one to "
             "connect to: give that by which they reach it"
-        )
-    if flags.owners.distributed_backend is DistributedBackend.MPI:
-        raise ConfigError(
-            "--distributed-backend mpi starts its processes itself, which --hostfile does too: "
-            "use ring, jaccl or nccl"
         )

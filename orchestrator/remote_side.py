@@ -1,7 +1,6 @@
 """Joins what ``serve`` needs for workers on other machines."""
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,11 +13,18 @@ from mlx_dp.orchestrator.model.fingerprint import model_fingerprint
 from mlx_dp.orchestrator.process.host_addresses import HostAddresses
 from mlx_dp.orchestrator.process.host_book import HostTimes
 from mlx_dp.orchestrator.process.loopback_addresses import LoopbackAddresses
-from mlx_dp.orchestrator.process.mlx_launch import MlxLaunch, launch_command
+from mlx_dp.orchestrator.process.mlx_launch import LaunchPlan, MlxLaunch, launch_command
 from mlx_dp.orchestrator.process.remote_launcher import RemoteLauncher, RemoteModel
+from mlx_dp.orchestrator.remote_command import worker_arguments
 from mlx_dp.orchestrator.remote_plan import RemotePlan
 from mlx_dp.proto.controller_channel import ControllerChannel
 from mlx_dp.proto.group import DistributedBackend
+from mlx_dp.proto.messages import FailureKind
+
+GiveUp = Callable[[str, FailureKind | None], None]
+
+_PATIENCE: Final = 3.0
+"""So many silences: a host that was given up for one may come back by itself."""
 
 
 class RemoteSide:
@@ -30,27 +36,41 @@ class RemoteSide:
         local: Launcher,
         channel: ControllerChannel,
         model: RemoteModel,
-        launch: MlxLaunch | None,
+        launch: LaunchPlan | None,
+        write_line: Callable[[str], None],
     ) -> None:
-        self._launch: Final = launch
+        """``write_line``: takes what the launched hosts print."""
         times = HostTimes(beat_s=plan.beat_s, silence_s=plan.silence_s)
         self.launcher: Final = RemoteLauncher(local, channel, plan.ranks, model, times)
+        self._launch: Final = (
+            None if launch is None else MlxLaunch(launch, write_line, self.launcher.present)
+        )
         self.addresses: Final[AddressBook] = (
             HostAddresses(plan.hosts) if plan.hosts else LoopbackAddresses(channel.endpoint)
         )
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        """Watch the hosts, and have them launched where that is ours to do."""
+    async def running(self, give_up: GiveUp) -> AsyncIterator[None]:
+        """Watch the hosts, and have them launched where that is ours to do.
+
+        ``give_up`` is told when they cannot be.
+        """
         self.launcher.start()
-        launching = None if self._launch is None else asyncio.create_task(self._launch.run())
+        launching = asyncio.create_task(self._keep_launched(give_up))
         try:
             yield
         finally:
             self.launcher.stop()
-            if self._launch is not None and launching is not None:
+            if self._launch is not None:
                 self._launch.stop()
-                await launching
+            await launching
+
+    async def _keep_launched(self, give_up: GiveUp) -> None:
+        if self._launch is None:
+            return
+        end = await self._launch.run()
+        if end is not None:
+            give_up(end.cause, FailureKind.CONFIG if end.final else None)
 
 
 def remote_model(path: Path | None, log_level: str) -> RemoteModel:
@@ -62,22 +82,20 @@ def remote_model(path: Path | None, log_level: str) -> RemoteModel:
     )
 
 
-def mlx_launch(
-    flags: Flags, plan: RemotePlan, endpoint: str | None, write_line: Callable[[str], None]
-) -> MlxLaunch | None:
-    """The launcher of the hosts, or None where they are started by hand."""
+def mlx_launch(flags: Flags, plan: RemotePlan, endpoint: str | None) -> LaunchPlan | None:
+    """How the hosts are launched, or None where they are started by hand."""
     if not plan.launch:
         return None
     assert flags.remote.hostfile is not None and endpoint is not None
-    together = max(Counter(host.ssh for host in plan.hosts).values())
-    arguments = [
-        *("--controller", endpoint),
-        *("--mem-fraction-static", f"{flags.owners.mem_fraction_static / together:g}"),
-        *("--log-level", flags.http.log_level),
-    ]
-    if flags.model.trust_remote_code:
-        arguments.append("--trust-remote-code")
-    if flags.remote.keys is not None:
-        arguments += ["--keys", str(flags.remote.keys.absolute())]
-    backend = flags.owners.distributed_backend or DistributedBackend.RING
-    return MlxLaunch(launch_command(flags.remote.hostfile, backend, arguments), write_line)
+    return LaunchPlan(
+        command=launch_command(
+            flags.remote.hostfile,
+            flags.owners.distributed_backend or DistributedBackend.RING,
+            worker_arguments(flags, plan, endpoint),
+        ),
+        hosts=plan.hosts,
+        max_restarts=flags.owners.max_restarts,
+        restart_window_s=flags.owners.restart_window,
+        restart_delay_s=flags.owners.restart_delay,
+        patience_s=_PATIENCE * plan.silence_s,
+    )

@@ -16,6 +16,7 @@ from mlx_dp.orchestrator.configuration import LOG_LEVELS
 from mlx_dp.orchestrator.control.worker_process import Launcher
 from mlx_dp.orchestrator.model.fingerprint import model_fingerprint
 from mlx_dp.orchestrator.model.model_probe import DeviceFacts, probe_model
+from mlx_dp.orchestrator.process.connection_fault import ControllerPlace
 from mlx_dp.orchestrator.process.cuda_devices import cuda_devices
 from mlx_dp.orchestrator.process.host_memory import ram_nbytes
 from mlx_dp.orchestrator.process.launcher import ProcessLauncher
@@ -54,6 +55,11 @@ def serve_worker(options: HostOptions, environment: Mapping[str, str]) -> int:
     """Be a host until a signal, and return the exit status. Raises ConfigError before any work."""
     _check(options)
     keys = None if options.keys is None else read_worker_keys(options.keys)
+    if options.model is not None and not options.model.is_dir():
+        raise ConfigError(
+            f"--model {options.model} is no directory of this machine: give the one that the "
+            "controller's model was copied to"
+        )
     if options.model is not None:
         model_fingerprint(options.model)
     console = StderrConsole()
@@ -72,9 +78,9 @@ async def _run(
     # Workers watch their parent, so that they end with us even here.
     stop = StopSignals(lambda number: os._exit(EXIT_SIGNAL_BASE + number))
     stop.install(asyncio.get_running_loop())
-    host = WorkerHost(
-        join, options.controller, connect, here.launcher, stop.requested, once=options.once
-    )
+    keys = "" if options.keys is None else str(options.keys)
+    place = ControllerPlace(endpoint=options.controller, keys=keys)
+    host = WorkerHost(join, place, connect, here.launcher, stop.requested, once=options.once)
     status = await host.run()
     return status or stop.status
 

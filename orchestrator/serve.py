@@ -25,7 +25,8 @@ from mlx_dp.orchestrator.process.log_output import StderrConsole, configure_logg
 from mlx_dp.orchestrator.process.log_stream import dropped_lines
 from mlx_dp.orchestrator.process.open_files import raise_open_files
 from mlx_dp.orchestrator.process.worker_environment import WorkerEnvironment, worker_environment
-from mlx_dp.orchestrator.remote_plan import RemotePlan, plan_remote
+from mlx_dp.orchestrator.remote_command import connect_hint
+from mlx_dp.orchestrator.remote_plan import plan_remote
 from mlx_dp.orchestrator.remote_side import RemoteSide, mlx_launch, remote_model
 from mlx_dp.orchestrator.service_run import ServiceRun
 from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
@@ -61,24 +62,19 @@ def serve(flags: Flags, environment: Mapping[str, str]) -> int:
         options = _options(flags, plan, port=bound_port(listener), open_files=open_files)
         _announce(console, options, plan, workers)
         with closing(ControllerChannel(remote=remote.address, keys=remote.keys)) as channel:
-            launch = mlx_launch(
-                flags,
+            endpoint = channel.remote_endpoint
+            if endpoint is not None:
+                for line in connect_hint(flags, remote, endpoint):
+                    write_plain(console, line)
+            side = RemoteSide(
                 remote,
-                channel.remote_endpoint,
+                _local_launcher(options, workers, console),
+                channel,
+                remote_model(options.worker.model_path, options.worker.log_level),
+                mlx_launch(flags, remote, endpoint),
                 lambda line: write_plain(console, f"mlx.launch: {line}"),
             )
-            if remote.ranks:
-                write_plain(console, _where_to_connect(remote, channel))
-            local = _local_launcher(options, workers, console)
-            model_there = remote_model(options.worker.model_path, options.worker.log_level)
-            side = RemoteSide(remote, local, channel, model_there, launch)
             return asyncio.run(_run(options, text, side, channel, console, listener))
-
-
-def _where_to_connect(remote: RemotePlan, channel: ControllerChannel) -> str:
-    ranks = ", ".join(map(str, sorted(remote.ranks)))
-    how = f"mlx-dp worker --controller {channel.remote_endpoint}"
-    return f"mlx-dp: other machines run ranks {ranks} with {how}"
 
 
 def _local_launcher(
@@ -116,7 +112,7 @@ async def _run(
     # the event loop for 50 ms and more, and answers of many log-probabilities bring on dozens.
     gc.collect()
     gc.freeze()
-    async with side.running():
+    async with side.running(controller.give_up):
         return await run.run()
 
 

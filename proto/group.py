@@ -14,12 +14,14 @@ EachRank = Annotated[tuple[Text, ...], Meta(min_length=1, max_length=MAX_OWNERS)
 
 
 class DistributedBackend(StrEnum):
-    """What carries the collectives of a group, in MLX's names."""
+    """What carries the collectives of a group, in MLX's names.
+
+    Not ``mpi``: mpirun wants to start the ranks, and so do we.
+    """
 
     RING = "ring"
     JACCL = "jaccl"
     NCCL = "nccl"
-    MPI = "mpi"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

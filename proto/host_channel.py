@@ -6,6 +6,7 @@ from typing import Final
 import zmq
 
 from mlx_dp.proto.codec import decode_host_down, encode
+from mlx_dp.proto.connection_state import ConnectionMonitor, ConnectionState
 from mlx_dp.proto.dealer_socket import dealer_socket
 from mlx_dp.proto.errors import ProtocolError
 from mlx_dp.proto.host_messages import HostDown, HostUp
@@ -21,7 +22,13 @@ class HostChannel:
     def __init__(self, endpoint: str, identity: str, keys: WorkerKeys | None) -> None:
         self._context: Final = new_context()
         self._socket: Final = dealer_socket(self._context, endpoint, identity, keys)
+        self._monitor: Final = ConnectionMonitor(self._socket)
         self._socket.connect(endpoint)
+
+    @property
+    def connection(self) -> ConnectionState:
+        """How far the connection has come."""
+        return self._monitor.state
 
     @property
     def descriptor(self) -> int:
@@ -54,5 +61,6 @@ class HostChannel:
 
     def close(self, *, linger_s: float = 0.0) -> None:
         """Close at once, or give the last messages this long to leave."""
+        self._monitor.close()
         self._socket.close(linger=round(linger_s * 1000))
         self._context.term()

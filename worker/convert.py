@@ -27,8 +27,14 @@ def main(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
     try:
         convert(arguments.gguf, arguments.destination, arguments.dtype)
-    except (ConfigError, OSError) as error:
+    except ConfigError as error:
         _say(error=str(error))
+        return 1
+    except OSError as error:
+        _say(
+            error=f"{arguments.gguf} cannot be converted ({error}): it must be readable, and "
+            f"{arguments.destination.parent} writable, with room for the converted model"
+        )
         return 1
     return 0
 

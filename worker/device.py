@@ -6,6 +6,8 @@ from typing import Any, Final
 import mlx.core as mx
 import psutil
 
+from mlx_dp.proto.group import DistributedBackend
+
 CACHE_FRACTION: Final = 0.1
 MIN_CACHE_NBYTES: Final = 64 * 2**20
 
@@ -32,7 +34,14 @@ def facts() -> dict[str, Any]:
         "name": str(info.get("device_name") or info.get("architecture") or "unknown"),
         "memory_nbytes": total,
         "working_set_nbytes": int(info.get("max_recommended_working_set_size") or total),
+        "backends": backends(),
     }
+
+
+def backends() -> tuple[str, ...]:
+    """What this build of MLX can compute over with other processes."""
+    names = (backend.value for backend in DistributedBackend)
+    return tuple(name for name in names if mx.distributed.is_available(name))
 
 
 def kind() -> str:

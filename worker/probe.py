@@ -14,6 +14,7 @@ from mlx_dp.proto.fields import clip_text
 from mlx_dp.proto.rank_weights import RankWeights
 from mlx_dp.worker import device
 from mlx_dp.worker.engine import UnsupportedModelError
+from mlx_dp.worker.model_fault import describe_fault
 from mlx_dp.worker.model_measure import measure_shape
 from mlx_dp.worker.shards.sharded_load import shard_nbytes
 from mlx_dp.worker.weight_files import check_weight_files
@@ -38,8 +39,7 @@ def main(argv: list[str]) -> int:
         return 1
     except Exception as error:
         # mlx-lm builds any model from any config.json, and has no error type of its own.
-        cause = f"{type(error).__name__}: {error}"
-        print(json.dumps({"error": f"cannot read the model in {arguments.model} ({cause})"}))
+        print(json.dumps({"error": describe_fault(arguments.model, error)}))
         return 1
     print(json.dumps(answer))
     return 0

@@ -8,6 +8,7 @@ from mlx_dp.proto.errors import ConfigError
 
 _SIZE_NBYTES: Final = 8
 """A safetensors file opens with the size of its header, which says where each tensor lies."""
+_LFS: Final = b"version https://git-lfs"
 _MAX_HEADER_NBYTES: Final = 100_000_000
 """The format's own limit. Text in place of weights reads as a much larger one."""
 
@@ -21,7 +22,10 @@ def check_weight_files(directory: Path) -> None:
         actual = path.stat().st_size
         missing = _wanted_nbytes(path, actual) - actual
         if missing > 0:
-            raise ConfigError(f"{path} is incomplete: {missing} bytes are missing at its end")
+            raise ConfigError(
+                f"{path} is incomplete, {missing} bytes are missing at its end: copy or download "
+                "it again"
+            )
 
 
 def _wanted_nbytes(path: Path, actual: int) -> int:
@@ -39,5 +43,14 @@ def _wanted_nbytes(path: Path, actual: int) -> int:
             if name != "__metadata__"
         ]
     except (ValueError, TypeError, LookupError, AttributeError) as error:
-        raise ConfigError(f"{path} is no safetensors file: its header cannot be read") from error
+        remedy = "run git lfs pull" if _is_pointer(path) else "copy or download it again"
+        raise ConfigError(
+            f"{path} is no safetensors file, since its header cannot be read: {remedy}"
+        ) from error
     return begin + max(ends, default=0)
+
+
+def _is_pointer(path: Path) -> bool:
+    """Git has left a note in place of the file, as it does without its LFS extension."""
+    with path.open("rb") as file:
+        return file.read(len(_LFS)) == _LFS

@@ -22,7 +22,7 @@ _logger = logging.getLogger(__name__)
 
 
 class ServiceDeadError(Exception):
-    """Every worker has failed for good. The message is the first cause.
+    """No worker is left that could serve, or none can be launched. The message is the cause.
 
     ``kind`` tells a configuration that cannot work from a crash; None: it crashed.
     """
@@ -122,6 +122,10 @@ class Controller:
             raise core.bug
         assert supervisor.cause is not None, "dead without a cause"
         raise ServiceDeadError(supervisor.cause.detail, supervisor.cause.failure)
+
+    def give_up(self, cause: str, kind: FailureKind | None) -> None:
+        """Let ``watch`` end the service for a cause that lies outside its workers."""
+        self._core.give_up(ServiceDeadError(cause, kind))
 
     def _schedule_tick(self) -> None:
         loop = asyncio.get_running_loop()

@@ -161,6 +161,11 @@ class ControlCore:
         self.bug = self.bug or error
         self.conditions.check()
 
+    def give_up(self, error: Exception) -> None:
+        """The service cannot go on, for a cause outside its workers and its own code."""
+        self.bug = self.bug or error
+        self.conditions.check()
+
     def on_arrival(self) -> None:
         """Take in what workers have said."""
         now = self._clock()

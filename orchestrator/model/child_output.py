@@ -99,7 +99,8 @@ def _read_lines(
             if message is None:
                 continue
             if "error" in message:
-                error = str(message["error"])
+                # One line, whatever a library has put into it.
+                error = " ".join(str(message["error"]).split())
             else:
                 on_line(message)
     return error

@@ -34,17 +34,22 @@ def hub_model(name: str, revision: str | None, progress: Progress, *, code: bool
         )
     except HFValidationError as error:
         raise ModelSourceError(
-            f"--model {name!r} is neither a path that exists nor a hub id like 'org/name'"
+            f"--model {name!r} is neither a path that exists nor a hub id: give a directory, a "
+            ".gguf file, or an id like org/name"
         ) from error
     except RevisionNotFoundError as error:
-        raise ModelSourceError(f"--revision {revision!r} does not exist in {name}") from error
+        raise ModelSourceError(
+            f"--revision {revision!r} does not exist in {name}: give a branch, tag or commit that "
+            "the hub shows for it, or leave it out for the newest"
+        ) from error
     except GatedRepoError as error:
         raise ModelSourceError(
             f"--model {name} is gated: accept its terms on the hub and log in with 'hf auth login'"
         ) from error
     except RepositoryNotFoundError as error:
         raise ModelSourceError(
-            f"--model {name} is not on the hub, or is private, and there is no such path here"
+            f"--model {name} is not on the hub, or is private, and there is no such path here: "
+            "check its spelling, or log in with 'hf auth login'"
         ) from error
     except Exception as error:
         # Transport errors are of several libraries, which differ between hub client versions.

@@ -22,6 +22,8 @@ class DeviceFacts:
     name: str
     memory_nbytes: int
     working_set_nbytes: int
+    backends: tuple[str, ...] = ("ring",)
+    """What MLX can compute over with other processes here, in its names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

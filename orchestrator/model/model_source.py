@@ -1,15 +1,16 @@
 """What ``--model`` names, as a directory that mlx-lm can load."""
 
-import json
 import platform
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from mlx_dp.orchestrator.model.demo_model import DEMO_NAME, demo_model
 from mlx_dp.orchestrator.model.errors import ModelSourceError
+from mlx_dp.orchestrator.model.hub_link import hub_name
 from mlx_dp.orchestrator.model.model_cache import ModelCache, Storage, gguf_model
+from mlx_dp.orchestrator.model.model_directory import check_model_dir, only_gguf
 from mlx_dp.orchestrator.model.progress import Progress
 
 DeviceKind = Literal["cpu", "metal", "cuda"]
@@ -54,19 +55,6 @@ def host_device() -> DeviceKind:
     return "metal" if sys.platform == "darwin" and platform.machine() == "arm64" else "cpu"
 
 
-def check_model_dir(path: Path, *, trust_remote_code: bool = False) -> None:
-    """Refuse a directory that mlx-lm could not load, or would run foreign code for unasked."""
-    config = _read_config(path)
-    # An auto_map is only for transformers' model classes, which nothing here loads.
-    if config.get("model_file") is not None and not trust_remote_code:
-        raise ModelSourceError(
-            f"the model in {path} wants to run its own code (model_file in config.json), "
-            "which mlx-dp does only with --trust-remote-code: read that code before"
-        )
-    if not any(path.glob("model*.safetensors")):
-        raise ModelSourceError(f"the directory {path} has no weights (model*.safetensors)")
-
-
 def _resolve(
     model: str | None,
     *,
@@ -83,24 +71,45 @@ def _resolve(
     if not model:
         # As a path it would mean the current directory.
         raise ModelSourceError("--model is empty: name a model, or omit it to serve the demo model")
-    local = Path(model).expanduser()
+    local = _local_path(model)
     if local.is_dir():
         _refuse_revision(revision, f"the directory {model}")
-        name = local.resolve().name
-        return ResolvedModel(path=local, served_name=name)
+        gguf = only_gguf(local)
+        if gguf is None:
+            return ResolvedModel(path=local, served_name=local.resolve().name)
+        local = gguf
     if local.suffix == ".gguf" and local.is_file():
         _refuse_revision(revision, f"the file {model}")
         path = gguf_model(cache, local, storage)
         return ResolvedModel(path=path, served_name=local.stem)
     if local.exists():
-        raise ModelSourceError(f"--model {model} is neither a directory nor a .gguf file")
+        raise ModelSourceError(
+            f"--model {model} is neither a directory nor a .gguf file: name the directory that "
+            "holds config.json and the weights, or a .gguf file"
+        )
     if _means_path(model):
-        raise ModelSourceError(f"--model {model} does not exist")
+        where = "" if local.is_absolute() else f" in {Path.cwd()}"
+        raise ModelSourceError(f"--model {model} does not exist{where}: check the path")
+    name, linked = hub_name(model)
+    if None not in (revision, linked) and revision != linked:
+        raise ModelSourceError(
+            f"--revision {revision} is not the {linked} of the link {model}: name one of the two"
+        )
     # Imported when it is needed: it takes a third of what a start takes.
     from mlx_dp.orchestrator.model.hub_model import hub_model
 
-    path = hub_model(model, revision, progress, code=trust_remote_code)
-    return ResolvedModel(path=path, served_name=model)
+    path = hub_model(name, revision or linked, progress, code=trust_remote_code)
+    return ResolvedModel(path=path, served_name=name)
+
+
+def _local_path(model: str) -> Path:
+    try:
+        return Path(model).expanduser()
+    except RuntimeError as error:
+        # Of a user who is not here.
+        raise ModelSourceError(
+            f"--model {model} names no home directory of this machine: give the whole path"
+        ) from error
 
 
 def _means_path(model: str) -> bool:
@@ -113,16 +122,3 @@ def _refuse_revision(revision: str | None, what: str) -> None:
         raise ModelSourceError(
             f"--revision {revision} works with a hub id only, and --model names {what}"
         )
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    file = path / "config.json"
-    if not file.is_file():
-        raise ModelSourceError(f"the directory {path} has no config.json, so it is no mlx-lm model")
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelSourceError(f"{file} is not valid JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise ModelSourceError(f"{file} holds no JSON object")
-    return config

@@ -113,11 +113,16 @@ class HostBook:
     def _join(self, link: str, join: Join, now: float) -> list[HostStep]:
         record = self._records.get(join.rank)
         if record is None:
-            ranks = ", ".join(map(str, sorted(self._records)))
-            reason = f"rank {join.rank} is not for another machine: use one of {ranks}"
+            reason = (
+                f"--rank {join.rank} is not for another machine: use --rank "
+                f"{_alternatives(sorted(self._records))}"
+            )
             return [Say(link, Deny(reason=reason, final=True))]
         if record.link not in ("", link):
-            reason = f"rank {join.rank} is held by {record.host}"
+            reason = (
+                f"--rank {join.rank} is taken by {record.host} (pid {record.pid}): use another "
+                "--rank, or end mlx-dp worker there"
+            )
             return [Say(link, Deny(reason=reason, final=False))]
         if not record.link:
             _logger.info("rank %s: %s offers a place, pid %s", join.rank, join.host, join.pid)
@@ -158,3 +163,15 @@ class HostBook:
     def _drop(self, record: HostRecord) -> list[HostStep]:
         worker, record.worker, record.link, record.host = record.worker, "", "", ""
         return [WorkerEnded(worker, ExitCode.HOST_LOST)] if worker else []
+
+
+def _alternatives(ranks: list[int]) -> str:
+    """Remote ranks are the last ones, so that they follow each other."""
+    first, last = ranks[0], ranks[-1]
+    match len(ranks):
+        case 1:
+            return str(first)
+        case 2:
+            return f"{first} or {last}"
+        case _:
+            return f"{first} to {last}"

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import assert_never
 
+from mlx_dp.orchestrator.process.connection_fault import ControllerPlace, connection_fault
+from mlx_dp.proto.connection_state import ConnectionState
 from mlx_dp.proto.host_messages import (
     Alive,
     Deny,
@@ -32,7 +34,10 @@ class HostLink:
     """When to speak, and when the controller counts as gone."""
 
     join: Join
+    place: ControllerPlace
     heard_at: float
+    had_place: bool = False
+    """On an earlier connection, so that keys and address were right once."""
     beat_s: float = FIRST_BEAT_S
     silence_s: float = FIRST_SILENCE_S
     joined: bool = False
@@ -54,19 +59,18 @@ class HostLink:
             case _:
                 assert_never(message)
 
-    def due(self, now: float) -> Join | Alive | Lost | None:
+    def due(self, now: float, connection: ConnectionState) -> Join | Alive | Lost | None:
         """What to say now, if anything, or that there is nobody to say it to."""
-        silent_s = now - self.heard_at
-        if silent_s > self.silence_s:
-            return Lost(self._silence(silent_s), final=False)
+        if now - self.heard_at > self.silence_s:
+            return self._silence(connection)
         if self.said_at is not None and now - self.said_at < self.beat_s:
             return None
         self.said_at = now
         return Alive() if self.joined else self.join
 
-    def _silence(self, silent_s: float) -> str:
-        said = f"the controller was not heard for {silent_s:.1f} s"
+    def _silence(self, connection: ConnectionState) -> Lost:
         if self.joined:
-            return said
-        # A controller that knows other keys closes the connection without a word.
-        return f"{said}: it is not there yet, or --keys are not those that it knows"
+            reason = f"the controller was not heard for {self.silence_s:g} s"
+            return Lost(reason, final=False)
+        fault = connection_fault(connection, self.place)
+        return Lost(fault.reason, final=fault.lasting and not self.had_place)

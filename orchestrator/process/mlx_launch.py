@@ -7,14 +7,19 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Set
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from mlx_dp.orchestrator.control.restart_budget import BackOff
+from mlx_dp.orchestrator.control.restart_budget import BackOff, RestartBudget
 from mlx_dp.orchestrator.process.exit_status import describe_exit
 from mlx_dp.orchestrator.process.exit_watch import watch_exit
+from mlx_dp.orchestrator.process.host_file import Host
+from mlx_dp.orchestrator.process.host_login import login_fault
+from mlx_dp.orchestrator.process.launch_output import LaunchOutput, without_escapes
+from mlx_dp.orchestrator.process.launch_watch import LaunchWatch
 from mlx_dp.orchestrator.process.process_group import kill_group
 from mlx_dp.orchestrator.process.worker_output import WorkerOutput
 from mlx_dp.proto.group import DistributedBackend
@@ -22,6 +27,11 @@ from mlx_dp.proto.group import DistributedBackend
 _logger = logging.getLogger(__name__)
 
 _END_GRACE_S: Final = 3.0
+_LAST_WORDS_S: Final = 0.4
+_LOOK_S: Final = 1.0
+_HEALTHY_S: Final = 60.0
+_FIRST_DELAYS: Final = 4.0
+"""The first delay is so many of a worker's: other machines take longer to come back."""
 
 
 def launch_command(host_file: Path, backend: DistributedBackend, worker: list[str]) -> list[str]:
@@ -34,42 +44,138 @@ def launch_command(host_file: Path, backend: DistributedBackend, worker: list[st
     return [launcher, "--backend", backend.value, "--hostfile", str(host_file), "--", *ours]
 
 
-class MlxLaunch:
-    """Keeps the launcher running, and starts it again when it has ended."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchPlan:
+    """What is launched where, and how often it is tried again."""
 
-    def __init__(self, command: list[str], write_line: Callable[[str], None]) -> None:
-        self._command: Final = command
+    command: list[str]
+    hosts: tuple[Host, ...]
+    max_restarts: int = 5
+    restart_window_s: float = 60.0
+    restart_delay_s: float = 0.25
+    patience_s: float = 10.0
+    """How long a rank that had joined may be away before all are launched again."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchEnd:
+    """Why one run of the launcher is over. ``final``: another would end alike."""
+
+    cause: str
+    final: bool = False
+
+
+class MlxLaunch:
+    """Keeps the launcher running, and starts it again when it has ended, within a budget."""
+
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        write_line: Callable[[str], None],
+        present: Callable[[], Set[int]],
+    ) -> None:
+        """``present``: the ranks that have a host now."""
+        self._plan: Final = plan
         self._write_line: Final = write_line
-        self._back_off: Final = BackOff(first_s=1.0, longest_s=30.0, healthy_s=60.0)
+        self._present: Final = present
+        self._back_off: Final = BackOff(
+            first_s=_FIRST_DELAYS * plan.restart_delay_s, longest_s=30.0, healthy_s=_HEALTHY_S
+        )
+        self._budget: Final = RestartBudget(plan.max_restarts, plan.restart_window_s)
         self._stopping: Final = asyncio.Event()
 
     def stop(self) -> None:
         """Let it end, which it does when its hosts do, and start it no more."""
         self._stopping.set()
 
-    async def run(self) -> None:
-        """Until ``stop``, and then until the child has ended."""
+    async def run(self) -> LaunchEnd | None:
+        """Until ``stop``, or until trying again is of no use: then return how it ended."""
         rng = random.SystemRandom()
-        while not self._stopping.is_set():
+        while True:
             began = time.monotonic()
-            try:
-                ending = describe_exit(await self._once())
-            except OSError as error:
-                ending = f"cannot be started: {error}"
+            end = await self._once()
+            now = time.monotonic()
             if self._stopping.is_set():
-                return
-            _logger.warning("mlx.launch %s", ending)
-            delay_s = self._back_off.delay(time.monotonic() - began, rng)
+                return None
+            if now - began >= _HEALTHY_S:
+                self._budget.succeeded()
+            if end.final:
+                return end
+            if not self._budget.allow(now):
+                tries = f"given up after --max-restarts {self._plan.max_restarts}"
+                return LaunchEnd(f"{end.cause} ({tries})")
+            delay_s = self._back_off.delay(now - began, rng)
+            _logger.warning("%s; the hosts are launched again in %.1f s", end.cause, delay_s)
             with suppress(TimeoutError):
                 async with asyncio.timeout(delay_s):
                     await self._stopping.wait()
+            if self._stopping.is_set():
+                return None
 
-    async def _once(self) -> int:
+    async def _once(self) -> LaunchEnd:
+        plan = self._plan
+        fault = await self._unless_stopped(
+            login_fault((host.ssh for host in plan.hosts), sys.executable)
+        )
+        if fault is not None or self._stopping.is_set():
+            return LaunchEnd(fault or "it was asked to stop")
+        try:
+            return await self._launch()
+        except OSError as error:
+            return LaunchEnd(f"mlx.launch cannot be started: {error}")
+
+    async def _unless_stopped(self, asking: Coroutine[Any, Any, str | None]) -> str | None:
+        stopping = asyncio.create_task(self._stopping.wait())
+        asked = asyncio.create_task(asking)
+        try:
+            await asyncio.wait({stopping, asked}, return_when=asyncio.FIRST_COMPLETED)
+            return asked.result() if asked.done() else None
+        finally:
+            stopping.cancel()
+            if not asked.done():
+                asked.cancel()
+                await asyncio.wait({asked})
+
+    async def _launch(self) -> LaunchEnd:
+        said = LaunchOutput(self._plan.hosts)
+        ended = asyncio.Event()
+        lost: int | None = None
+        child, output = self._spawn(said, ended)
+        watch_exit(child, ended.set)
+        try:
+            lost = await self._until(ended)
+            if said.ended is not None:
+                # It prints what a node said after it has told of the node's end.
+                await asyncio.sleep(_LAST_WORDS_S)
+        finally:
+            # The launcher's own end of the other nodes fails on hosts that need a terminal: a
+            # connection that is gone ends what runs there.
+            kill_group(child.pid)
+            status = child.wait()
+            output.finish()
+            assert child.stdin is not None
+            child.stdin.close()
+        if lost is not None:
+            host = self._plan.hosts[lost].ssh
+            return LaunchEnd(f"rank {lost}: {host} has not been heard for too long")
+        return LaunchEnd(said.cause(describe_exit(status)), said.final)
+
+    def _spawn(
+        self, said: LaunchOutput, ended: asyncio.Event
+    ) -> tuple["subprocess.Popen[bytes]", WorkerOutput]:
+        def take(line: str) -> None:
+            plain = without_escapes(line)
+            of_use = said.take(plain)
+            if of_use:
+                self._write_line(plain)
+            if said.ended is not None:
+                ended.set()
+
         read, write = os.pipe()
         try:
             # It spins where its input has ended, so that it gets one that never does.
             child = subprocess.Popen(
-                self._command,
+                self._plan.command,
                 stdin=subprocess.PIPE,
                 stdout=write,
                 stderr=write,
@@ -80,26 +186,24 @@ class MlxLaunch:
             raise
         finally:
             os.close(write)
-        output = WorkerOutput(read, self._write_line)
-        ended = asyncio.Event()
-        watch_exit(child, ended.set)
-        try:
-            await self._until(ended)
-        finally:
-            kill_group(child.pid)
-            status = child.wait()
-            output.finish()
-            assert child.stdin is not None
-            child.stdin.close()
-        return status
+        return child, WorkerOutput(read, take)
 
-    async def _until(self, ended: asyncio.Event) -> None:
+    async def _until(self, ended: asyncio.Event) -> int | None:
+        """Wait for its end, or return a rank whose host was lost without a word."""
+        watch = LaunchWatch(frozenset(range(len(self._plan.hosts))), self._plan.patience_s)
         stopping = asyncio.create_task(self._stopping.wait())
         ending = asyncio.create_task(ended.wait())
         try:
-            await asyncio.wait({stopping, ending}, return_when=asyncio.FIRST_COMPLETED)
+            while not stopping.done() and not ending.done():
+                await asyncio.wait(
+                    {stopping, ending}, timeout=_LOOK_S, return_when=asyncio.FIRST_COMPLETED
+                )
+                lost = watch.look(self._present(), time.monotonic())
+                if lost is not None and not ended.is_set() and not stopping.done():
+                    return lost
             if not ended.is_set():
                 await asyncio.wait({ending}, timeout=_END_GRACE_S)
         finally:
             stopping.cancel()
             ending.cancel()
+        return None

@@ -52,6 +52,7 @@ class RemoteLauncher:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._local: Final = local
+        self._ranks: Final = ranks
         self._wire: Final = wire
         self._model: Final = model
         self._times: Final = times
@@ -68,6 +69,10 @@ class RemoteLauncher:
             return ""
         record = self._book.of(index)
         return record.host if record.link else None
+
+    def present(self) -> frozenset[int]:
+        """The ranks that have a host now."""
+        return frozenset(rank for rank in self._ranks if self._book.of(rank).link)
 
     def spawn(
         self, index: int, identity: str, endpoint: str, on_exit: Callable[[int], None]

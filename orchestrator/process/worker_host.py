@@ -11,8 +11,10 @@ from typing import Final, Protocol, assert_never
 
 from mlx_dp.orchestrator.control.restart_budget import BackOff
 from mlx_dp.orchestrator.control.worker_process import Launcher, WorkerProcess
+from mlx_dp.orchestrator.process.connection_fault import ControllerPlace
 from mlx_dp.orchestrator.process.exit_status import describe_exit
 from mlx_dp.orchestrator.process.host_link import HostLink, Lost
+from mlx_dp.orchestrator.process.repeated_words import RepeatedWords
 from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.exit_codes import ExitCode
 from mlx_dp.proto.host_channel import HostChannel
@@ -28,6 +30,8 @@ from mlx_dp.proto.host_messages import (
 _logger = logging.getLogger(__name__)
 
 _LAST_WORDS_S: Final = 1.0
+_REPEAT_S: Final = 600.0
+"""How often the same trouble is told again."""
 
 
 class HereLauncher(Protocol):
@@ -47,7 +51,7 @@ class WorkerHost:
     def __init__(
         self,
         join: Join,
-        endpoint: str,
+        place: ControllerPlace,
         connect: Callable[[str], HostChannel],
         make_launcher: HereLauncher,
         stop: asyncio.Event,
@@ -56,7 +60,7 @@ class WorkerHost:
     ) -> None:
         """``once``: end where the connection ends, in place of making another."""
         self._join: Final = join
-        self._endpoint: Final = endpoint
+        self._place: Final = place
         self._connect: Final = connect
         self._make_launcher: Final = make_launcher
         self._stop: Final = stop
@@ -67,6 +71,8 @@ class WorkerHost:
         self._worker: HostedWorker | None = None
         self._refusal: str | None = None
         self._unwanted = ""
+        self._had_place = False
+        self._words: Final = RepeatedWords(_REPEAT_S)
 
     async def run(self) -> int:
         """Until a signal. Raises ConfigError where trying again is of no use."""
@@ -87,7 +93,7 @@ class WorkerHost:
                     return ExitCode.OK
                 if lost.final:
                     raise ConfigError(lost.reason)
-                _logger.warning("%s", lost.reason)
+                self._warn(lost.reason)
                 if self._once:
                     return ExitCode.PARENT_GONE
                 delay_s = self._back_off.delay(time.monotonic() - began, rng)
@@ -97,10 +103,17 @@ class WorkerHost:
         finally:
             stopping.cancel()
 
+    def _warn(self, reason: str) -> None:
+        """Once, and then rarely: it is tried again all the time."""
+        if self._words.worth_saying(reason, time.monotonic()):
+            _logger.warning("%s", reason)
+
     async def _serve(self, channel: HostChannel) -> Lost:
         """Be a host on this connection, until it is of no more use."""
         loop = asyncio.get_running_loop()
-        link = HostLink(self._join, heard_at=time.monotonic())
+        link = HostLink(
+            self._join, self._place, heard_at=time.monotonic(), had_place=self._had_place
+        )
         joined = False
         loop.add_reader(channel.descriptor, self._news.set)
         try:
@@ -108,8 +121,10 @@ class WorkerHost:
                 self._news.clear()
                 lost = self._turn(channel, link)
                 if link.joined and not joined:
-                    joined = True
-                    _logger.info("rank %s: has its place at %s", self._join.rank, self._endpoint)
+                    joined = self._had_place = True
+                    self._words.forget()
+                    place = self._place.endpoint
+                    _logger.info("rank %s: has its place at %s", self._join.rank, place)
                 if lost is not None:
                     return lost
                 with suppress(TimeoutError):
@@ -143,7 +158,7 @@ class WorkerHost:
         ended = self._take_exit(channel)
         if ended is not None:
             return ended
-        match link.due(time.monotonic()):
+        match link.due(time.monotonic(), channel.connection):
             case Lost() as lost:
                 return lost
             case None:
@@ -157,7 +172,7 @@ class WorkerHost:
             launcher = await asyncio.to_thread(self._make_launcher, launch)
             worker = HostedWorker(launch.identity, self._news.set)
             worker.process = launcher.spawn(
-                self._join.rank, launch.identity, self._endpoint, worker.ended
+                self._join.rank, launch.identity, self._place.endpoint, worker.ended
             )
             self._worker = worker
             _logger.info("worker %s: started, pid %s", launch.identity, worker.process.pid)

@@ -48,7 +48,6 @@ def test_defaults_are_accepted() -> None:
         ("owners", "start_timeout", -1.0, "--start-timeout -1"),
         ("owners", "restart_delay", float("nan"), "--restart-delay nan"),
         ("model", "context_length", 1, "--context-length 1"),
-        ("model", "chat_template", Path("/nope.jinja"), "--chat-template /nope.jinja"),
         ("queue", "max_queued_requests", 0, "--max-queued-requests 0"),
         ("queue", "queue_timeout", 0.0, "--queue-timeout 0"),
         ("queue", "request_timeout", float("inf"), "--request-timeout inf"),
@@ -192,6 +191,6 @@ def test_what_a_group_needs_is_taken_with_it() -> None:
         enable_dp_lm_head=True,
         chunked_prefill_size=4,
     )
-    configuration.check_flags(flags(owners=owners))
+    configuration.check_flags(flags(model=ModelFlags(), owners=owners))
     with pytest.raises(ConfigError, match=r"--chunked-prefill-size 3 leaves 0.*at least 4"):
         configuration.check_flags(flags(owners=replace(owners, chunked_prefill_size=3)))

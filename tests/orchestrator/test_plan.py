@@ -1,19 +1,23 @@
 """The plan: owners, bytes and refusals, as the workers will have them."""
 
+import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from flag_values import flags
 from model_shapes import DENSE, GB, HYBRID
+from rich.console import Console
 
 from mlx_dp.orchestrator import configuration
-from mlx_dp.orchestrator.flags import FakeFlags, Flags, ModelFlags, OwnerFlags
+from mlx_dp.orchestrator.flags import FakeFlags, Flags, ModelFlags, OwnerFlags, RemoteFlags
 from mlx_dp.orchestrator.model.model_probe import DeviceFacts
 from mlx_dp.orchestrator.plan import ServicePlan, make_plan
 from mlx_dp.orchestrator.plan_table import plan_json, plan_table, plan_view
 from mlx_dp.orchestrator.preparation import PreparedModel
 from mlx_dp.orchestrator.process.memory_share import SharedMemory
 from mlx_dp.proto.errors import ConfigError
+from mlx_dp.proto.group import DistributedBackend
 from mlx_dp.proto.model_shape import ModelShape
 from mlx_dp.proto.rank_weights import RankWeights
 
@@ -187,9 +191,109 @@ def test_a_context_beyond_the_models_is_refused(model: PreparedModel, limit: int
     planned(flags(model=ModelFlags(context_length=limit)), model)
 
 
-def test_flags_that_do_nothing_are_named() -> None:
-    plan = planned(flags(model=ModelFlags(model="x"), owners=OwnerFlags(max_mamba_cache_size=15)))
-    assert plan.warnings == (
-        "--model does nothing with --engine fake, which needs no model",
+def test_flags_that_do_nothing_for_this_model_are_named() -> None:
+    owners = OwnerFlags(max_mamba_cache_size=15, max_total_tokens=15)
+    assert planned(flags(owners=owners)).warnings == (
         "--max-mamba-cache-size does nothing: this model has no auxiliary states",
     )
+    model = real(replace(DENSE, kv_bytes_per_token=0))
+    assert "--max-total-tokens does nothing: this model has no attention KV" in (
+        planned(flags(model=ModelFlags(), owners=owners), model).warnings
+    )
+
+
+def tight(tokens: int) -> PreparedModel:
+    """A model whose only worker has memory for so many tokens beside weights and reserve."""
+    nbytes = DENSE.weights_nbytes + tokens * DENSE.kv_bytes_per_token
+    # A tenth is the reserve, and four fifths of the device are shared out.
+    return real(DENSE, nbytes=round(nbytes / 0.9 / 0.8) + 100)
+
+
+def test_a_pool_that_holds_no_chat_is_refused_with_the_sum() -> None:
+    with pytest.raises(ConfigError) as refused:
+        planned(flags(model=ModelFlags()), tight(580))
+    assert str(refused.value) == (
+        "1 worker with 1.11 GB each hold 580 KV tokens each, after 1.00 GB of weights, 0.11 GB "
+        "for activations, and a chat needs 1,024: use a larger --mem-fraction-static or a smaller "
+        "model, or --max-total-tokens 580 if so few will do"
+    )
+
+
+def test_a_pool_below_the_context_is_warned_of() -> None:
+    plan = planned(flags(model=ModelFlags()), tight(2000))
+    assert plan.warnings == (
+        "each worker holds 2,000 KV tokens, and the model's context is 4,096: longer requests are "
+        "refused; a smaller model or a larger --mem-fraction-static would leave more",
+    )
+    assert planned(flags(model=ModelFlags()), tight(4096)).warnings == ()
+    assert planned(flags(model=ModelFlags(context_length=2000)), tight(2000)).warnings == ()
+
+
+def test_so_few_tokens_as_were_asked_for_are_neither_refused_nor_warned_of() -> None:
+    for asked in (580, 20):
+        owners = OwnerFlags(max_total_tokens=asked)
+        plan = planned(flags(model=ModelFlags(), owners=owners), tight(580))
+        assert plan.owners[0].capacity.pool_tokens == asked
+        assert plan.warnings == ()
+    with pytest.raises(ConfigError, match="hold 580 KV tokens"):
+        planned(flags(model=ModelFlags(), owners=OwnerFlags(max_total_tokens=10**6)), tight(580))
+
+
+def test_the_most_workers_that_would_hold_a_chat_are_named() -> None:
+    # Of 5 GB each of three gets 1.33, of which 0.2 are left; each of two 2 GB.
+    wide = replace(DENSE, kv_bytes_per_token=400_000)
+    with pytest.raises(ConfigError, match=r"3 workers .* hold 500 KV .*: use --dp-size 2, a"):
+        planned(flags(model=ModelFlags(), owners=OwnerFlags(dp_size=3)), real(wide))
+
+
+def test_a_model_of_short_context_needs_no_more_than_that() -> None:
+    short = replace(DENSE, context_length=64, kv_bytes_per_token=4_000_000)
+    plan = planned(flags(model=ModelFlags()), real(short, nbytes=2 * GB))
+    assert plan.owners[0].capacity.pool_tokens < 1024
+    assert plan.warnings == ()
+
+
+def test_a_backend_that_mlx_was_not_built_with_is_refused() -> None:
+    owners = replace(GROUP, distributed_backend=DistributedBackend.JACCL)
+    model = real(DENSE, rank_weights=RankWeights(nbytes=(GB // 2, GB // 2)))
+    with pytest.raises(ConfigError, match="--distributed-backend jaccl is not in this machine's"):
+        planned(flags(model=ModelFlags(), owners=owners), model)
+    there = replace(model, device=replace(model.device, backends=("ring", "jaccl")))
+    assert planned(flags(model=ModelFlags(), owners=owners), there)
+
+
+REMOTE = RemoteFlags(remote_workers=1, dist_init_addr="127.0.0.1:0")
+
+
+def test_a_remote_worker_is_decided_on_its_own_machine() -> None:
+    given = flags(model=ModelFlags(), owners=OwnerFlags(dp_size=2), remote=REMOTE)
+    plan = planned(given, real(DENSE))
+    # The one that is here has all of this machine.
+    assert plan.share_nbytes == 4 * GB
+    here, there = plan.owners
+    assert here.capacity is not None
+    assert (there.capacity, there.memory) == (None, None)
+    shown = io.StringIO()
+    Console(file=shown, width=100).print(plan_view(plan))
+    assert "owner 1: what it can hold is decided on its machine\n" in shown.getvalue()
+    local, remote = plan_json(plan)["owners"]
+    assert (local["decided_on_its_machine"], remote["decided_on_its_machine"]) == (False, True)
+    assert (remote["kv_tokens"], remote["kv_nbytes"]) == (None, None)
+    assert remote["weights_nbytes"] == GB
+
+
+def test_a_model_that_fits_only_other_machines_is_not_refused_here(tmp_path) -> None:
+    hosts = tmp_path / "hosts.json"
+    hosts.write_text('[{"ssh": "a", "ips": ["10.0.0.1"]}, {"ssh": "b", "ips": ["10.0.0.2"]}]')
+    remote = RemoteFlags(hostfile=hosts, dist_init_addr="127.0.0.1:0")
+    owners = replace(GROUP, distributed_backend=DistributedBackend.JACCL)
+    model = real(DENSE, nbytes=GB // 4, rank_weights=RankWeights(nbytes=(GB, GB)))
+    plan = planned(flags(model=ModelFlags(), owners=owners, remote=remote), model)
+    assert plan.share_nbytes is None
+    assert [owner.capacity for owner in plan.owners] == [None, None]
+
+
+def test_what_the_flags_alone_rule_out_is_refused_for_remote_workers_too() -> None:
+    owners = OwnerFlags(dp_size=2, max_mamba_cache_size=3)
+    with pytest.raises(ConfigError, match="--max-mamba-cache-size 3 leaves 3"):
+        planned(flags(model=ModelFlags(), owners=owners, remote=REMOTE), real(HYBRID))

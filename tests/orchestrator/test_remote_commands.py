@@ -59,7 +59,10 @@ def test_a_worker_needs_a_rank(run) -> None:
         (("--controller", "tcp://127.0.0.1:1", "--keys", "nowhere"), "holds none"),
         (("--controller", "tcp://127.0.0.1:0"), "is no address"),
         (("--controller", "tcp://127.0.0.1:99999"), "is no address"),
-        (("--controller", "tcp://127.0.0.1:1", "--model", "nowhere"), "no model can be read"),
+        (
+            ("--controller", "tcp://127.0.0.1:1", "--model", "nowhere"),
+            "is no directory of this machine",
+        ),
         (("--controller", "tcp://127.0.0.1:1", "--mem-fraction-static", "0"), "is out of range"),
     ],
 )

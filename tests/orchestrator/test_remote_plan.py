@@ -9,7 +9,6 @@ from mlx_dp.orchestrator import configuration
 from mlx_dp.orchestrator.flags import OwnerFlags, RemoteFlags
 from mlx_dp.orchestrator.remote_plan import RemotePlan, plan_remote
 from mlx_dp.proto.errors import ConfigError
-from mlx_dp.proto.group import DistributedBackend
 from mlx_dp.proto.key_files import write_keys
 
 HERE = "127.0.0.1:7801"
@@ -67,14 +66,6 @@ def test_keys_are_read_before_anything_starts(tmp_path) -> None:
         ),
         (RemoteFlags(remote_workers=-1, dist_init_addr=HERE), THREE, "-1 is out of range"),
         (RemoteFlags(remote_workers=1), THREE, "as --dist-init-addr"),
-        (RemoteFlags(dist_init_addr=HERE), THREE, "--dist-init-addr 127.0.0.1:7801 does nothing"),
-        (RemoteFlags(keys=Path("k")), THREE, "--keys k does nothing"),
-        (RemoteFlags(launch=False), THREE, "--no-launch does nothing without --hostfile"),
-        (
-            RemoteFlags(remote_workers=1, dist_init_addr=HERE, launch=False),
-            THREE,
-            "--no-launch does nothing without --hostfile",
-        ),
         (RemoteFlags(remote_workers=1, dist_init_addr=HERE), GROUP, "give --hostfile in place"),
     ],
 )
@@ -115,15 +106,6 @@ def test_hosts_are_launched_with_an_address_that_they_can_reach(tmp_path, addres
     with pytest.raises(ConfigError, match="give that by which they reach it"):
         plan(made)
     assert plan(replace(made, launch=False)).address
-
-
-def test_mpi_and_a_host_file_are_refused_together(tmp_path) -> None:
-    remote = RemoteFlags(hostfile=host_file(tmp_path, 2), dist_init_addr=HERE)
-    group = OwnerFlags(
-        dp_size=2, enable_dp_attention=True, distributed_backend=DistributedBackend.MPI
-    )
-    with pytest.raises(ConfigError, match="use ring, jaccl or nccl"):
-        plan(remote, group)
 
 
 def test_a_host_file_says_how_many_workers_are_remote(tmp_path) -> None:

@@ -36,11 +36,13 @@ def test_full_collections_need_not_look_at_what_was_loaded(monkeypatch: pytest.M
         addresses = None
 
         @asynccontextmanager
-        async def running(self) -> AsyncIterator[None]:
+        async def running(self, give_up: object) -> AsyncIterator[None]:
             yield
 
-    for name in ("Controller", "create_app", "EmbeddedServer", "Outside"):
+    for name in ("create_app", "EmbeddedServer", "Outside"):
         monkeypatch.setattr(serve, name, lambda *_, **__: None)
+    controller = SimpleNamespace(give_up=None)
+    monkeypatch.setattr(serve, "Controller", lambda *_, **__: controller)
     monkeypatch.setattr(serve, "ServiceRun", Run)
     options: Any = SimpleNamespace(http=OPTIONS, worker=SimpleNamespace(log_level="info"))
     side: Any = Side()

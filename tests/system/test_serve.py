@@ -221,7 +221,7 @@ def test_a_model_that_is_not_there_is_one_sentence() -> None:
     with Served("--model", "/nonexistent/model") as served:
         assert served.exit_status() == 2
         (line,) = served.lines
-        assert line == "mlx-dp: error: --model /nonexistent/model does not exist"
+        assert line == "mlx-dp: error: --model /nonexistent/model does not exist: check the path"
 
 
 def test_an_open_endpoint_without_a_key_is_warned_of() -> None:

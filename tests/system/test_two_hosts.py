@@ -1,6 +1,7 @@
 """Workers on another host, whose cable is cut in the middle of an answer."""
 
 import json
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,7 +44,8 @@ def worker(served: Served, index: int) -> dict:
 
 
 def endpoint_of(served: Served) -> str:
-    return served.wait_for_line("--controller tcp://").rpartition("--controller ")[2]
+    command = shlex.split(served.wait_for_line("--controller tcp://"))
+    return command[command.index("--controller") + 1]
 
 
 def test_a_cut_cable_moves_the_stream_and_the_far_worker_comes_back(far, keys) -> None:
@@ -89,7 +91,7 @@ def test_a_group_over_the_cable_forms_again_and_its_answers_go_on(far, keys, tmp
         ):
             # The group has its own time to form, once both ranks are up.
             served.wait_for_line("worker 1: started")
-            served.wait_until_ready()
+            served.wait_until_ready(300.0)
             body = {**BODY, "max_tokens": 250, "temperature": 0, "routed_dp_rank": 1}
             undisturbed = text_of(list(served.stream(body)))
             events = []

@@ -36,7 +36,8 @@ def test_a_cut_file_is_named_with_the_bytes_that_it_lacks(weights: Path, missing
     with pytest.raises(ConfigError) as refused:
         load(weights.parent)
     assert str(refused.value) == (
-        f"{weights} is incomplete: {missing} bytes are missing at its end"
+        f"{weights} is incomplete, {missing} bytes are missing at its end: copy or download it "
+        "again"
     )
 
 
@@ -67,7 +68,7 @@ def test_every_part_of_a_model_is_looked_at(weights: Path) -> None:
     part = weights.with_name("model-00002-of-00002.safetensors")
     part.write_bytes(weights.read_bytes())
     cut(part, 7)
-    with pytest.raises(ConfigError, match=r"00002\.safetensors is incomplete: 7 bytes"):
+    with pytest.raises(ConfigError, match=r"00002\.safetensors is incomplete, 7 bytes"):
         check_weight_files(weights.parent)
 
 
@@ -75,5 +76,6 @@ def test_the_probe_says_it_as_well(weights: Path, capsys: pytest.CaptureFixture[
     cut(weights, 1024)
     assert probe.main([str(weights.parent)]) == 1
     assert json.loads(capsys.readouterr().out) == {
-        "error": f"{weights} is incomplete: 1024 bytes are missing at its end"
+        "error": f"{weights} is incomplete, 1024 bytes are missing at its end: copy or download "
+        "it again"
     }

@@ -24,11 +24,17 @@ class GgufFile:
     def read(cls, path: Path) -> "GgufFile":
         with path.open("rb") as file:
             if file.read(4) != b"GGUF":
-                raise ConfigError(f"{path} is not a GGUF file: it does not start with 'GGUF'")
+                raise ConfigError(
+                    f"{path} is not a GGUF file, since it does not start with 'GGUF': download it "
+                    "again, or name another"
+                )
         try:
             loaded: Any = mx.load(str(path), format="gguf", return_metadata=True)
         except (RuntimeError, ValueError) as error:
-            raise ConfigError(f"MLX cannot read the GGUF file {path}: {error}") from error
+            raise ConfigError(
+                f"MLX cannot read the GGUF file {path} ({error}): it is incomplete or damaged, so "
+                "download it again, or name another"
+            ) from error
         arrays, metadata = loaded
         return cls(arrays, metadata)
 

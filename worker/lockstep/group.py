@@ -9,6 +9,7 @@ import mlx.core as mx
 
 from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.group import DistributedBackend, GroupPlace
+from mlx_dp.worker import device
 from mlx_dp.worker.peers import PeerLostError
 
 # MLX ships no types for its modules.
@@ -25,8 +26,8 @@ def join(place: GroupPlace) -> Group:
     """
     backend = place.backend.value
     if not mx.distributed.is_available(backend):
-        there = [one.value for one in DistributedBackend if mx.distributed.is_available(one.value)]
-        advice = f"use one of {', '.join(there)}" if there else "this machine has none"
+        there = device.backends()
+        advice = f"use {' or '.join(there)}" if there else "this machine has none"
         raise ConfigError(f"--distributed-backend {backend} {_INSTALL_HINT}: {advice}")
     # What is written here is read while the group forms, and never again. It has no name, so that
     # nothing is left of it when this process is killed meanwhile.
@@ -64,8 +65,5 @@ def _environment(place: GroupPlace, scratch: IO[str]) -> dict[str, str]:
                 "NCCL_HOST_IP": host,
                 "NCCL_PORT": port,
             }
-        case DistributedBackend.MPI:
-            # mpirun has set what its library reads.
-            return {}
         case _:
             assert_never(place.backend)

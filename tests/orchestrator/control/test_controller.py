@@ -244,6 +244,17 @@ def test_the_death_of_all_is_raised_with_its_first_cause() -> None:
     play(act)
 
 
+def test_a_cause_outside_the_workers_ends_the_service_with_its_words() -> None:
+    async def act(stage: Stage) -> None:
+        await stage.ready()
+        stage.controller.give_up("ssh to mac2 failed", FailureKind.CONFIG)
+        with pytest.raises(ServiceDeadError, match=r"^ssh to mac2 failed$") as dead:
+            await stage.controller.watch()
+        assert dead.value.kind is FailureKind.CONFIG
+
+    play(act)
+
+
 def test_a_bug_of_ours_ends_the_service_loudly(monkeypatch: pytest.MonkeyPatch) -> None:
     async def act(stage: Stage) -> None:
         await stage.ready()

@@ -77,7 +77,7 @@ def test_the_child_hears_whether_the_vocabulary_is_divided(tmp_path, monkeypatch
 @pytest.mark.mlx
 @pytest.mark.system
 def test_a_directory_without_a_model_is_one_sentence(tmp_path):
-    with pytest.raises(ConfigError, match="cannot read the model in"):
+    with pytest.raises(ConfigError, match="mlx-lm cannot build the model that"):
         probe_model(tmp_path)
 
 

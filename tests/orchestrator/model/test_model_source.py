@@ -24,11 +24,15 @@ def resolve(tmp_path):
     return call
 
 
+LLAMA = {"model_type": "llama"}
+
+
 def model_dir(path, *, config=None, weights="model.safetensors"):
     path.mkdir()
     if config is not None:
         (path / "config.json").write_text(config if isinstance(config, str) else json.dumps(config))
     (path / weights).touch()
+    (path / "tokenizer.json").touch()
     return path
 
 
@@ -51,7 +55,7 @@ def test_a_relative_directory_is_served_by_its_own_name(tmp_path, resolve, monke
         ({}, "has no config.json"),
         ({"config": "{"}, "not valid JSON"),
         ({"config": "[]"}, "no JSON object"),
-        ({"config": {}, "weights": "pytorch_model.bin"}, "has no weights"),
+        ({"config": LLAMA, "weights": "pytorch_model.bin"}, "has no weights"),
         ({"config": {"model_file": "evil.py"}}, "run its own code"),
     ],
 )
@@ -69,7 +73,7 @@ def test_a_directory_with_code_is_taken_from_those_who_trust_it(tmp_path, resolv
 
 
 def test_an_auto_map_alone_runs_nothing_and_is_no_reason_to_refuse(tmp_path, resolve):
-    path = model_dir(tmp_path / "x", config={"auto_map": {"AutoModel": "x.Y"}})
+    path = model_dir(tmp_path / "x", config={**LLAMA, "auto_map": {"AutoModel": "x.Y"}})
     assert resolve(str(path)).path == path
 
 
@@ -105,10 +109,70 @@ def test_a_revision_needs_a_hub_id(tmp_path, resolve):
 
 
 def test_a_hub_id_is_served_by_that_id(tmp_path, resolve, monkeypatch):
-    path = model_dir(tmp_path / "snapshot", config={})
+    path = model_dir(tmp_path / "snapshot", config=LLAMA)
     monkeypatch.setattr("mlx_dp.orchestrator.model.hub_model.hub_model", lambda *_, code: path)
     resolved = resolve("org/name", revision="v1")
     assert resolved.served_name == "org/name"
+
+
+@pytest.mark.parametrize(
+    ("link", "asked"),
+    [
+        ("https://huggingface.co/org/name", ("org/name", None)),
+        ("https://hf.co/org/name/", ("org/name", None)),
+        ("huggingface.co/org/name?library=mlx", ("org/name", None)),
+        ("hf://org/name", ("org/name", None)),
+        ("https://huggingface.co/org/name/tree/v1", ("org/name", "v1")),
+        ("https://huggingface.co/org/name/blob/main/config.json", ("org/name", "main")),
+    ],
+)
+def test_a_link_to_the_hub_means_the_model_behind_it(tmp_path, resolve, monkeypatch, link, asked):
+    path = model_dir(tmp_path / "snapshot", config=LLAMA)
+    calls = []
+
+    def hub_model(name, revision, progress, *, code):
+        calls.append((name, revision))
+        return path
+
+    monkeypatch.setattr("mlx_dp.orchestrator.model.hub_model.hub_model", hub_model)
+    assert resolve(link).served_name == "org/name"
+    assert calls == [asked]
+
+
+def test_a_link_and_another_revision_are_refused(resolve):
+    with pytest.raises(ModelSourceError, match="--revision v2 is not the v1 of the link"):
+        resolve("https://huggingface.co/org/name/tree/v1", revision="v2")
+
+
+@pytest.mark.parametrize("name", ["~nobody-here/model", "~nobody-here"])
+def test_the_home_of_a_user_who_is_not_here_is_refused(resolve, name):
+    with pytest.raises(ModelSourceError, match="names no home directory of this machine"):
+        resolve(name)
+
+
+def test_a_home_directory_is_found_behind_a_quoted_tilde(tmp_path, resolve, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    path = model_dir(tmp_path / "my-model", config=LLAMA)
+    assert resolve("~/my-model").path == path
+
+
+def test_a_directory_with_one_gguf_file_is_that_file(tmp_path, resolve, monkeypatch):
+    converted = model_dir(tmp_path / "converted", config=LLAMA)
+    asked = []
+
+    def gguf_model(cache, gguf, storage):
+        asked.append(gguf)
+        return converted
+
+    monkeypatch.setattr("mlx_dp.orchestrator.model.model_source.gguf_model", gguf_model)
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "small.gguf").touch()
+    assert resolve(str(folder)).served_name == "small"
+    assert asked == [folder / "small.gguf"]
+    (folder / "other.gguf").touch()
+    with pytest.raises(ModelSourceError, match=r"2 \.gguf files .*: name the one to serve, as in"):
+        resolve(str(folder))
 
 
 @pytest.mark.mlx

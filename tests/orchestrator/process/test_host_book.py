@@ -8,6 +8,7 @@ from mlx_dp.proto.host_messages import Alive, Deny, Join, Leave, Ping, Welcome, 
 
 TIMES = HostTimes(beat_s=0.5, silence_s=5.0)
 WELCOME = Welcome(beat_s=0.5, silence_s=5.0)
+TAKEN = "--rank 2 is taken by mac2 (pid 7): use another --rank, or end mlx-dp worker there"
 JOIN = Join(rank=2, host="mac2", pid=7)
 
 
@@ -37,14 +38,20 @@ def test_a_repeated_join_is_answered_again(book) -> None:
 
 def test_a_rank_of_ours_is_refused_for_good_and_told_which_are_free(book) -> None:
     (say,) = book.take("host-0-a", Join(rank=0, host="mac2", pid=7), 0.0)
-    reason = "rank 0 is not for another machine: use one of 2, 3"
+    reason = "--rank 0 is not for another machine: use --rank 2 or 3"
     assert say == Say("host-0-a", Deny(reason=reason, final=True))
+
+
+@pytest.mark.parametrize(("ranks", "said"), [({2}, "--rank 2"), ({4, 3, 2}, "--rank 2 to 4")])
+def test_the_ranks_that_there_are_are_said_as_a_user_would(ranks, said) -> None:
+    (say,) = HostBook(ranks, TIMES).take("host-0-a", Join(rank=0, host="m", pid=7), 0.0)
+    assert say.message.reason.endswith(f": use {said}")
 
 
 def test_a_second_host_of_a_rank_may_try_again_once_the_first_is_gone(book) -> None:
     book.take("host-2-a", JOIN, 0.0)
     (say,) = book.take("host-2-b", JOIN, 1.0)
-    assert say == Say("host-2-b", Deny(reason="rank 2 is held by mac2", final=False))
+    assert say == Say("host-2-b", Deny(reason=TAKEN, final=False))
     book.beat(5.5)
     assert book.take("host-2-b", JOIN, 6.0) == [Say("host-2-b", WELCOME)]
 

@@ -1,39 +1,64 @@
 import pytest
 
+from mlx_dp.orchestrator.process.connection_fault import ControllerPlace
 from mlx_dp.orchestrator.process.host_link import FIRST_SILENCE_S, HostLink, Lost
+from mlx_dp.proto.connection_state import ConnectionState as State
 from mlx_dp.proto.host_messages import Alive, Deny, Join, Launch, Ping, SignalWorker, Welcome
 
+PLACE = ControllerPlace(endpoint="tcp://there:1", keys="k")
 JOIN = Join(rank=2, host="mac2", pid=7)
 LAUNCH = Launch(identity="w2-a", model_path="", model_fingerprint="", log_level="info")
 
 
 @pytest.fixture
 def link() -> HostLink:
-    return HostLink(JOIN, heard_at=0.0)
+    return HostLink(JOIN, PLACE, heard_at=0.0)
 
 
 def test_it_asks_for_its_place_until_it_has_it_and_then_says_that_it_lives(link) -> None:
-    assert link.due(0.0) == JOIN
-    assert link.due(0.1) is None
-    assert link.due(0.5) == JOIN
+    assert link.due(0.0, State.READY) == JOIN
+    assert link.due(0.1, State.READY) is None
+    assert link.due(0.5, State.READY) == JOIN
     assert link.take(Welcome(beat_s=2.0, silence_s=20.0), 0.6) is None
-    assert link.due(1.0) is None
-    assert link.due(2.5) == Alive()
+    assert link.due(1.0, State.READY) is None
+    assert link.due(2.5, State.READY) == Alive()
 
 
-def test_without_an_answer_the_controller_counts_as_gone(link) -> None:
-    assert link.due(FIRST_SILENCE_S) == JOIN
-    lost = link.due(FIRST_SILENCE_S + 0.1)
+FAULTS = [
+    (State.UNREACHED, "k", "nothing listens at --controller tcp://there:1: start", False),
+    (State.KEY_REFUSED, "k", "does not know the worker's key in --keys k: copy its .pub", True),
+    (State.BROKEN_OFF, "k", "is not the controller of controller.pub in --keys k: copy", True),
+    (State.BROKEN_OFF, "", "wants keys, or it is none: give the directory", True),
+    (State.OTHER_MECHANISM, "", "wants keys, or it is none: give the directory", True),
+    (State.OTHER_MECHANISM, "k", "has no keys, and --keys k was given: leave it out", True),
+    (State.READY, "k", "does not answer: see its log", False),
+    (State.GREETING, "", "does not answer: see its log", False),
+]
+
+
+@pytest.mark.parametrize(("state", "keys", "words", "final"), FAULTS)
+def test_a_controller_that_does_not_answer_is_told_by_its_cause(state, keys, words, final) -> None:
+    place = ControllerPlace(endpoint="tcp://there:1", keys=keys)
+    link = HostLink(JOIN, place, heard_at=0.0)
+    assert link.due(FIRST_SILENCE_S, state) == JOIN
+    lost = link.due(FIRST_SILENCE_S + 0.1, state)
+    assert isinstance(lost, Lost)
+    assert words in lost.reason
+    assert lost.final is final
+
+
+def test_keys_that_were_right_once_do_not_end_it() -> None:
+    link = HostLink(JOIN, PLACE, heard_at=0.0, had_place=True)
+    lost = link.due(FIRST_SILENCE_S + 0.1, State.KEY_REFUSED)
     assert isinstance(lost, Lost)
     assert not lost.final
-    assert lost.reason.startswith("the controller was not heard for 5.1 s: it is not there yet, or")
 
 
 def test_silence_is_measured_by_what_the_controller_says_it_to_be(link) -> None:
     link.take(Welcome(beat_s=2.0, silence_s=20.0), 1.0)
     link.take(Ping(), 10.0)
-    assert link.due(30.0) == Alive()
-    assert link.due(30.1) == Lost("the controller was not heard for 20.1 s", final=False)
+    assert link.due(30.0, State.READY) == Alive()
+    assert link.due(30.1, State.READY) == Lost("the controller was not heard for 20 s", final=False)
 
 
 @pytest.mark.parametrize("final", [True, False])

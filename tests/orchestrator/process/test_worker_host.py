@@ -8,7 +8,9 @@ from contextlib import suppress
 
 import pytest
 
+from mlx_dp.orchestrator.process.connection_fault import ControllerPlace
 from mlx_dp.orchestrator.process.worker_host import WorkerHost
+from mlx_dp.proto.connection_state import ConnectionState
 from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.exit_codes import ExitCode
 from mlx_dp.proto.host_messages import (
@@ -21,6 +23,7 @@ from mlx_dp.proto.host_messages import (
     WorkerExited,
 )
 
+PLACE = ControllerPlace(endpoint="tcp://there:1")
 JOIN = Join(rank=1, host="mac2", pid=7)
 WELCOME = Welcome(beat_s=60.0, silence_s=600.0)
 LAUNCH = Launch(identity="w1-a", model_path="", model_fingerprint="", log_level="info")
@@ -35,6 +38,7 @@ class Channel:
         self.said: list = []
         self.news: list = []
         self.closed = False
+        self.connection = ConnectionState.READY
         self.on_say: Callable[[object], None] = lambda message: None
         self.descriptor, self._write = os.pipe()
 
@@ -83,9 +87,7 @@ class World:
         self.refusal: str | None = None
         self.stop = asyncio.Event()
         self._script = script
-        self.host = WorkerHost(
-            JOIN, "tcp://there:1", self._connect, self._launcher, self.stop, once=once
-        )
+        self.host = WorkerHost(JOIN, PLACE, self._connect, self._launcher, self.stop, once=once)
 
     def _connect(self, identity: str) -> Channel:
         channel = Channel(identity)
@@ -149,6 +151,21 @@ def test_its_log_says_that_it_has_its_place_and_what_it_runs(caplog) -> None:
     world.run()
     assert caplog.text.count("rank 1: has its place at tcp://there:1") == 1
     assert "worker w1-a: started, pid 8" in caplog.text
+
+
+def test_the_same_trouble_is_told_once_while_it_is_tried_again(caplog) -> None:
+    taken = Deny(reason="--rank 1 is taken by mac1", final=False)
+
+    def script(world: World, channel: Channel) -> None:
+        channel.tell(taken)
+        if len(world.channels) == 3:
+            later(world.stop.set)
+
+    world = World(script, once=False)
+    world.host._back_off.first_s = 0.0
+    assert world.run() == ExitCode.OK
+    assert len(world.channels) >= 3
+    assert caplog.text.count("--rank 1 is taken by mac1") == 1
 
 
 @pytest.mark.parametrize("asked", [True, False])

@@ -1,0 +1,132 @@
+"""Whether a directory holds a model that can be served, told by names and small files.
+
+Each refusal names the file, and says where what is missing comes from.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from mlx_dp.orchestrator.model.errors import ModelSourceError
+
+_INDEX: Final = "model.safetensors.index.json"
+_READ_BY_US: Final = ("generation_config.json", "tokenizer_config.json", _INDEX)
+_TOKENIZERS: Final = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "spiece.model",
+    "vocab.json",
+    "vocab.txt",
+)
+_OTHER_WEIGHTS: Final = ("*.bin", "*.pt", "*.pth", "*.h5", "*.msgpack", "*.npz", "*.onnx")
+_AGAIN: Final = "copy it again from where the model came from"
+
+
+def check_model_dir(path: Path, *, trust_remote_code: bool = False) -> None:
+    """Refuse a directory that mlx-lm could not load, or would run foreign code for unasked."""
+    if not (path / "config.json").exists():
+        raise ModelSourceError(_without_config(path))
+    config = read_object(path / "config.json")
+    # An auto_map is only for transformers' model classes, which nothing here loads.
+    if config.get("model_file") is not None and not trust_remote_code:
+        raise ModelSourceError(
+            f"the model in {path} wants to run its own code (model_file in config.json), "
+            "which mlx-dp does only with --trust-remote-code: read that code before"
+        )
+    if not isinstance(config.get("model_type"), str) and config.get("model_file") is None:
+        raise ModelSourceError(
+            f"{path / 'config.json'} names no model_type, without which no model can be built: "
+            f"{_AGAIN}"
+        )
+    for name in _READ_BY_US:
+        if (path / name).exists():
+            read_object(path / name)
+    _check_weights(path)
+    if not any((path / name).exists() for name in _TOKENIZERS) and not any(path.glob("*.tiktoken")):
+        raise ModelSourceError(
+            f"the directory {path} has no tokenizer (tokenizer.json or tokenizer.model): copy its "
+            "files from where the model came from"
+        )
+
+
+def only_gguf(path: Path) -> Path | None:
+    """The one GGUF file of a directory that is no model otherwise.
+
+    Raises ModelSourceError where there are several to choose from.
+    """
+    found = sorted(path.glob("*.gguf"))
+    if not found or (path / "config.json").exists():
+        return None
+    if len(found) > 1:
+        names = ", ".join(file.name for file in found[:4])
+        raise ModelSourceError(
+            f"the directory {path} holds {len(found)} .gguf files ({names}): name the one to "
+            f"serve, as in --model {found[0]}"
+        )
+    return found[0]
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """The JSON object in a file. Raises ModelSourceError, which names the file."""
+    try:
+        # As text of UTF-8, which mlx-lm reads it as.
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        cause = error.strerror or str(error)
+        raise ModelSourceError(
+            f"{file} cannot be read ({cause}): it must be a file, and readable for this user"
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise ModelSourceError(f"{file} is not valid JSON ({error}): {_AGAIN}") from error
+    if not isinstance(value, dict):
+        raise ModelSourceError(f"{file} holds no JSON object: {_AGAIN}")
+    return value
+
+
+def _without_config(path: Path) -> str:
+    if (path / "adapter_config.json").exists():
+        return (
+            f"the directory {path} holds an adapter and no model: fuse it with its model by "
+            "mlx_lm.fuse, and name what that writes"
+        )
+    if (path / "snapshots").is_dir():
+        name = path.name.removeprefix("models--").replace("--", "/")
+        return f"the directory {path} is the hub's cache of a model: use --model {name}"
+    if (path / "model_index.json").exists():
+        return f"the directory {path} holds an image model: mlx-dp serves language models"
+    return (
+        f"the directory {path} has no config.json, so it is no mlx-lm model: name a directory "
+        "with config.json, model*.safetensors and a tokenizer"
+    )
+
+
+def _check_weights(path: Path) -> None:
+    if not any(path.glob("model*.safetensors")):
+        raise ModelSourceError(_without_weights(path))
+    index = path / _INDEX
+    if not index.exists():
+        return
+    named = read_object(index).get("weight_map")
+    files = sorted({str(file) for file in named.values()}) if isinstance(named, dict) else []
+    missing = [file for file in files if not (path / file).exists()]
+    if missing:
+        names = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
+        raise ModelSourceError(
+            f"{index} names {len(files)} files of weights, not all of "
+            f"which are there (missing: {names}): copy or download the rest"
+        )
+
+
+def _without_weights(path: Path) -> str:
+    said = f"the directory {path} has no weights (model*.safetensors)"
+    others = [file.name for kind in _OTHER_WEIGHTS for file in sorted(path.glob(kind))]
+    if others:
+        return (
+            f"{said}, only {others[0]}: convert it with mlx_lm.convert --hf-path {path} "
+            "--mlx-path NEW, and name NEW"
+        )
+    named = sorted(file.name for file in path.glob("*.safetensors"))
+    if named:
+        return f"{said}, only {named[0]}: give its files the names model*.safetensors"
+    return f"{said}: copy or download them too"

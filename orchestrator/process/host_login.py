@@ -1,0 +1,86 @@
+"""Whether ssh reaches the hosts of a host file, in ssh's own words.
+
+``mlx.launch`` silences ssh, and one that asks for a password would wait for ever: so each host is
+logged in to once, without a word being asked, before it is launched there.
+"""
+
+import asyncio
+import shlex
+import subprocess
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+HERE: Final = "127.0.0.1"
+"""The one host that ``mlx.launch`` uses no ssh for."""
+
+_CONNECT_S: Final = 10
+_LIMIT_S: Final = 30.0
+_SSH_FAILED: Final = 255
+_MAX_CHARS: Final = 300
+_OPTIONS: Final = ("-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECT_S}")
+
+
+async def login_fault(hosts: Iterable[str], python: str) -> str | None:
+    """Why a worker host cannot be launched on one of them, or None."""
+    others = [host for host in dict.fromkeys(hosts) if host != HERE]
+    faults = await asyncio.gather(*(_fault(host, python) for host in others))
+    return next((fault for fault in faults if fault is not None), None)
+
+
+async def _fault(host: str, python: str) -> str | None:
+    asked = shlex.join(["test", "-x", python])
+    try:
+        status, said = await _run(["ssh", *_OPTIONS, "--", host, asked])
+    except OSError as error:
+        return f"ssh cannot be started, which --hostfile needs: {error}"
+    return describe_login(host, python, status, said)
+
+
+async def _run(command: Sequence[str]) -> tuple[int | None, str]:
+    """The status (None: no end in time) and what was said on stderr."""
+    child = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        # Ctrl-C is for us alone.
+        process_group=0,
+    )
+    try:
+        async with asyncio.timeout(_LIMIT_S):
+            _, said = await child.communicate()
+    except TimeoutError:
+        return None, ""
+    finally:
+        if child.returncode is None:
+            child.kill()
+            await child.wait()
+    return child.returncode, said.decode("utf-8", "replace")
+
+
+def describe_login(host: str, python: str, status: int | None, said: str) -> str | None:
+    """What one login came to, in a sentence; None where it worked."""
+    target = shlex.quote(host)
+    if status == 0:
+        return None
+    if status is None:
+        return (
+            f"ssh to {host} did not end within {_LIMIT_S:g} s: see what 'ssh {target} true' does "
+            "in a terminal"
+        )
+    if status == _SSH_FAILED:
+        return (
+            f"ssh to {host} failed ({ssh_words(said)}): 'ssh {target} true' must work on this "
+            "machine without a question, so try it in a terminal, or name another host in "
+            "--hostfile"
+        )
+    return (
+        f"{host} has no {python}, which --hostfile starts there: install mlx-dp at the same place "
+        "on every host"
+    )
+
+
+def ssh_words(said: str) -> str:
+    """The last thing that ssh said, which is the cause: banners and notes come before it."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    return lines[-1][:_MAX_CHARS].rstrip(".") if lines else "it gave no reason"

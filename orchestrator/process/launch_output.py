@@ -1,0 +1,84 @@
+"""What ``mlx.launch`` prints: which node has ended, and the last words of what ran there."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from mlx_dp.orchestrator.process.host_file import Host
+from mlx_dp.orchestrator.process.host_login import HERE
+
+_ESCAPES: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+_NODE_ENDED: Final = re.compile(
+    r"Node with rank (?P<rank>[0-9]{1,5}) (?:exited with code (?P<status>-?[0-9]{1,5})|was killed)"
+)
+_OWN_TRACE: Final = re.compile(r"Exception in thread \S+ \(_thread_fn\):")
+"""Its end of the other nodes fails where it has not heard of them yet, or over a terminal."""
+_ERROR: Final = "mlx-dp: error: "
+_CONNECTION_LOST: Final = 255
+"""What ssh ends with when its connection does."""
+CONFIG_STATUS: Final = 2
+"""What ``mlx-dp worker`` ends with when trying again is of no use."""
+
+
+def without_escapes(line: str) -> str:
+    """The line as a terminal shows it, without colours and moves of the cursor."""
+    return _ESCAPES.sub("", line).rstrip()
+
+
+@dataclass(slots=True)
+class LaunchOutput:
+    """Listens to one run of the launcher. ``ended`` is the first node that did, None so far."""
+
+    hosts: Sequence[Host]
+    ended: int | None = None
+    status: int | None = None
+    _refusal: str = ""
+    _last: str = ""
+    _tracing: bool = False
+
+    def take(self, line: str) -> bool:
+        """Take in one line without escapes; True where it is of use to a reader."""
+        if self._is_trace(line):
+            return False
+        found = _NODE_ENDED.search(line)
+        if found is not None:
+            if self.ended is None:
+                self.ended = int(found["rank"])
+                self.status = None if found["status"] is None else int(found["status"])
+            return False
+        if line.startswith(_ERROR):
+            self._refusal = line.removeprefix(_ERROR)
+        self._last = line or self._last
+        return bool(line)
+
+    def _is_trace(self, line: str) -> bool:
+        if _OWN_TRACE.match(line):
+            self._tracing = True
+            return True
+        if not self._tracing:
+            return False
+        # Its last line is the first that is not indented.
+        self._tracing = line.startswith((" ", "Traceback "))
+        return True
+
+    @property
+    def final(self) -> bool:
+        """A host refused what it was asked for: it would again."""
+        return self.status == CONFIG_STATUS and bool(self._refusal)
+
+    def cause(self, launcher_ending: str) -> str:
+        """Why this run is over, in a sentence. ``launcher_ending``: how the launcher itself did."""
+        if self.ended is None:
+            said = f": {self._last}" if self._last else ""
+            return f"mlx.launch {launcher_ending}{said}"
+        host = self._host(self.ended)
+        place = f"rank {self.ended} on {host}"
+        if self.status == _CONNECTION_LOST and host != HERE:
+            return f"{place}: its ssh connection was lost"
+        how = "was killed" if self.status is None else f"exited with status {self.status}"
+        said = f": {self._refusal}" if self._refusal else ", and its last lines say why"
+        return f"{place}: mlx-dp worker {how}{said}"
+
+    def _host(self, rank: int) -> str:
+        return self.hosts[rank].ssh if rank < len(self.hosts) else "an unknown host"
