@@ -59,7 +59,13 @@ def choices(work: Work, text: TextModel, limits: AdmissionLimits | None) -> Iter
                     grammar=work.grammar,
                     label=work.label,
                 ),
-                ChoiceText(text.detokenizer(), StopStrings(fields.stop), frozenset(stops)),
+                ChoiceText(
+                    text.detokenizer(),
+                    StopStrings(fields.stop),
+                    frozenset(stops),
+                    min_tokens=params.min_tokens,
+                    shows_ids=bool(fields.return_token_ids),
+                ),
             )
 
 

@@ -94,6 +94,10 @@ class Exchange:
         """Who has the choices and why, as far as they have an owner yet."""
         return tuple(grant for grant in self._grants if grant is not None)
 
+    def completion_tokens(self, index: int) -> int:
+        """Tokens of one choice so far."""
+        return self._choices[index].text.completion_tokens
+
     def usage(self) -> Usage:
         prompts = [len(self._choices[first].generation.prompt_ids) for first in self._firsts]
         return Usage(

@@ -22,13 +22,17 @@ class StopStrings:
     def active(self) -> bool:
         return bool(self._stops)
 
-    def push(self, text: str) -> str:
-        """Return the text that may be shown now; ``stopped`` tells whether a stop was met."""
+    def push(self, text: str, *, may_end: bool = True) -> str:
+        """Return the text that may be shown now; ``stopped`` tells whether a stop was met.
+
+        Unless it ``may_end``, a stop string that this text completes is text as any other.
+        """
         assert not self.stopped, "text after the stop"
         if not self._stops:
             return text
+        held = len(self._held)
         text = self._held + text
-        start = self._first_stop(text)
+        start = self._first_stop(text, held) if may_end else None
         if start is not None:
             self.stopped = True
             self._held = ""
@@ -42,9 +46,16 @@ class StopStrings:
         held, self._held = self._held, ""
         return held
 
-    def _first_stop(self, text: str) -> int | None:
-        """Where the stop that is complete first starts, or None."""
-        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+    def _first_stop(self, text: str, held: int) -> int | None:
+        """Where the stop that is complete first starts, or None.
+
+        What ends within the first ``held`` characters was let pass already.
+        """
+        found = [
+            (at + len(stop), at)
+            for stop in self._stops
+            if (at := text.find(stop, max(0, held - len(stop) + 1))) >= 0
+        ]
         return min(found)[1] if found else None
 
     def _possible_start(self, text: str) -> int:

@@ -79,6 +79,12 @@ NEUTRAL: list[dict[str, Any]] = [
     {"guided_json": None, "guided_regex": None, "structured_outputs": None},
     {"structured_outputs": {"json_object": False, "json": None, "disable_fallback": True}},
     {"guided_decoding_backend": "xgrammar"},
+    {"response_format": {}},
+    {"grammar": "", "guided_grammar": "", "regex": "", "guided_regex": ""},
+    {"json_schema": "", "guided_json": "", "guided_choice": []},
+    {"structured_outputs": {"json": "", "regex": "", "choice": [], "grammar": ""}},
+    {"structured_outputs": {}},
+    {"ebnf": "", "structural_tag": ""},
 ]
 
 
@@ -93,6 +99,7 @@ LONG = "x" * (MAX_GRAMMAR_CHARS + 1)
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"response_format": {"type": "xml"}}, "response_format.type", "json_schema"),
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "required"),
+    ({"response_format": {"schema": SCHEMA}}, "response_format.type", "required"),
     ({"response_format": named(None)}, "response_format.json_schema.schema", "JSON object"),
     ({"response_format": named([1])}, "response_format.json_schema.schema", "JSON object"),
     ({"guided_json": "{"}, "guided_json", "JSON of an object"),
@@ -102,11 +109,9 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"guided_json": '{"minimum": NaN}'}, "guided_json", "finite"),
     ({"guided_json": {"description": LONG}}, "guided_json", str(MAX_GRAMMAR_CHARS)),
     ({"guided_regex": LONG}, "guided_regex", str(MAX_GRAMMAR_CHARS)),
-    ({"guided_regex": ""}, "guided_regex", "at least 1"),
     ({"guided_regex": 1}, "guided_regex", "string"),
     ({"guided_grammar": LONG}, "guided_grammar", str(MAX_GRAMMAR_CHARS)),
     ({"guided_choice": ["x" * 40_000, "y" * 40_000]}, "guided_choice", str(MAX_GRAMMAR_CHARS)),
-    ({"guided_choice": []}, "guided_choice", "at least 1"),
     ({"guided_choice": ["a", ""]}, "guided_choice.1", "at least 1"),
     ({"guided_choice": ["a"] * 1025}, "guided_choice", "1024"),
     ({"grammar": 'root ::= "a"'}, "grammar", "Lark"),
