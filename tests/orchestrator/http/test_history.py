@@ -1,4 +1,4 @@
-"""Chat histories as clients keep them: an earlier answer that comes back never ends a conversation."""
+"""Chat histories as clients keep them: no earlier answer that comes back ends a conversation."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -6,24 +6,10 @@ from typing import Any
 
 import pytest
 from http_calls import CHAT, HI, call, error
+from recording_model import RecordingModel
 from scripted_service import ScriptedService
 
-from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
-from mlx_dp.orchestrator.text.text_model import Chat
-
 USER = {"role": "user", "content": "and then?"}
-
-
-class RecordingModel(FakeTextModel):
-    """Keeps the chats that it renders."""
-
-    def __init__(self) -> None:
-        super().__init__(512)
-        self.chats: list[Chat] = []
-
-    def render_chat(self, chat: Chat, *, limit_s: float) -> str:
-        self.chats.append(chat)
-        return super().render_chat(chat, limit_s=limit_s)
 
 
 def rendered(messages: Sequence[object], **fields: Any) -> list[Mapping[str, object]]:

@@ -1,12 +1,12 @@
-"""Values that say "unset" or change nothing, and numbers in the forms that clients write them in."""
+"""Values that say "unset" or change nothing, and numbers as clients write them."""
 
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from http_calls import CHAT, HI, call, chat, complete, error
+from recording_model import RecordingModel
 from scripted_service import ScriptedService
-from test_history import RecordingModel
 
 from mlx_dp.orchestrator.service import Generation
 
