@@ -31,6 +31,8 @@ class ChatFormat:
         self._num_top = logprobs
         self._extras = extras
         self._start = head.event_start(_CHUNK)
+        plain_end = _RUNNING + b"}]" + extras.event_end(0, 0) if extras.constant else None
+        self._plain_end = plain_end
 
     def opening(self, index: int) -> bytes:
         extras = self._extras
@@ -44,10 +46,12 @@ class ChatFormat:
         )
 
     def piece(self, index: int, piece: Piece, num_tokens: int) -> bytes:
-        return b'%b[{"index":%d,"delta":{"content":%b%b%b}]%b' % (
-            self._start,
-            index,
-            _encode(piece.text),
+        start = b'%b[{"index":%d,"delta":{"content":%b' % (self._start, index, _encode(piece.text))
+        if self._plain_end is not None and not piece.logprobs:
+            # Nearly all chunks there are.
+            return start + self._plain_end
+        return b"%b%b%b}]%b" % (
+            start,
             self._running(piece),
             self._extras.token_ids(piece.ids),
             self._extras.event_end(index, num_tokens),

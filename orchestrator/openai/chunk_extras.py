@@ -27,6 +27,11 @@ class ChunkExtras:
     prompt_ids: Sequence[bytes] | None = None
     """As JSON; None: no ids are shown."""
 
+    @property
+    def constant(self) -> bool:
+        """All chunks but the last end in the same way."""
+        return self.prompt_ids is None and not self.continuous_usage
+
     def token_ids(self, ids: Sequence[int] = ()) -> bytes:
         """Return the member of a choice that has its tokens, with the comma before it."""
         return b"" if self.prompt_ids is None else b',"token_ids":' + _encode(ids)

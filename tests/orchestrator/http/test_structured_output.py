@@ -95,6 +95,43 @@ def test_nothing_asked_is_no_grammar(fields: dict[str, Any]) -> None:
     assert service.generation.grammar is None
 
 
+TURNED = dict(reversed(SCHEMA.items()))
+TWICE: list[tuple[dict[str, Any], GrammarKind, str]] = [
+    ({"guided_grammar": LARK, "structured_outputs": {"grammar": LARK}}, GrammarKind.LARK, LARK),
+    ({"guided_grammar": LARK, "grammar": LARK}, GrammarKind.LARK, LARK),
+    ({"guided_regex": "a+", "regex": "a+"}, GrammarKind.REGEX, "a+"),
+    (
+        {"guided_choice": ["a", "b"], "structured_outputs": {"choice": ["a", "b"]}},
+        GrammarKind.LARK,
+        LARK,
+    ),
+    (
+        {"response_format": named(SCHEMA), "guided_json": json.dumps(SCHEMA, indent=2)},
+        GrammarKind.JSON_SCHEMA,
+        SCHEMA_TEXT,
+    ),
+    (
+        {"response_format": named(SCHEMA), "json_schema": TURNED},
+        GrammarKind.JSON_SCHEMA,
+        SCHEMA_TEXT,
+    ),
+    (
+        {"response_format": {"type": "json_object"}, "structured_outputs": {"json_object": True}},
+        GrammarKind.JSON_SCHEMA,
+        ANY_OBJECT,
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "kind", "text"), TWICE)
+def test_the_same_form_in_two_fields_is_one(
+    fields: dict[str, Any], kind: GrammarKind, text: str
+) -> None:
+    service = ScriptedService()
+    assert send(service, **fields).status_code == 200
+    assert service.generation.grammar == Grammar(kind=kind, text=text)
+
+
 LONG = "x" * (MAX_GRAMMAR_CHARS + 1)
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"response_format": {"type": "xml"}}, "response_format.type", "json_schema"),
@@ -130,6 +167,15 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"structured_outputs": {"json": SCHEMA, "regex": "a"}}, "structured_outputs.regex", "one of"),
     ({"guided_json": SCHEMA, "regex": "a"}, "regex", "guided_json"),
+    ({"guided_regex": "a", "regex": "b"}, "regex", "guided_regex"),
+    (
+        {"guided_grammar": LARK, "structured_outputs": {"grammar": 'start: "a"'}},
+        "guided_grammar",
+        "structured_outputs.grammar",
+    ),
+    ({"guided_json": {"const": 1}, "json_schema": {"const": True}}, "json_schema", "guided_json"),
+    ({"guided_regex": "a", "regex": "a", "guided_choice": ["a"]}, "guided_choice", "guided_regex"),
+    ({"guided_regex": '"a"', "guided_json": {"const": "a"}}, "guided_regex", "guided_json"),
     (
         {"response_format": {"type": "json_object"}, "guided_choice": ["a"]},
         "guided_choice",
