@@ -138,12 +138,12 @@ def test_continuous_usage_is_in_every_chunk(send: Send, include: bool | None) ->
 
 def test_continuous_usage_counts_each_choice_by_itself() -> None:
     service = ScriptedService()
-    service.reply = lambda _: tokens(*b"ab"[: len(service.answers) + 1], EOS)(None)
+    service.reply = lambda _: tokens(*b"abcd"[: len(service.answers) + 1], EOS)(None)
     options = {"continuous_usage_stats": True}
-    found = events(complete(service, prompt=["x", "yyy"], stream=True, stream_options=options))
-    last = {event["choices"][0]["index"]: event["usage"] for event in found}
-    assert (last[0]["prompt_tokens"], last[0]["completion_tokens"]) == (1, 2)
-    assert (last[1]["prompt_tokens"], last[1]["completion_tokens"]) == (3, 3)
+    response = complete(service, prompt=["x", "yyy"], n=2, stream=True, stream_options=options)
+    last = {event["choices"][0]["index"]: event["usage"] for event in events(response)}
+    counts = {at: (u["prompt_tokens"], u["completion_tokens"]) for at, u in last.items()}
+    assert counts == {0: (1, 2), 1: (1, 3), 2: (3, 4), 3: (3, 5)}
 
 
 @pytest.mark.parametrize("send", BOTH)
