@@ -45,7 +45,7 @@ def choices(work: Work, text: TextModel, limits: AdmissionLimits | None) -> Iter
             params = sampling_params(
                 fields,
                 text.facts.sampling,
-                seed=_seed(fields.seed, choice),
+                seed=choice_seed(fields.seed, choice),
                 logprobs=work.logprobs,
             )
             yield Choice(
@@ -69,6 +69,6 @@ def choices(work: Work, text: TextModel, limits: AdmissionLimits | None) -> Iter
             )
 
 
-def _seed(seed: int | None, choice: int) -> int:
+def choice_seed(seed: int | None, choice: int) -> int:
     """The seed of one choice: alternatives to one prompt differ, equal requests do not."""
     return random.getrandbits(63) if seed is None else (seed + choice) & MAX_SEED
