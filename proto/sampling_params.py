@@ -10,6 +10,8 @@ MAX_LOGIT_BIAS: Final = 1024
 MAX_TOP_LOGPROBS: Final = 20
 MAX_TOKEN_ID: Final = 2**31 - 1
 MAX_SEED: Final = 2**63 - 1
+MAX_MIN_TOKENS: Final = 2**20
+"""As long as a request may be, see ``fields.MAX_REQUEST_TOKENS``."""
 GREEDY_BELOW: Final = 1e-5
 """Temperatures so small that logits divided by them leave float32 choose the best token."""
 
@@ -27,7 +29,7 @@ def require_finite(*values: float) -> None:
 class SamplingParams:
     """Sampling of one request, in the ecosystem's names and with every bound it has.
 
-    The order is: logit_bias, penalties, temperature, then top_k, top_p and min_p on the
+    The order is: min_tokens, logit_bias, penalties, temperature, then top_k, top_p and min_p on the
     distribution at that temperature (as vLLM and SGLang do; mlx-lm filters at temperature 1).
     Penalties count as OpenAI's and vLLM's: repetition over prompt and answer, presence and
     frequency over the answer alone. A draw depends on ``seed`` and the position only, so neither
@@ -49,6 +51,9 @@ class SamplingParams:
     seed: Annotated[int, Meta(ge=0, le=MAX_SEED)] = 0
     logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     """None: no log-probabilities; n: the chosen token's and the n best."""
+    min_tokens: Annotated[int, Meta(ge=0, le=MAX_MIN_TOKENS)] = 0
+    """No stop token is drawn before the answer has this many tokens, those of an earlier owner
+    included, unless a grammar leaves nothing else."""
 
     def __post_init__(self) -> None:
         require_finite(

@@ -25,13 +25,17 @@ def lark(text: str) -> Grammar:
 
 
 def request(
-    grammar: Grammar | None, stops: Sequence[int], output_ids: Sequence[int] = ()
+    grammar: Grammar | None,
+    stops: Sequence[int],
+    output_ids: Sequence[int] = (),
+    *,
+    min_tokens: int = 0,
 ) -> EngineRequest:
     return EngineRequest(
         prompt_ids=(1,),
         output_ids=tuple(output_ids),
         max_tokens=10_000,
-        params=SamplingParams(),
+        params=SamplingParams(min_tokens=min_tokens),
         grammar=grammar,
         stop_token_ids=tuple(stops),
     )

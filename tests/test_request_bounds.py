@@ -5,6 +5,7 @@ messages, where they protect the worker.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import fields
 from typing import get_args, get_type_hints
 
@@ -13,7 +14,10 @@ import msgspec
 import pytest
 from pydantic import ValidationError
 
+from mlx_dp.orchestrator.http.choices import choice_seed
 from mlx_dp.orchestrator.openai.fields import GenerationFields
+from mlx_dp.orchestrator.openai.sampling import sampling_params
+from mlx_dp.orchestrator.text.text_model import SamplingDefaults
 from mlx_dp.proto.codec import decode_down, encode
 from mlx_dp.proto.fields import MAX_CACHE_SALT_CHARS
 from mlx_dp.proto.messages import Submit
@@ -43,9 +47,15 @@ def extremes(name: str) -> list[float]:
 
 
 def bounds(name: str) -> list[object]:
-    hint = get_type_hints(GenerationFields, include_extras=True)[name]
-    annotated = next(part for part in get_args(hint) if hasattr(part, "__metadata__"))
-    return [bound for part in annotated.__metadata__ for bound in getattr(part, "metadata", [part])]
+    return list(_metadata(get_type_hints(GenerationFields, include_extras=True)[name]))
+
+
+def _metadata(hint: object) -> Iterator[object]:
+    """All metadata of an annotation, and of the types inside of it."""
+    for part in getattr(hint, "__metadata__", ()):
+        yield from getattr(part, "metadata", [part])
+    for inner in get_args(hint):
+        yield from _metadata(inner)
 
 
 def test_the_fields_that_matter_are_compared():
@@ -56,9 +66,11 @@ def test_the_fields_that_matter_are_compared():
 def test_what_the_edge_accepts_a_worker_accepts(name):
     for value in extremes(name):
         assert math.isfinite(value)
-        # -1 and 0 both mean that top_k keeps every token; the edge turns one into the other.
-        sent = max(0, value) if name == "top_k" else value
-        assert getattr(msgspec.convert({name: sent}, SamplingParams), name) == sent
+        fields = GenerationFields(**{name: value})
+        made = sampling_params(
+            fields, SamplingDefaults(), seed=choice_seed(fields.seed, 0), logprobs=None
+        )
+        assert msgspec.convert(msgspec.to_builtins(made), SamplingParams) == made
 
 
 def test_the_longest_salt_that_the_edge_accepts_a_worker_accepts():

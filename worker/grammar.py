@@ -25,10 +25,18 @@ class GrammarState:
     a grammar that has no continuation.
     """
 
-    def __init__(self, matcher: "LLMatcher", stop_token_ids: Sequence[int]) -> None:
+    def __init__(
+        self, matcher: "LLMatcher", stop_token_ids: Sequence[int], *, min_tokens: int = 0
+    ) -> None:
         self.matcher: Final = matcher
-        self._stops: Final = tuple(stop_token_ids)
+        self.stop_token_ids: Final = tuple(stop_token_ids)
         self._stopped = False
+        self._missing_tokens = min_tokens
+
+    @property
+    def too_short(self) -> bool:
+        """The answer should go on, as far as the grammar has more to say."""
+        return self._missing_tokens > 0
 
     @property
     def ended(self) -> bool:
@@ -43,12 +51,13 @@ class GrammarState:
     @property
     def closing_tokens(self) -> tuple[int, ...]:
         """The stop tokens, where the answer may end."""
-        return self._stops if self.matcher.is_accepting() else ()
+        return self.stop_token_ids if self.matcher.is_accepting() else ()
 
     def take(self, token: int) -> None:
         """Go on by one token. One that does not fit is a fault from then on."""
         if self.ended:
             return
+        self._missing_tokens -= 1
         if token in self.closing_tokens:
             self._stopped = True
         else:
@@ -99,10 +108,16 @@ class GrammarCompiler:
         return None
 
     def begin(
-        self, grammar: Grammar, stop_token_ids: Sequence[int], output_ids: Sequence[int] = ()
+        self,
+        grammar: Grammar,
+        stop_token_ids: Sequence[int],
+        output_ids: Sequence[int] = (),
+        *,
+        min_tokens: int = 0,
     ) -> GrammarState:
         """Stand behind ``output_ids``. Raises GrammarError where ``fault`` says something."""
-        state = GrammarState(self._matcher(grammar).deep_copy(), self._usable(stop_token_ids))
+        matcher = self._matcher(grammar).deep_copy()
+        state = GrammarState(matcher, self._usable(stop_token_ids), min_tokens=min_tokens)
         for token in output_ids:
             state.take(token)
         return state

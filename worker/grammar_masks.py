@@ -50,7 +50,10 @@ class GrammarMasks:
         """Add a row, if it has a grammar. Its ``output_ids`` are taken already."""
         if request.grammar is not None:
             self._states[key] = self._compiler.begin(
-                request.grammar, request.stop_token_ids, request.output_ids
+                request.grammar,
+                request.stop_token_ids,
+                request.output_ids,
+                min_tokens=request.params.min_tokens,
             )
 
     def leave(self, key: int) -> None:
@@ -103,8 +106,14 @@ class GrammarMasks:
             mask[:] = -1
             return
         words = mask.view(np.uint32)
-        for token in self._compiler.tokenizer.eos_tokens:
-            words[token // _WORD] &= np.uint32(~(1 << token % _WORD) & 0xFFFFFFFF)
+        _clear(words, self._compiler.tokenizer.eos_tokens)
+        if state.too_short:
+            # The grammar's own text may have a stop token of the client's, too.
+            going_on = words.copy()
+            _clear(going_on, state.stop_token_ids)
+            if going_on.any():
+                words[:] = going_on
+                return
         for token in state.closing_tokens:
             words[token // _WORD] |= np.uint32(1 << token % _WORD)
 
@@ -117,3 +126,8 @@ class GrammarMasks:
         if self._bits.shape[0] < num_rows:
             self._bits = np.zeros((num_rows, width), dtype=np.int32)
         return self._bits[:num_rows]
+
+
+def _clear(words: NDArray[np.uint32], tokens: Iterable[int]) -> None:
+    for token in tokens:
+        words[token // _WORD] &= np.uint32(~(1 << token % _WORD) & 0xFFFFFFFF)

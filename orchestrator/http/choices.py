@@ -46,7 +46,7 @@ def choices(work: Work, text: TextModel, limits: AdmissionLimits | None) -> Iter
             params = sampling_params(
                 fields,
                 text.facts.sampling,
-                seed=_seed(fields.seed, choice),
+                seed=choice_seed(fields.seed, choice),
                 logprobs=work.logprobs,
             )
             yield Choice(
@@ -66,10 +66,12 @@ def choices(work: Work, text: TextModel, limits: AdmissionLimits | None) -> Iter
                     frozenset(stops),
                     text.special_text,
                     skip_special_tokens=skip,
+                    min_tokens=params.min_tokens,
+                    shows_ids=bool(fields.return_token_ids),
                 ),
             )
 
 
-def _seed(seed: int | None, choice: int) -> int:
+def choice_seed(seed: int | None, choice: int) -> int:
     """The seed of one choice: alternatives to one prompt differ, equal requests do not."""
     return random.getrandbits(63) if seed is None else (seed + choice) & MAX_SEED

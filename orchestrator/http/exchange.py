@@ -107,6 +107,10 @@ class Exchange:
         """Whether every choice has had an owner."""
         return all(grant is not None for grant in self._grants)
 
+    def completion_tokens(self, index: int) -> int:
+        """Tokens of one choice so far."""
+        return self._choices[index].text.completion_tokens
+
     def usage(self) -> Usage:
         prompts = [len(self._choices[first].generation.prompt_ids) for first in self._firsts]
         return Usage(

@@ -19,6 +19,7 @@ from mlx_dp.orchestrator.http.admission import (
 )
 from mlx_dp.orchestrator.http.body import read_json_body
 from mlx_dp.orchestrator.http.choices import Work, choices
+from mlx_dp.orchestrator.http.chunk_extras import chunk_extras
 from mlx_dp.orchestrator.http.connection import while_connected
 from mlx_dp.orchestrator.http.echo import echoes
 from mlx_dp.orchestrator.http.endpoint import Endpoint
@@ -33,7 +34,7 @@ from mlx_dp.orchestrator.openai.completion_format import CompletionFormat
 from mlx_dp.orchestrator.openai.completion_request import CompletionRequest, Prompt
 from mlx_dp.orchestrator.openai.fields import GenerationFields
 from mlx_dp.orchestrator.openai.logprob_bound import refuse_many_logprobs
-from mlx_dp.orchestrator.openai.sampling import check_token_ids
+from mlx_dp.orchestrator.openai.sampling import check_token_ids, refuse_impossible_lengths
 from mlx_dp.orchestrator.openai.unsupported import (
     CHAT_NEUTRAL,
     COMPLETION_NEUTRAL,
@@ -67,7 +68,7 @@ class GenerationRoutes:
             self._head("chatcmpl"),
             self._endpoint.text.token_bytes,
             logprobs=logprobs,
-            include_usage=fields.include_usage,
+            extras=await chunk_extras(work, self._endpoint.share),
         )
         return self._reply(work, form)
 
@@ -80,7 +81,7 @@ class GenerationRoutes:
             self._head("cmpl"),
             self._endpoint.text.token_bytes,
             logprobs=fields.logprobs,
-            include_usage=fields.include_usage,
+            extras=await chunk_extras(work, self._endpoint.share),
             echoes=await self._echoes(fields) if fields.echo else (),
         )
         return self._reply(work, form)
@@ -132,7 +133,8 @@ class GenerationRoutes:
         """Check the body, and the rank that it or the header asks for."""
         fields = await self._endpoint.bodies.fields(kind, body)
         refuse_model(fields.model, self._endpoint.options)
-        refuse_unsupported(fields.extras, neutral, choices=fields.choices)
+        refuse_unsupported(fields, neutral)
+        refuse_impossible_lengths(fields)
         state = self._endpoint.service.state()
         rank = routed_rank(request.headers.getlist(RANK_HEADER), fields, len(state.owners))
         refuse_unready_rank(state, rank)

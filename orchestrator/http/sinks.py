@@ -6,6 +6,7 @@ from mlx_dp.orchestrator.http.exchange import Exchange
 from mlx_dp.orchestrator.http.sse import EventStream
 from mlx_dp.orchestrator.openai.answer_format import AnswerFormat, WholeChoice
 from mlx_dp.orchestrator.openai.logprobs import EncodedLogprobs
+from mlx_dp.orchestrator.openai.token_ids import EncodedIds
 from mlx_dp.orchestrator.text.choice_text import Piece
 
 
@@ -51,13 +52,16 @@ class StreamSink:
             await self._stream.write(rank_comment(serving))
 
     async def piece(self, index: int, piece: Piece) -> None:
-        await self._stream.write(self._opening(index) + self._format.piece(index, piece))
+        num_tokens = self._exchange.completion_tokens(index)
+        event = self._format.piece(index, piece, num_tokens)
+        await self._stream.write(self._opening(index) + event)
 
     async def close(self, index: int, piece: Piece, finish_reason: str) -> None:
+        num_tokens = self._exchange.completion_tokens(index)
         events = self._opening(index)
         if piece:
-            events += self._format.piece(index, piece)
-        await self._stream.write(events + self._format.closing(index, finish_reason))
+            events += self._format.piece(index, piece, num_tokens)
+        await self._stream.write(events + self._format.closing(index, finish_reason, num_tokens))
 
     def _opening(self, index: int) -> bytes:
         if index in self._opened:
@@ -73,6 +77,7 @@ class CollectSink:
         self._format = answers
         self._texts: list[list[str]] = [[] for _ in range(num_choices)]
         self._logprobs = [EncodedLogprobs() for _ in range(num_choices)]
+        self._ids = [EncodedIds() for _ in range(num_choices)]
         self._reasons = [""] * num_choices
 
     async def granted(self) -> None:
@@ -80,6 +85,7 @@ class CollectSink:
 
     async def piece(self, index: int, piece: Piece) -> None:
         self._texts[index].append(piece.text)
+        self._ids[index].extend(piece.ids)
         if piece.logprobs and (logprobs := self._format.logprobs(piece.logprobs)) is not None:
             self._logprobs[index].extend(logprobs)
 
@@ -90,8 +96,10 @@ class CollectSink:
     def choices(self) -> list[WholeChoice]:
         assert all(self._reasons), self._reasons
         return [
-            WholeChoice(text="".join(texts), finish_reason=reason, logprobs=logprobs)
-            for texts, logprobs, reason in zip(
-                self._texts, self._logprobs, self._reasons, strict=True
+            WholeChoice(
+                text="".join(texts), finish_reason=reason, logprobs=logprobs, token_ids=token_ids
+            )
+            for texts, logprobs, token_ids, reason in zip(
+                self._texts, self._logprobs, self._ids, self._reasons, strict=True
             )
         ]

@@ -39,7 +39,11 @@ def piece_slices(piece: Piece) -> Sequence[Piece]:
         return (piece,)
     size = max(1, TURN_UNITS * len(piece.logprobs) // piece_units(piece))
     return [
-        Piece(piece.text if at == 0 else "", piece.logprobs[at : at + size])
+        Piece(
+            piece.text if at == 0 else "",
+            piece.logprobs[at : at + size],
+            piece.ids if at == 0 else (),
+        )
         for at in range(0, len(piece.logprobs), size)
     ]
 

@@ -7,6 +7,7 @@ from typing import Final, Protocol
 import msgspec
 
 from mlx_dp.orchestrator.openai.logprobs import EncodedLogprobs, Logprobs
+from mlx_dp.orchestrator.openai.token_ids import EncodedIds
 from mlx_dp.orchestrator.text.choice_text import Piece, ShownToken
 
 DONE: Final = b"data: [DONE]\n\n"
@@ -21,11 +22,18 @@ class Usage:
 
     def as_object(self) -> dict[str, object]:
         return {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            **usage_so_far(self.prompt_tokens, self.completion_tokens),
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
+
+
+def usage_so_far(prompt_tokens: int, completion_tokens: int) -> dict[str, object]:
+    """Return the counts that are known while an answer runs."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,17 +43,21 @@ class WholeChoice:
     text: str
     finish_reason: str
     logprobs: EncodedLogprobs = field(default_factory=EncodedLogprobs)
+    token_ids: EncodedIds = field(default_factory=EncodedIds)
 
 
 class AnswerFormat(Protocol):
-    """Renders one request's answers. The stream methods return whole server-sent events."""
+    """Renders one request's answers. The stream methods return whole server-sent events.
+
+    ``num_tokens`` counts the choice's tokens so far.
+    """
 
     def opening(self, index: int) -> bytes:
         """Return what precedes the first piece of a choice."""
 
-    def piece(self, index: int, piece: Piece) -> bytes: ...
+    def piece(self, index: int, piece: Piece, num_tokens: int) -> bytes: ...
 
-    def closing(self, index: int, finish_reason: str) -> bytes: ...
+    def closing(self, index: int, finish_reason: str, num_tokens: int) -> bytes: ...
 
     def usage(self, usage: Usage) -> bytes: ...
 
@@ -54,14 +66,6 @@ class AnswerFormat(Protocol):
 
     def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> Iterator[bytes | bytearray]:
         """Yield the body of an answer that is not streamed, in parts."""
-
-
-def event_end(*, include_usage: bool) -> bytes:
-    """Return what follows the value of ``choices`` in an event.
-
-    With include_usage, OpenAI puts a null on every chunk but the last.
-    """
-    return b',"usage":null}\n\n' if include_usage else b"}\n\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

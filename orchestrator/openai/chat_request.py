@@ -1,76 +1,23 @@
 """The body of POST /v1/chat/completions."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema
+from pydantic import Field
 
+from mlx_dp.orchestrator.openai.chat_message import ChatMessage
 from mlx_dp.orchestrator.openai.errors import invalid
 from mlx_dp.orchestrator.openai.fields import GenerationFields
-from mlx_dp.orchestrator.openai.unsupported import refuse_message_fields
-from mlx_dp.orchestrator.openai.validation import STRICT, refuse
+from mlx_dp.orchestrator.openai.numbers import INTEGRAL, MINUS_ONE_IS_UNSET
 from mlx_dp.orchestrator.text.text_model import Chat
 from mlx_dp.proto.sampling_params import MAX_TOP_LOGPROBS
 
 MAX_MESSAGES: Final = 16_384
-MAX_PARTS: Final = 1024
 # Whatever else a template reads is not the client's to set.
-TEMPLATE_ARGUMENTS: Final = frozenset({"enable_thinking", "thinking"})
+TEMPLATE_SWITCHES: Final = frozenset({"enable_thinking", "thinking"})
+_EFFORT: Final = "reasoning_effort"
 
-
-def _content(value: object) -> str:
-    """A message's text; parts are joined as they are, as templates do it."""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise refuse("input should be a string or an array of text parts")
-    if len(value) > MAX_PARTS:
-        raise refuse(f"input should have at most {MAX_PARTS} parts")
-    pieces: list[str] = []
-    for part in value:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind != "text":
-            raise refuse("only parts of type 'text' are supported", kind)
-        text = part.get("text")
-        if not isinstance(text, str):
-            raise refuse("the text of each part should be a string", text)
-        pieces.append(text)
-    return "".join(pieces)
-
-
-Content = Annotated[
-    str,
-    BeforeValidator(_content),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "string"},
-                {
-                    "type": "array",
-                    "maxItems": MAX_PARTS,
-                    "items": {
-                        "type": "object",
-                        "required": ["type", "text"],
-                        "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-                    },
-                },
-            ]
-        }
-    ),
-]
-
-
-class ChatMessage(BaseModel):
-    model_config = STRICT
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Content
-    name: Annotated[str, Field(max_length=256)] | None = None
-
-    def as_mapping(self) -> Mapping[str, object]:
-        # The template decides what a developer is: most know the older name only.
-        named = {} if self.name is None else {"name": self.name}
-        return {"role": self.role, "content": self.content, **named}
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class ChatRequest(GenerationFields):
@@ -78,30 +25,49 @@ class ChatRequest(GenerationFields):
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    top_logprobs: Annotated[
+        Annotated[int, Field(ge=-1, le=MAX_TOP_LOGPROBS), INTEGRAL] | None, MINUS_ONE_IS_UNSET
+    ] = None
     add_generation_prompt: bool | None = None
+    reasoning_effort: ReasoningEffort | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     def wanted_logprobs(self) -> int | None:
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise invalid("top_logprobs", "it needs logprobs to be true")
         return (self.top_logprobs or 0) if self.logprobs else None
 
     def chat(self) -> Chat:
         """The conversation, checked. Raises ApiError."""
+        last = len(self.messages) - 1
         for index, message in enumerate(self.messages):
-            refuse_message_fields(index, message.model_extra or {})
-        arguments = self.chat_template_kwargs or {}
-        for name, value in arguments.items():
-            if name not in TEMPLATE_ARGUMENTS:
-                raise invalid(
-                    "chat_template_kwargs",
-                    f"{ascii(name)[:40]} is not among {', '.join(sorted(TEMPLATE_ARGUMENTS))}",
-                )
-            if not isinstance(value, bool):
-                raise invalid(f"chat_template_kwargs.{name}", "input should be true or false")
+            message.check(f"messages.{index}", last=index == last)
         return Chat(
             messages=[message.as_mapping() for message in self.messages],
             add_generation_prompt=self.add_generation_prompt is not False,
-            arguments=arguments,
+            arguments={**self._effort(), **self._template_arguments()},
         )
+
+    def _effort(self) -> Mapping[str, object]:
+        """What the template is told of the effort. "none" turns thinking off, too."""
+        if self.reasoning_effort is None:
+            return {}
+        off = dict.fromkeys(TEMPLATE_SWITCHES, False) if self.reasoning_effort == "none" else {}
+        return {_EFFORT: self.reasoning_effort, **off}
+
+    def _template_arguments(self) -> Mapping[str, object]:
+        given = self.chat_template_kwargs or {}
+        arguments = {name: value for name, value in given.items() if value is not None}
+        for name, value in arguments.items():
+            if name == _EFFORT:
+                if value not in get_args(ReasoningEffort):
+                    raise invalid(
+                        f"chat_template_kwargs.{name}",
+                        f"input should be one of {', '.join(get_args(ReasoningEffort))}",
+                    )
+            elif name not in TEMPLATE_SWITCHES:
+                known = ", ".join(sorted({*TEMPLATE_SWITCHES, _EFFORT}))
+                raise invalid("chat_template_kwargs", f"{ascii(name)[:40]} is not among {known}")
+            elif not isinstance(value, bool):
+                raise invalid(f"chat_template_kwargs.{name}", "input should be true or false")
+        return arguments

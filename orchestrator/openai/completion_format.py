@@ -5,7 +5,8 @@ from typing import Final
 
 import msgspec
 
-from mlx_dp.orchestrator.openai.answer_format import AnswerHead, Usage, WholeChoice, event_end
+from mlx_dp.orchestrator.openai.answer_format import AnswerHead, Usage, WholeChoice
+from mlx_dp.orchestrator.openai.chunk_extras import ChunkExtras
 from mlx_dp.orchestrator.openai.logprobs import LEGACY_LISTS, Logprobs, TokenBytes, legacy_logprobs
 from mlx_dp.orchestrator.text.choice_text import Piece, ShownToken
 
@@ -22,7 +23,7 @@ class CompletionFormat:
         token_bytes: TokenBytes,
         *,
         logprobs: int | None,
-        include_usage: bool,
+        extras: ChunkExtras,
         echoes: Sequence[str] = (),
     ) -> None:
         self._head = head
@@ -30,17 +31,24 @@ class CompletionFormat:
         self._num_top = logprobs
         self._echoes = tuple(echoes)
         self._start = head.event_start(_KIND)
-        self._end = event_end(include_usage=include_usage)
+        self._extras = extras
 
     def opening(self, index: int) -> bytes:
-        return self._chunk(index, self._echoes[index], b"null", b"null") if self._echoes else b""
+        prompt_ids = self._extras.prompt_token_ids(index)
+        if not self._echoes and not prompt_ids:
+            return b""
+        echo = self._echoes[index] if self._echoes else ""
+        members = prompt_ids + self._extras.token_ids()
+        return self._chunk(index, echo, b"null", b"null", members, 0)
 
-    def piece(self, index: int, piece: Piece) -> bytes:
+    def piece(self, index: int, piece: Piece, num_tokens: int) -> bytes:
         logprobs = _encode(self.logprobs(piece.logprobs)) if piece.logprobs else b"null"
-        return self._chunk(index, piece.text, logprobs, b"null")
+        ids = self._extras.token_ids(piece.ids)
+        return self._chunk(index, piece.text, logprobs, b"null", ids, num_tokens)
 
-    def closing(self, index: int, finish_reason: str) -> bytes:
-        return self._chunk(index, "", b"null", _encode(finish_reason))
+    def closing(self, index: int, finish_reason: str, num_tokens: int) -> bytes:
+        ids = self._extras.token_ids()
+        return self._chunk(index, "", b"null", _encode(finish_reason), ids, num_tokens)
 
     def usage(self, usage: Usage) -> bytes:
         return self._start + b'[],"usage":' + _encode(usage.as_object()) + b"}\n\n"
@@ -58,17 +66,29 @@ class CompletionFormat:
                 yield b"null"
             else:
                 yield from choice.logprobs.parts(LEGACY_LISTS)
-            yield b',"finish_reason":%b}' % _encode(choice.finish_reason)
+            yield b',"finish_reason":%b' % _encode(choice.finish_reason)
+            yield self._extras.prompt_token_ids(index)
+            yield self._extras.whole_token_ids(choice.token_ids)
+            yield b"}"
         yield b'],"usage":%b}' % _encode(usage.as_object())
 
-    def _chunk(self, index: int, text: str, logprobs: bytes, finish_reason: bytes) -> bytes:
-        return b'%b[{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b}]%b' % (
+    def _chunk(
+        self,
+        index: int,
+        text: str,
+        logprobs: bytes,
+        finish_reason: bytes,
+        members: bytes,
+        num_tokens: int,
+    ) -> bytes:
+        return b'%b[{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b%b}]%b' % (
             self._start,
             index,
             _encode(text),
             logprobs,
             finish_reason,
-            self._end,
+            members,
+            self._extras.event_end(index, num_tokens),
         )
 
     def logprobs(self, tokens: Sequence[ShownToken]) -> Logprobs | None:

@@ -10,6 +10,7 @@ from mlx_dp.orchestrator.openai.fields import (
     MAX_TOKEN_ID,
     GenerationFields,
 )
+from mlx_dp.orchestrator.openai.numbers import FALSE_IS_UNSET, INTEGRAL, integral
 from mlx_dp.orchestrator.openai.validation import refuse
 from mlx_dp.proto.fields import MAX_REQUEST_TOKENS
 from mlx_dp.proto.sampling_params import MAX_TOP_LOGPROBS
@@ -26,7 +27,7 @@ def _prompts(value: object) -> tuple[Prompt, ...]:
         return (value,)
     if not isinstance(value, list) or not value:
         raise refuse(f"input should be {_SHAPES}, and not empty")
-    if type(value[0]) is int:
+    if type(value[0]) in (int, float):
         return (_token_ids(value),)
     if len(value) > MAX_PROMPTS:
         raise refuse(f"input should have at most {MAX_PROMPTS} prompts")
@@ -40,6 +41,8 @@ def _token_ids(value: object) -> tuple[int, ...]:
     if len(value) > MAX_REQUEST_TOKENS:
         raise refuse(f"a prompt should have at most {MAX_REQUEST_TOKENS} tokens")
     # type() and not isinstance(): true and false are no token ids.
+    if not all(type(token) is int for token in value):
+        value = list(map(integral, value))
     if not all(type(token) is int for token in value):
         raise refuse(f"input should be {_SHAPES}")
     for extreme in (min(value), max(value)) if value else ():
@@ -69,12 +72,27 @@ Prompts = Annotated[
 ]
 
 
+NumLogprobs = Annotated[
+    Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS), INTEGRAL] | None,
+    # The word for it in chats: 0 asks for those of the tokens themselves.
+    FALSE_IS_UNSET,
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 0, "maximum": MAX_TOP_LOGPROBS},
+                {"enum": [False, None]},
+            ]
+        }
+    ),
+]
+
+
 class CompletionRequest(GenerationFields):
     prompt_name: ClassVar[str] = "prompt"
 
     prompt: Prompts
     echo: bool | None = None
-    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    logprobs: NumLogprobs = None
 
     def check(self) -> None:
         """Refuse what the fields allow one by one but not together. Raises ApiError."""

@@ -3,25 +3,32 @@
 import re
 from typing import Annotated, Any, ClassVar, Final
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema
 
+from mlx_dp.orchestrator.openai.numbers import (
+    INTEGRAL,
+    MINUS_ONE_IS_UNSET,
+    TOKEN_BOUND,
+    ZERO_IS_UNSET,
+)
 from mlx_dp.orchestrator.openai.structured_fields import (
     Alternatives,
-    AnySchema,
     GrammarText,
+    OptionalSchema,
     ResponseFormat,
     StructuredOutputs,
 )
 from mlx_dp.orchestrator.openai.validation import STRICT, refuse
 from mlx_dp.proto.fields import MAX_CACHE_SALT_CHARS
-from mlx_dp.proto.sampling_params import MAX_LOGIT_BIAS, MAX_SEED
+from mlx_dp.proto.sampling_params import MAX_LOGIT_BIAS, MAX_MIN_TOKENS, MAX_SEED
 
 MAX_CHOICES: Final = 128
-MAX_STOPS: Final = 4
+MAX_STOPS: Final = 16
 MAX_STOP_CHARS: Final = 256
 MAX_STOP_TOKEN_IDS: Final = 128
 MAX_TOKEN_ID: Final = 2**31 - 1
 MAX_RANK: Final = 2**20
+MIN_SEED: Final = -(2**63)
 
 _TOKEN_ID_KEY: Final = re.compile(r"[0-9]{1,10}")
 
@@ -35,13 +42,14 @@ def _stops(value: object) -> tuple[str, ...]:
     if len(stops) > MAX_STOPS:
         raise refuse(f"input should have at most {MAX_STOPS} strings")
     for stop in stops:
-        if not 1 <= len(stop) <= MAX_STOP_CHARS:
-            raise refuse(f"each stop string should have 1 to {MAX_STOP_CHARS} characters", stop)
-    return tuple(stops)
+        if len(stop) > MAX_STOP_CHARS:
+            raise refuse(f"each stop string should have at most {MAX_STOP_CHARS} characters", stop)
+    # An empty one is a field that somebody left empty.
+    return tuple(dict.fromkeys(filter(None, stops)))
 
 
 def _logit_bias(value: object) -> tuple[tuple[int, float], ...]:
-    if value is None:
+    if value is None or value == []:
         return ()
     if not isinstance(value, dict):
         raise refuse("input should be an object from token ids to numbers")
@@ -57,22 +65,17 @@ def _logit_bias(value: object) -> tuple[tuple[int, float], ...]:
     return tuple(found.items())
 
 
-def _no_usage_in_between(wanted: bool | None) -> None:
-    if wanted:
-        raise refuse("usage comes once, at the end of the stream: leave this out")
-
-
 Stops = Annotated[
     tuple[str, ...],
     BeforeValidator(_stops),
     WithJsonSchema(
         {
             "anyOf": [
-                {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS},
+                {"type": "string", "maxLength": MAX_STOP_CHARS},
                 {
                     "type": "array",
                     "maxItems": MAX_STOPS,
-                    "items": {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS},
+                    "items": {"type": "string", "maxLength": MAX_STOP_CHARS},
                 },
                 {"type": "null"},
             ]
@@ -90,21 +93,24 @@ LogitBias = Annotated[
                     "maxProperties": MAX_LOGIT_BIAS,
                     "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
                 },
+                {"type": "array", "maxItems": 0},
                 {"type": "null"},
             ]
         }
     ),
 ]
 # What is more than a model has left is cut to that: clients that want all of it say so.
-TokenCount = Annotated[int, Field(ge=1, le=2**63 - 1)]
-Rank = Annotated[int, Field(ge=0, lt=MAX_RANK)]
+AnswerTokens = Annotated[Annotated[int, Field(ge=-1, le=2**63 - 1), INTEGRAL] | None, TOKEN_BOUND]
+Rank = Annotated[int, Field(ge=0, lt=MAX_RANK), INTEGRAL]
 
 
 class StreamOptions(BaseModel):
     model_config = STRICT
 
     include_usage: bool | None = None
-    continuous_usage_stats: Annotated[bool | None, AfterValidator(_no_usage_in_between)] = None
+    """Usage of the whole request, in an event of its own before the end."""
+    continuous_usage_stats: bool | None = None
+    """Usage of a choice so far, in each of its events."""
 
 
 class GenerationFields(BaseModel):
@@ -115,40 +121,46 @@ class GenerationFields(BaseModel):
     """The field that the prompts come in."""
 
     model: Annotated[str, Field(max_length=1024)] | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES), INTEGRAL] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_tokens: TokenCount | None = None
-    max_completion_tokens: TokenCount | None = None
+    max_tokens: AnswerTokens = None
+    max_completion_tokens: AnswerTokens = None
+    min_tokens: Annotated[int, Field(ge=0, le=MAX_MIN_TOKENS), INTEGRAL] | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=2**31), INTEGRAL] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    repetition_penalty: Annotated[Annotated[float, Field(ge=0, le=100)] | None, ZERO_IS_UNSET] = (
+        None
+    )
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     logit_bias: LogitBias = ()
-    seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None
+    seed: Annotated[
+        Annotated[int, Field(ge=MIN_SEED, le=MAX_SEED), INTEGRAL] | None, MINUS_ONE_IS_UNSET
+    ] = None
     stop: Stops = ()
     stop_token_ids: (
         Annotated[
-            list[Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]],
+            list[Annotated[int, Field(ge=0, le=MAX_TOKEN_ID), INTEGRAL]],
             Field(max_length=MAX_STOP_TOKEN_IDS),
         ]
         | None
     ) = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
     cache_salt: Annotated[str, Field(max_length=MAX_CACHE_SALT_CHARS)] | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    guided_json: AnySchema | None = None
-    guided_regex: GrammarText | None = None
-    guided_choice: Alternatives | None = None
-    guided_grammar: GrammarText | None = None
-    json_schema: AnySchema | None = None
-    regex: GrammarText | None = None
-    grammar: GrammarText | None = None
+    guided_json: OptionalSchema = None
+    guided_regex: GrammarText = None
+    guided_choice: Alternatives = None
+    guided_grammar: GrammarText = None
+    json_schema: OptionalSchema = None
+    regex: GrammarText = None
+    grammar: GrammarText = None
     routed_dp_rank: Rank | None = None
     data_parallel_rank: Rank | None = None
 
@@ -169,6 +181,10 @@ class GenerationFields(BaseModel):
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
     @property
     def extras(self) -> dict[str, Any]:

@@ -25,11 +25,22 @@ def sampling_params(
         logit_bias=fields.logit_bias,
         seed=seed,
         logprobs=logprobs,
+        min_tokens=fields.min_tokens or 0,
     )
 
 
 def _or(value: float | None, default: float) -> float:
     return default if value is None else value
+
+
+def refuse_impossible_lengths(fields: GenerationFields) -> None:
+    """Raise ApiError when an answer would have to be longer than it may be."""
+    least, most = fields.min_tokens, fields.answer_tokens
+    if least is not None and most is not None and least > most:
+        raise invalid(
+            "min_tokens",
+            f"{least} is more than {fields.answer_tokens_name} ({most}): use at most {most}",
+        )
 
 
 def stop_token_ids(fields: GenerationFields, eos: Iterable[int]) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema
 
+from mlx_dp.orchestrator.openai.numbers import EMPTY_LIST_IS_UNSET, EMPTY_TEXT_IS_UNSET
 from mlx_dp.orchestrator.openai.validation import STRICT, refuse
 from mlx_dp.proto.fields import MAX_GRAMMAR_CHARS
 
@@ -36,10 +37,18 @@ AnySchema = Annotated[
     BeforeValidator(_schema),
     WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "string"}]}),
 ]
-GrammarText = Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR_CHARS)]
+# Clients that have a field for each form leave those empty that they do not mean.
+OptionalSchema = Annotated[AnySchema | None, EMPTY_TEXT_IS_UNSET]
+GrammarText = Annotated[
+    Annotated[str, Field(max_length=MAX_GRAMMAR_CHARS)] | None, EMPTY_TEXT_IS_UNSET
+]
 Alternatives = Annotated[
-    list[Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR_CHARS)]],
-    Field(min_length=1, max_length=MAX_ALTERNATIVES),
+    Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR_CHARS)]],
+        Field(max_length=MAX_ALTERNATIVES),
+    ]
+    | None,
+    EMPTY_LIST_IS_UNSET,
 ]
 
 
@@ -59,7 +68,7 @@ class ResponseFormat(BaseModel):
 
     model_config = STRICT
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema"] | None = None
     json_schema: JsonSchemaFormat | None = None
     schema_: Annotated[ObjectSchema | None, Field(alias="schema")] = None
 
@@ -69,10 +78,10 @@ class StructuredOutputs(BaseModel):
 
     model_config = STRICT
 
-    json_: Annotated[AnySchema | None, Field(alias="json")] = None
-    regex: GrammarText | None = None
-    choice: Alternatives | None = None
-    grammar: GrammarText | None = None
+    json_: Annotated[OptionalSchema, Field(alias="json")] = None
+    regex: GrammarText = None
+    choice: Alternatives = None
+    grammar: GrammarText = None
     json_object: bool | None = None
 
     @property

@@ -24,16 +24,33 @@ class WantedGrammar(NamedTuple):
 
 
 def wanted_grammar(fields: GenerationFields) -> WantedGrammar | None:
-    """Return what the answer must match, or None. Raises ApiError, also for more than one."""
+    """Return what the answer must match, or None. Raises ApiError, also for two that differ."""
     found = list(_wanted(fields))
     if not found:
         return None
-    if len(found) > 1:
-        first, second, *_ = found
-        raise invalid(second.param, f"{first.param} asks for a form already: use one of them")
+    first, *others = found
+    for other in others:
+        if not _same(first.grammar, other.grammar):
+            raise invalid(
+                other.param, f"{first.param} asks for another form already: use one of them"
+            )
     if fields.ignore_eos:
-        raise invalid("ignore_eos", f"the answer ends where {found[0].param} says: leave it out")
-    return found[0]
+        raise invalid("ignore_eos", f"the answer ends where {first.param} says: leave it out")
+    return first
+
+
+def _same(one: Grammar, other: Grammar) -> bool:
+    """Whether two grammars are equal, as clients give them in an older and a newer field."""
+    if one.kind is not other.kind:
+        return False
+    if one.kind is not GrammarKind.JSON_SCHEMA:
+        return one.text == other.text
+    return _canonical(one.text) == _canonical(other.text)
+
+
+def _canonical(schema: str) -> str:
+    # Text, since 1 and true are equal as values.
+    return json.dumps(json.loads(schema), sort_keys=True)
 
 
 def _wanted(fields: GenerationFields) -> Iterator[WantedGrammar]:
@@ -56,7 +73,9 @@ def _wanted(fields: GenerationFields) -> Iterator[WantedGrammar]:
 
 def _of_response_format(asked: ResponseFormat) -> Iterator[WantedGrammar]:
     match asked.type:
-        case "text":
+        case None if asked.json_schema is not None or asked.schema_ is not None:
+            raise invalid("response_format.type", "this field is required")
+        case None | "text":
             return
         case "json_object":
             yield _json_schema("response_format", asked.schema_ or _ANY_OBJECT)

@@ -1,13 +1,17 @@
 """Parameters that others have and we do not: refused by name unless they change nothing.
 
-Fields that are in no table are ignored, since routers add their own.
+Fields that are in no table are ignored, since routers add their own, and since some say nothing of
+the answer here: ``user``, ``metadata``, ``store``, ``service_tier``, ``priority``, ``verbosity``,
+``prompt_cache_key``, ``safety_identifier``, ``parallel_tool_calls`` and their like.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 from mlx_dp.orchestrator.openai.errors import unsupported
+from mlx_dp.orchestrator.openai.fields import GenerationFields
+from mlx_dp.orchestrator.openai.numbers import same_value
 
 Neutral = Mapping[str, tuple[object, ...]]
 
@@ -18,7 +22,7 @@ _EMPTY: Final[tuple[object, ...]] = (None, [], {}, "")
 # All of them would give answers of the form that is asked for, as ours does.
 _BACKENDS: Final = ("auto", "guidance", "xgrammar", "outlines", "lm-format-enforcer")
 
-# Values are compared with ==, and null is always neutral.
+# Values are compared by ``same_value``, and null is always neutral.
 NEUTRAL: Final[Neutral] = MappingProxyType(
     {
         # Tools, structured output, reasoning: OpenAI's names and the servers' own.
@@ -26,30 +30,26 @@ NEUTRAL: Final[Neutral] = MappingProxyType(
         "tool_choice": (None, "none", "auto"),
         "functions": _EMPTY,
         "function_call": (None, "none", "auto"),
-        "reasoning_effort": _NONE,
         "reasoning": _EMPTY,
         "thinking": _NONE,
-        "thinking_token_budget": _NONE,
+        "thinking_token_budget": (None, -1),
         "guided_decoding_backend": (None, *_BACKENDS),
-        "guided_whitespace_pattern": _NONE,
-        "structural_tag": _NONE,
-        "ebnf": _NONE,
+        "guided_whitespace_pattern": _EMPTY,
+        "structural_tag": _EMPTY,
+        "ebnf": _EMPTY,
         # Other inputs and outputs.
         "audio": _NONE,
-        "modalities": (None, ["text"]),
+        "modalities": (None, [], ["text"]),
         "images": _EMPTY,
         "prediction": _NONE,
         "web_search_options": _NONE,
         "documents": _EMPTY,
-        "prompt_embeds": _NONE,
-        "input_embeds": _NONE,
+        "prompt_embeds": _EMPTY,
+        "input_embeds": _EMPTY,
         "mm_processor_kwargs": _EMPTY,
         "suffix": _EMPTY,
-        "store": _OFF,
-        "service_tier": (None, "auto", "default"),
-        "verbosity": (None, "medium"),
         # Templates and text.
-        "chat_template": _NONE,
+        "chat_template": _EMPTY,
         "continue_final_message": _OFF,
         "include_stop_str_in_output": _OFF,
         "no_stop_trim": _OFF,
@@ -60,17 +60,15 @@ NEUTRAL: Final[Neutral] = MappingProxyType(
         "use_beam_search": _OFF,
         "length_penalty": (None, 1),
         "early_stopping": _OFF,
-        "min_tokens": (None, 0),
         "min_new_tokens": (None, 0),
         "max_new_tokens": _NONE,
         "no_repeat_ngram_size": (None, 0),
         "top_n_sigma": (None, -1, 0),
         "bad_words": _EMPTY,
-        "allowed_token_ids": _NONE,
+        "allowed_token_ids": _EMPTY,
         "logits_processors": _EMPTY,
-        "custom_logit_processor": _NONE,
+        "custom_logit_processor": _EMPTY,
         "custom_params": _EMPTY,
-        "repetition_context_size": _NONE,
         "typical_p": (None, 1),
         "top_a": (None, 0),
         "tfs": (None, 1),
@@ -78,45 +76,71 @@ NEUTRAL: Final[Neutral] = MappingProxyType(
         "xtc_probability": (None, 0),
         "dry_multiplier": (None, 0),
         "dynatemp_range": (None, 0),
-        "prompt_logprobs": _NONE,
-        "return_token_ids": _OFF,
+        "prompt_logprobs": (None, False, 0),
         "return_tokens_as_token_ids": _OFF,
         "return_hidden_states": _OFF,
         # Models beside the model, and requests in parts.
         "lora_path": _EMPTY,
-        "lora_request": _NONE,
+        "lora_request": _EMPTY,
         "adapters": _EMPTY,
         "draft_model": _EMPTY,
-        "num_draft_tokens": _NONE,
         "session_params": _EMPTY,
-        "kv_transfer_params": _NONE,
+        "kv_transfer_params": _EMPTY,
         "bootstrap_host": _NONE,
         "bootstrap_room": _NONE,
-        "priority": (None, 0),
     }
 )
 CHAT_NEUTRAL: Final[Neutral] = MappingProxyType(
     {**NEUTRAL, "echo": _OFF, "add_special_tokens": _OFF, "prompt": _NONE}
 )
 COMPLETION_NEUTRAL: Final[Neutral] = MappingProxyType(
-    {**NEUTRAL, "add_special_tokens": (None, True), "top_logprobs": _NONE}
+    {
+        **NEUTRAL,
+        "add_special_tokens": (None, True),
+        "top_logprobs": (None, False, 0, -1),
+        "reasoning_effort": _NONE,
+    }
 )
-_MESSAGE_NEUTRAL: Final[Neutral] = MappingProxyType(
-    {"tool_calls": _EMPTY, "tool_call_id": _NONE, "function_call": _NONE, "audio": _NONE}
+# What a choice of "none" makes meaningless.
+_CHOSEN_BY: Final[Mapping[str, str]] = MappingProxyType(
+    {"tools": "tool_choice", "functions": "function_call"}
+)
+# mlx_lm's: how many of the last tokens a penalty counts, where ours counts all of them.
+_WINDOWS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "repetition_context_size": "repetition_penalty",
+        "presence_context_size": "presence_penalty",
+        "frequency_context_size": "frequency_penalty",
+    }
+)
+_DEFAULT_WINDOW: Final = 20
+_NO_PENALTY: Final[Mapping[str, float]] = MappingProxyType(
+    {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
 )
 
 
-def refuse_unsupported(extras: Mapping[str, Any], neutral: Neutral, *, choices: int) -> None:
+def refuse_unsupported(fields: GenerationFields, neutral: Neutral) -> None:
     """Raise ApiError for the first known parameter that would change the answer."""
-    for name, value in extras.items():
-        if name == "best_of" and value not in (None, 1, choices):
-            raise unsupported(name, value, f"leave it out, or use n ({choices})")
-        if name in neutral and value not in neutral[name]:
+    for name, value in fields.extras.items():
+        if name in _CHOSEN_BY and fields.extras.get(_CHOSEN_BY[name]) == "none":
+            continue
+        if name == "best_of" and not _is_one_of(value, (None, 1, fields.choices)):
+            raise unsupported(name, value, f"leave it out, or use n ({fields.choices})")
+        if name in _WINDOWS and not _is_neutral_window(fields, name, value):
+            raise unsupported(
+                name, value, f"{_WINDOWS[name]} counts the whole answer here: leave it out"
+            )
+        if name in neutral and not _is_one_of(value, neutral[name]):
             raise unsupported(name, value, "leave it out")
 
 
-def refuse_message_fields(index: int, extras: Mapping[str, Any]) -> None:
-    """The same for the fields of one chat message."""
-    for name, value in extras.items():
-        if name in _MESSAGE_NEUTRAL and value not in _MESSAGE_NEUTRAL[name]:
-            raise unsupported(f"messages.{index}.{name}", value, "leave it out")
+def _is_one_of(value: object, neutral: Iterable[object]) -> bool:
+    return any(same_value(value, each) for each in neutral)
+
+
+def _is_neutral_window(fields: GenerationFields, name: str, value: object) -> bool:
+    """Whether there is nothing to count, or the size is the one that clients send unasked."""
+    penalty = getattr(fields, _WINDOWS[name])
+    if penalty in (None, _NO_PENALTY[_WINDOWS[name]]):
+        return True
+    return _is_one_of(value, (None, 0, _DEFAULT_WINDOW))

@@ -25,9 +25,11 @@ class Piece:
 
     text: str
     logprobs: tuple[ShownToken, ...] = ()
+    ids: tuple[int, ...] = ()
+    """The tokens behind it, if they are to be shown: all of them, with or without text."""
 
     def __bool__(self) -> bool:
-        return bool(self.text or self.logprobs)
+        return bool(self.text or self.logprobs or self.ids)
 
 
 def _no_text(_token: int) -> str:
@@ -41,7 +43,8 @@ class ChoiceText:
     counted beyond the token that completes it. Log-probabilities wait for the text of their
     token, so that they do not give away a stop string either. Stop strings match
     with the names of special tokens, which ``special_text`` gives, though ``detokenizer`` leaves
-    them out (``skip_special_tokens``).
+    them out (``skip_special_tokens``). One is met by the token behind the first ``min_tokens`` at
+    the earliest.
     """
 
     def __init__(
@@ -52,12 +55,16 @@ class ChoiceText:
         special_text: Callable[[int], str] = _no_text,
         *,
         skip_special_tokens: bool = True,
+        min_tokens: int = 0,
+        shows_ids: bool = False,
     ) -> None:
         self._detokenizer = detokenizer
         self._stops = stops
         self._stop_token_ids = stop_token_ids
         self._special_text = special_text
         self._skips_special = skip_special_tokens
+        self._min_tokens = min_tokens
+        self._shows_ids = shows_ids
         self._waiting: list[ShownToken] = []
         self._decoded_chars = 0
         self._shown_chars = 0
@@ -72,18 +79,21 @@ class ChoiceText:
         """Take further tokens and return what they allow to show."""
         if not self._stops.active and not new.logprobs:
             self.completion_tokens += len(new.ids)
-            return self._piece(self._decode(new.ids))
+            return self._piece(self._decode(new.ids), new.ids)
+        num_before = self.completion_tokens
         texts: list[str] = []
         for at, token in enumerate(new.ids):
             self.completion_tokens += 1
             if new.logprobs:
                 self._waiting.append(ShownToken(token, new.logprobs[at], self._decoded_chars))
-            texts.append(self._stops.push(self._decode((token,))))
+            texts.append(self._stops.push(self._decode((token,)), may_end=self._may_end))
             if not self._stops.stopped and self._stops.active:
-                texts.append(self._stops.push(self._hidden_text(token), hidden=True))
+                name = self._hidden_text(token)
+                texts.append(self._stops.push(name, hidden=True, may_end=self._may_end))
             if self._stops.stopped:
                 break
-        return self._piece("".join(texts))
+        taken = new.ids[: self.completion_tokens - num_before]
+        return self._piece("".join(texts), taken)
 
     def finish(self) -> Piece:
         """Return the rest. It may still turn out to be a stop string."""
@@ -91,8 +101,12 @@ class ChoiceText:
             return Piece("")
         rest = self._detokenizer.finish()
         self._decoded_chars += len(rest)
-        text = self._stops.push(rest)
+        text = self._stops.push(rest, may_end=self._may_end)
         return self._piece(text if self.stopped else text + self._stops.finish(), last=True)
+
+    @property
+    def _may_end(self) -> bool:
+        return self.completion_tokens > self._min_tokens
 
     def _decode(self, ids: tuple[int, ...]) -> str:
         if ids and ids[-1] in self._stop_token_ids:
@@ -106,17 +120,18 @@ class ChoiceText:
             return self._special_text(token)
         return ""
 
-    def _piece(self, text: str, *, last: bool = False) -> Piece:
+    def _piece(self, text: str, ids: tuple[int, ...] = (), *, last: bool = False) -> Piece:
+        ids = ids if self._shows_ids else ()
         self._shown_chars += len(text)
         if not self._waiting:
-            return Piece(text)
+            return Piece(text, (), ids)
         num_ready = len(self._waiting)
         if self.stopped or not last:
             # Tokens without text of their own wait for the text behind them. They may be many.
             num_ready = bisect_left(self._waiting, self._shown_chars, key=_text_offset)
         ready = tuple(self._waiting[:num_ready])
         del self._waiting[: None if self.stopped else num_ready]
-        return Piece(text, ready)
+        return Piece(text, ready, ids)
 
 
 def _text_offset(token: ShownToken) -> int:

@@ -1,6 +1,7 @@
 """What the JSON files of a model directory say to the text side."""
 
 import json
+import logging
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,14 +10,16 @@ from typing import Any, Final
 from mlx_dp.orchestrator.text.text_model import ModelFacts, SamplingDefaults
 from mlx_dp.proto.errors import ConfigError
 
+logger = logging.getLogger(__name__)
+
 Json = Mapping[str, Any]
 
-# name -> (lowest, highest), as requests have them.
-_SAMPLING_BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
-    "temperature": (0.0, 100.0),
-    "top_p": (1e-9, 1.0),
-    "top_k": (-1, 2**31 - 1),
-    "repetition_penalty": (1e-9, 100.0),
+# name -> (lowest, highest, both in words), as requests have them.
+_SAMPLING_BOUNDS: Final[Mapping[str, tuple[float, float, str]]] = {
+    "temperature": (0.0, 100.0, "a number from 0 to 100"),
+    "top_p": (1e-9, 1.0, "a number above 0, and at most 1"),
+    "top_k": (-1, 2**31 - 1, "an integer from -1 to 2147483647"),
+    "repetition_penalty": (1e-9, 100.0, "a number above 0, and at most 100"),
 }
 
 
@@ -53,13 +56,22 @@ def read_facts(directory: Path, *, vocab_size: int, eos_token_ids: tuple[int, ..
 
 def _sampling(generation: Json, path: Path) -> SamplingDefaults:
     found: dict[str, Any] = {}
-    for name, (lowest, highest) in _SAMPLING_BOUNDS.items():
+    for name, (lowest, highest, wanted) in _SAMPLING_BOUNDS.items():
         value = generation.get(name)
         if value is None:
             continue
         number = type(value) in (int, float) and math.isfinite(value)
-        if not number or not lowest <= value <= highest:
-            raise ConfigError(f"{path} has {name} {value!r}, which is not in {lowest}..{highest}")
+        whole = name != "top_k" or (number and value == int(value))
+        if not number or not whole or not lowest <= value <= highest:
+            # It is a default only: a client that sets its own never meets it.
+            logger.warning(
+                "%s: %s is ignored: it should be %s, and is %.80s",
+                path,
+                name,
+                wanted,
+                ascii(value),
+            )
+            continue
         found[name] = max(0, int(value)) if name == "top_k" else float(value)
     return SamplingDefaults(**found)
 

@@ -1,5 +1,6 @@
 """Finds stop strings in text that arrives in pieces, without ever showing a part of one."""
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
 
@@ -25,14 +26,18 @@ class StopStrings:
     def active(self) -> bool:
         return bool(self._stops)
 
-    def push(self, text: str, *, hidden: bool = False) -> str:
-        """Return the text that may be shown now; ``stopped`` tells whether a stop was met."""
+    def push(self, text: str, *, hidden: bool = False, may_end: bool = True) -> str:
+        """Return the text that may be shown now; ``stopped`` tells whether a stop was met.
+
+        Unless it ``may_end``, a stop string that this text completes is text as any other.
+        """
         assert not self.stopped, "text after the stop"
         if not self._stops:
             return "" if hidden else text
+        passed = len(self._held)
         self._held += text
         self._hidden.extend(bytes([hidden]) * len(text))
-        start = self._first_stop()
+        start = self._first_stop(passed) if may_end else None
         if start is not None:
             self.stopped = True
             shown = self._shown(start)
@@ -69,18 +74,22 @@ class StopStrings:
             return None
         return [at for at, hidden in enumerate(self._hidden) if not hidden]
 
-    def _first_stop(self) -> int | None:
-        """Where the stop that is complete first starts, or None."""
-        found = list(self._matches(self._held))
+    def _first_stop(self, passed: int) -> int | None:
+        """Where the stop that is complete first starts, or None.
+
+        What ends within the first ``passed`` characters was let pass already.
+        """
+        found = list(self._matches(self._held, passed))
         places = self._shown_places()
         if places is not None:
             text = "".join([self._held[at] for at in places])
-            found += [(places[end - 1] + 1, places[at]) for end, at in self._matches(text)]
+            matches = self._matches(text, bisect_left(places, passed))
+            found += [(places[end - 1] + 1, places[at]) for end, at in matches]
         return min(found)[1] if found else None
 
-    def _matches(self, text: str) -> Iterator[tuple[int, int]]:
+    def _matches(self, text: str, passed: int) -> Iterator[tuple[int, int]]:
         for stop in self._stops:
-            at = text.find(stop)
+            at = text.find(stop, max(0, passed - len(stop) + 1))
             if at >= 0:
                 yield at + len(stop), at
 

@@ -1,7 +1,6 @@
 """Flags that are refused, and what the rest turn into."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest

@@ -256,3 +256,40 @@ def test_a_model_without_a_tokenizer_warms_up_and_says_so_to_each_grammar(tmp_pa
 
 def test_a_tokenizer_larger_than_the_logits_is_a_fault(model_path):
     assert "vocab" in str(GrammarCompiler(model_path, 100).fault(regex("a"), STOPS))
+
+
+def ends_at_once(tokens):
+    return np.array([token for token in tokens if token in STOPS])
+
+
+@pytest.mark.parametrize(("least", "length"), [(0, 1), (1, 1), (3, 3), (5, 5), (9, 5)])
+def test_an_answer_does_not_end_before_its_least_length_while_its_grammar_goes_on(
+    compiler, text, least, length
+):
+    masks = GrammarMasks(compiler)
+    # Complete after each letter, and with nothing to follow after the fifth.
+    masks.join(1, request(regex("[a-c]{1,5}"), STOPS, min_tokens=least))
+    answer = play(masks, [1], STOPS, prefer=ends_at_once)[1]
+    assert answer[-1] in STOPS
+    assert len(text(answer)) == length
+
+
+@pytest.mark.parametrize("emitted", range(5))
+def test_what_an_earlier_owner_emitted_is_part_of_the_least_length(compiler, text, emitted):
+    whole = [token for token in range(VOCAB_SIZE) if chr_of(token) == "a"] * 5
+    masks = GrammarMasks(compiler)
+    masks.join(1, request(regex("a{0,9}"), STOPS, whole[:emitted], min_tokens=3))
+    answer = [*whole[:emitted], *play(masks, [1], STOPS, prefer=ends_at_once)[1]]
+    assert len(text(answer)) == max(3, emitted)
+
+
+def test_a_stop_token_in_the_grammars_own_text_waits_for_the_least_length(compiler):
+    [letter_a, letter_b] = [
+        token for each in "ab" for token in range(VOCAB_SIZE) if chr_of(token) == each
+    ]
+    masks = GrammarMasks(compiler)
+    masks.join(1, request(regex("[ab]{1,3}"), (*STOPS, letter_a), min_tokens=2))
+    for step in range(3):
+        found = masks.fill([1])
+        assert (letter_a in allowed(found, 0)) == (step == 2)
+        masks.take([(1, letter_b)])

@@ -109,7 +109,11 @@ class FakeEngine:
         assert len(request.output_ids) < request.max_tokens, request
         self._rows[slot] = FakeRow(
             answer=FakeAnswer(
-                self._options.seed, self._options.vocab_size, request.prompt_ids, request.params
+                self._options.seed,
+                self._options.vocab_size,
+                request.prompt_ids,
+                request.params,
+                request.stop_token_ids,
             ),
             ids=[*request.prompt_ids, *request.output_ids],
             prompt_tokens=request.prefill_tokens,

@@ -10,8 +10,9 @@ The token at answer position ``p`` is a function of
 and of nothing else: neither the batch, nor the slot, nor how the prompt was chunked, nor which
 worker runs it. Read as bytes, an answer is lower-case words of five letters with spaces between.
 A request with a ``logit_bias`` of 100 gets the first such token at every position, as the bias
-asks; so can a client make an answer end at once, since no end token is ever drawn otherwise. All
-other sampling parameters are ignored. Token ids are taken modulo the vocabulary size.
+asks; so can a client make an answer end at once, since no end token is ever drawn otherwise, or,
+with ``min_tokens``, after as many. All other sampling parameters are ignored. Token ids are taken
+modulo the vocabulary size.
 """
 
 import hashlib
@@ -41,7 +42,12 @@ class FakeAnswer:
     """The tokens of one request by position."""
 
     def __init__(
-        self, engine_seed: int, vocab_size: int, prompt_ids: Sequence[int], params: SamplingParams
+        self,
+        engine_seed: int,
+        vocab_size: int,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        stop_token_ids: Sequence[int] = (),
     ) -> None:
         digest = hashlib.blake2b(digest_size=8)
         for number in (engine_seed, 0 if params.greedy else params.seed, *prompt_ids):
@@ -52,9 +58,10 @@ class FakeAnswer:
         self._forced = next(
             (token for token, bias in params.logit_bias if bias == _FORCING_BIAS), None
         )
+        self._forced_from = params.min_tokens if self._forced in stop_token_ids else 0
 
     def token(self, position: int) -> int:
-        if self._forced is not None:
+        if self._forced is not None and position >= self._forced_from:
             return self._forced
         word, letter = divmod(position, _WORD_TOKENS)
         start = scramble((self._key + word) * GOLDEN) % _NUM_WORDS * _WORD_TOKENS

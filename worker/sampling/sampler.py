@@ -13,6 +13,7 @@ from mlx_dp.worker.grammar_masks import RowMasks
 from mlx_dp.worker.sampling.filters import filter_logits
 from mlx_dp.worker.sampling.key import draw_key
 from mlx_dp.worker.sampling.logit_masks import apply_masks
+from mlx_dp.worker.sampling.min_tokens import MinTokens
 from mlx_dp.worker.sampling.penalties import Penalties
 
 _IMPOSSIBLE: Final = -9999.0
@@ -76,6 +77,7 @@ class Sampler:
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
         self._penalties = Penalties(vocab_size)
+        self._min_tokens = MinTokens(vocab_size)
         self._params: list[SamplingParams] = []
         self._random: list[int] = []
         self._logprob_rows: tuple[int, ...] = ()
@@ -87,6 +89,7 @@ class Sampler:
         self._random = [i for i, p in enumerate(self._params) if not p.greedy]
         self._logprob_rows = tuple(i for i, p in enumerate(self._params) if p.logprobs is not None)
         self._bias = _bias_of(self._params)
+        self._min_tokens.set_rows(requests)
         self._penalties.set_rows(keys, requests)
 
     def draw(
@@ -98,6 +101,7 @@ class Sampler:
         """
         logits = logits.astype(mx.float32)
         edited = logits if masks is None else apply_masks(logits, masks)
+        edited = self._min_tokens.apply(edited, positions)
         edited = edited if self._bias is None else self._bias.apply(edited)
         edited = self._penalties.apply(edited)
         tokens = self._choose(edited, positions)

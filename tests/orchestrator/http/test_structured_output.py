@@ -78,6 +78,12 @@ NEUTRAL: list[dict[str, Any]] = [
     {"guided_json": None, "guided_regex": None, "structured_outputs": None},
     {"structured_outputs": {"json_object": False, "json": None, "disable_fallback": True}},
     {"guided_decoding_backend": "xgrammar"},
+    {"response_format": {}},
+    {"grammar": "", "guided_grammar": "", "regex": "", "guided_regex": ""},
+    {"json_schema": "", "guided_json": "", "guided_choice": []},
+    {"structured_outputs": {"json": "", "regex": "", "choice": [], "grammar": ""}},
+    {"structured_outputs": {}},
+    {"ebnf": "", "structural_tag": ""},
 ]
 
 
@@ -88,10 +94,48 @@ def test_nothing_asked_is_no_grammar(fields: dict[str, Any]) -> None:
     assert service.generation.grammar is None
 
 
+TURNED = dict(reversed(SCHEMA.items()))
+TWICE: list[tuple[dict[str, Any], GrammarKind, str]] = [
+    ({"guided_grammar": LARK, "structured_outputs": {"grammar": LARK}}, GrammarKind.LARK, LARK),
+    ({"guided_grammar": LARK, "grammar": LARK}, GrammarKind.LARK, LARK),
+    ({"guided_regex": "a+", "regex": "a+"}, GrammarKind.REGEX, "a+"),
+    (
+        {"guided_choice": ["a", "b"], "structured_outputs": {"choice": ["a", "b"]}},
+        GrammarKind.LARK,
+        LARK,
+    ),
+    (
+        {"response_format": named(SCHEMA), "guided_json": json.dumps(SCHEMA, indent=2)},
+        GrammarKind.JSON_SCHEMA,
+        SCHEMA_TEXT,
+    ),
+    (
+        {"response_format": named(SCHEMA), "json_schema": TURNED},
+        GrammarKind.JSON_SCHEMA,
+        SCHEMA_TEXT,
+    ),
+    (
+        {"response_format": {"type": "json_object"}, "structured_outputs": {"json_object": True}},
+        GrammarKind.JSON_SCHEMA,
+        ANY_OBJECT,
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "kind", "text"), TWICE)
+def test_the_same_form_in_two_fields_is_one(
+    fields: dict[str, Any], kind: GrammarKind, text: str
+) -> None:
+    service = ScriptedService()
+    assert send(service, **fields).status_code == 200
+    assert service.generation.grammar == Grammar(kind=kind, text=text)
+
+
 LONG = "x" * (MAX_GRAMMAR_CHARS + 1)
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"response_format": {"type": "xml"}}, "response_format.type", "json_schema"),
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "required"),
+    ({"response_format": {"schema": SCHEMA}}, "response_format.type", "required"),
     ({"response_format": named(None)}, "response_format.json_schema.schema", "JSON object"),
     ({"response_format": named([1])}, "response_format.json_schema.schema", "JSON object"),
     ({"guided_json": "{"}, "guided_json", "JSON of an object"),
@@ -101,11 +145,9 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"guided_json": '{"minimum": NaN}'}, "guided_json", "finite"),
     ({"guided_json": {"description": LONG}}, "guided_json", str(MAX_GRAMMAR_CHARS)),
     ({"guided_regex": LONG}, "guided_regex", str(MAX_GRAMMAR_CHARS)),
-    ({"guided_regex": ""}, "guided_regex", "at least 1"),
     ({"guided_regex": 1}, "guided_regex", "string"),
     ({"guided_grammar": LONG}, "guided_grammar", str(MAX_GRAMMAR_CHARS)),
     ({"guided_choice": ["x" * 40_000, "y" * 40_000]}, "guided_choice", str(MAX_GRAMMAR_CHARS)),
-    ({"guided_choice": []}, "guided_choice", "at least 1"),
     ({"guided_choice": ["a", ""]}, "guided_choice.1", "at least 1"),
     ({"guided_choice": ["a"] * 1025}, "guided_choice", "1024"),
     ({"grammar": 'root ::= "a"'}, "grammar", "Lark"),
@@ -124,6 +166,15 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"structured_outputs": {"json": SCHEMA, "regex": "a"}}, "structured_outputs.regex", "one of"),
     ({"guided_json": SCHEMA, "regex": "a"}, "regex", "guided_json"),
+    ({"guided_regex": "a", "regex": "b"}, "regex", "guided_regex"),
+    (
+        {"guided_grammar": LARK, "structured_outputs": {"grammar": 'start: "a"'}},
+        "guided_grammar",
+        "structured_outputs.grammar",
+    ),
+    ({"guided_json": {"const": 1}, "json_schema": {"const": True}}, "json_schema", "guided_json"),
+    ({"guided_regex": "a", "regex": "a", "guided_choice": ["a"]}, "guided_choice", "guided_regex"),
+    ({"guided_regex": '"a"', "guided_json": {"const": "a"}}, "guided_regex", "guided_json"),
     (
         {"response_format": {"type": "json_object"}, "guided_choice": ["a"]},
         "guided_choice",

@@ -63,3 +63,25 @@ def test_no_more_is_held_back_than_must_be(stops: list[str], pieces: list[str]) 
 
 def test_without_stops_text_passes_at_once() -> None:
     assert run([], ["a", "b"]) == ("ab", False)
+
+
+def early(stops: list[str], text: str, least: int) -> tuple[str, bool]:
+    """The same, where no stop counts that ends within the first ``least`` characters."""
+    for end in range(least + 1, len(text) + 1):
+        ends = [stop for stop in stops if text[:end].endswith(stop)]
+        if ends:
+            return text[: end - max(map(len, ends))], True
+    return text, False
+
+
+@given(stops=STOPS, text=TEXT, least=st.integers(0, 12))
+def test_stops_that_end_too_early_are_text(stops: list[str], text: str, least: int) -> None:
+    matcher = StopStrings(stops)
+    shown = ""
+    for at, character in enumerate(text):
+        shown += matcher.push(character, may_end=at >= least)
+        if matcher.stopped:
+            break
+    else:
+        shown += matcher.finish()
+    assert (shown, matcher.stopped) == early(stops, text, least)

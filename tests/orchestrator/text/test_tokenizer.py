@@ -76,9 +76,8 @@ def test_nested_text_config_counts(directory: Path) -> None:
         ("tokenizer.json", "{"),
         ("tokenizer.json", "{}"),
         ("config.json", "[]"),
-        ("generation_config.json", '{"temperature": "hot"}'),
-        ("generation_config.json", '{"top_p": 2}'),
-        ("generation_config.json", '{"temperature": NaN}'),
+        ("generation_config.json", '{"temperature": '),
+        ("generation_config.json", "[]"),
         ("chat_template.jinja", "{% if %}"),
     ],
 )

@@ -1,5 +1,6 @@
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from engine_contract import (
@@ -84,6 +85,19 @@ def test_no_answer_ends_by_itself_unless_a_bias_forces_the_end() -> None:
     assert END_OF_TEXT not in answer(fake(), request(5, max_tokens=500))
     forced = SamplingParams(logit_bias=((END_OF_TEXT, 100.0),))
     assert answer(fake(), request(5, max_tokens=3, params=forced)) == [END_OF_TEXT] * 3
+
+
+def test_a_forced_end_waits_for_the_least_length_also_at_another_worker() -> None:
+    params = SamplingParams(logit_bias=((END_OF_TEXT, 100.0),), min_tokens=4)
+    given = replace(request(5, max_tokens=6, params=params), stop_token_ids=(END_OF_TEXT,))
+    free = answer(fake(), request(5, max_tokens=6, params=SamplingParams()))
+    whole = answer(fake(), given)
+    assert whole == [*free[:4], END_OF_TEXT, END_OF_TEXT]
+    for cut in range(1, 6):
+        rest = answer(fake(), replace(given, output_ids=tuple(whole[:cut])))
+        assert [*whole[:cut], *rest] == whole
+    # A forced token that is no stop token has nothing to wait for.
+    assert answer(fake(), replace(given, stop_token_ids=())) == [END_OF_TEXT] * 6
 
 
 def test_a_small_vocabulary_is_kept_to() -> None:
