@@ -3,6 +3,7 @@
 import re
 from typing import Final
 
+from mlx_dp.orchestrator.control.liveness import SUSPICIOUS_BEATS
 from mlx_dp.orchestrator.control.prefix_affinity import PREFIX_AFFINITY
 from mlx_dp.orchestrator.control.router import check_method
 from mlx_dp.orchestrator.flags import FakeFlags, Flags, HttpFlags, OwnerFlags
@@ -52,6 +53,7 @@ def check_flags(flags: Flags) -> None:
         ("--restart-delay", flags.owners.restart_delay),
     ):
         _seconds(flag, value_s, most=3600.0)
+    _check_hang_timeout(flags.owners)
     _seconds("--restart-window", flags.owners.restart_window)
     if flags.owners.start_timeout is not None:
         _seconds("--start-timeout", flags.owners.start_timeout)
@@ -160,6 +162,16 @@ def _check_group(flags: OwnerFlags) -> None:
                 f"{flag} is for a group of processes, and plain replicas compute alone: use "
                 "--enable-dp-attention too, or omit the flag"
             )
+
+
+def _check_hang_timeout(flags: OwnerFlags) -> None:
+    least_s = SUSPICIOUS_BEATS * flags.heartbeat_interval
+    if flags.hang_timeout < least_s:
+        raise ConfigError(
+            f"--hang-timeout {flags.hang_timeout:g} is less than {SUSPICIOUS_BEATS} heartbeats of "
+            f"{flags.heartbeat_interval:g} s, so that one late heartbeat would cost a worker: use "
+            f"at least {least_s:g}"
+        )
 
 
 def _check_key(flags: HttpFlags) -> None:

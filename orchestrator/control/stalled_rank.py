@@ -41,8 +41,7 @@ def stalled_rank(
 
 def _awaits(pulse: Pulse, limits: LivenessLimits, now: float) -> int | None:
     """For whom a rank waits, as far as what it said still holds."""
-    fresh_s = limits.suspicious_beats * limits.heartbeat_interval_s
-    if pulse.last is None or now - pulse.heard_at > fresh_s:
+    if pulse.last is None or now - pulse.heard_at > limits.suspicious_s:
         return None
     return pulse.last.awaits_rank
 
