@@ -7,7 +7,7 @@ MIN_CHUNK_TOKENS: Final = 32
 FIRST_CHUNK_TOKENS: Final = 512
 """The most until a step was measured: the controller can only guess how long such a step takes."""
 LONGEST_CHUNK_S: Final = 20.0
-"""A chunk that takes longer gains nothing by its size, and hides a hang and an abort for as long."""
+"""A chunk that takes longer gains nothing by its size, and delays the notice of a hang."""
 DEFAULT_SLOWDOWN: Final = 1.5
 MAX_SLOWDOWN: Final = 2.25
 """However many wait. The target is 2.5 at the 99th percentile, and steps vary."""
