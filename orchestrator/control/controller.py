@@ -22,7 +22,7 @@ _logger = logging.getLogger(__name__)
 
 
 class ServiceDeadError(Exception):
-    """Every worker has failed for good. The message is the first cause.
+    """Every worker has failed for good. The message is the last cause.
 
     ``kind`` tells a configuration that cannot work from a crash; None: it crashed.
     """
