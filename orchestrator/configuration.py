@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from mlx_dp.orchestrator.control.liveness import SUSPICIOUS_BEATS
 from mlx_dp.orchestrator.control.prefix_affinity import PREFIX_AFFINITY
 from mlx_dp.orchestrator.control.router import check_method
 from mlx_dp.orchestrator.flags import FakeFlags, Flags, HttpFlags, ModelFlags, OwnerFlags
@@ -54,6 +55,7 @@ def check_flags(flags: Flags) -> None:
         ("--restart-delay", flags.owners.restart_delay),
     ):
         _seconds(flag, value_s, most=3600.0)
+    _check_hang_timeout(flags.owners)
     _seconds("--restart-window", flags.owners.restart_window)
     if flags.owners.start_timeout is not None:
         _seconds("--start-timeout", flags.owners.start_timeout)
@@ -171,6 +173,16 @@ def _check_group(flags: OwnerFlags) -> None:
         raise ConfigError(
             f"--chunked-prefill-size {flags.chunked_prefill_size} leaves 0 tokens per owner "
             f"(dp_size={flags.dp_size}): use at least {flags.dp_size}, or omit the flag"
+        )
+
+
+def _check_hang_timeout(flags: OwnerFlags) -> None:
+    least_s = SUSPICIOUS_BEATS * flags.heartbeat_interval
+    if flags.hang_timeout < least_s:
+        raise ConfigError(
+            f"--hang-timeout {flags.hang_timeout:g} is less than {SUSPICIOUS_BEATS} heartbeats of "
+            f"{flags.heartbeat_interval:g} s, so that one late heartbeat would cost a worker: use "
+            f"at least {least_s:g}"
         )
 
 

@@ -189,14 +189,18 @@ class OwnerFlags:
             "Default: 600, and as long as its weights take to be read at 20 MB/s."
         ),
     ] = None
+    hang_timeout: Annotated[
+        float,
+        _owners(
+            help="Seconds without a sign of progress after which a worker is killed and replaced. "
+            "While it computes a prompt it gets more, by the pace that it has measured. From "
+            "2 to 3600."
+        ),
+    ] = 10.0
     # Hidden: the defaults suit every model, and trials of faults need shorter times.
     heartbeat_interval: Annotated[
         float, _owners(hidden=True, help="Seconds between two heartbeats of a worker.")
     ] = 0.5
-    hang_timeout: Annotated[
-        float,
-        _owners(hidden=True, help="Seconds without a decode step, after which a worker is hung."),
-    ] = 10.0
     restart_delay: Annotated[
         float,
         _owners(

@@ -190,6 +190,8 @@ class OwnerState:
     message: str = ""
     restarting: bool = False
     """It is being replaced on request: what may only go there waits for its successor."""
+    overdue: bool = False
+    """It is silent, or makes no progress, for longer than its step may take."""
     passes: PassTotals | None = None
     """Of its present process, as a rank of a group."""
 

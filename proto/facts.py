@@ -194,6 +194,8 @@ class Heartbeat:
     """What rows, cached prefixes and states take of ``OwnerCapacity.cache_nbytes``."""
     step_tokens: Count = 0
     """Prompt tokens in the steps under way: no beat leaves until those are through."""
+    prefill_token_s: Annotated[float, Meta(ge=0.0)] | None = None
+    """Seconds of one prompt token in its recent steps, the slow ones; None: none measured yet."""
     malformed_frames: Count = 0
     """Frames of ours that it could not read, and has dropped."""
     awaits_rank: Rank | None = None

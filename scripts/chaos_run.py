@@ -32,8 +32,8 @@ examples:
   scripts/chaos --mlx path/to/model --trials 20      with MLX, against undisturbed greedy runs
   scripts/chaos --rows F2 --trials 200 --seed 7      other choices; the machine's timing differs
 
-Times are shortened: a heartbeat every 0.1 s, hung after 1 s, restarts without long delays.
-F21 and F25 are shown by the simulation in tests/faults, 10 runs for each trial.
+Times are shortened: a heartbeat every 0.1 s, hung after 1 s, restarts without long delays; not
+those of F28. F21, F25 and F29 are shown by the simulation in tests/faults, 10 runs for each trial.
 """
 
 

@@ -86,7 +86,8 @@ class Row:
     """One fault. ``trial`` harms the stage once, and returns when all is well again.
 
     ``fresh``: each trial brings a service of its own. ``orders``: what its workers find at their
-    start, see chaos_hook. ``bounds_s``: of detection and recovery. ``hang_s``: the hang time-out.
+    start, see chaos_hook. ``bounds_s``: of detection and recovery. ``hang_s``: the hang time-out;
+    None leaves the product's own times.
     """
 
     name: str
@@ -99,7 +100,7 @@ class Row:
     fresh: bool = False
     load: bool = True
     bounds_s: tuple[float, float] = (float("inf"), float("inf"))
-    hang_s: float = HANG_S
+    hang_s: float | None = HANG_S
 
 
 class Stage:
@@ -127,8 +128,10 @@ class Stage:
         return self._load
 
     def arguments(self, *more: str) -> tuple[str, ...]:
-        hang_s = self.row.hang_s * self.settings.patience
-        times = ("--heartbeat-interval", f"{HEARTBEAT_S}", "--hang-timeout", f"{hang_s:g}")
+        times: tuple[str, ...] = ()
+        if self.row.hang_s is not None:
+            hang_s = self.row.hang_s * self.settings.patience
+            times = ("--heartbeat-interval", f"{HEARTBEAT_S}", "--hang-timeout", f"{hang_s:g}")
         patience = ("--max-restarts", "1000000", "--restart-delay", "0.002")
         workers = ("--dp-size", str(self.settings.workers))
         engine = self.settings.engine(rate=self.row.rate)

@@ -67,18 +67,20 @@ class Bench:
         slots: int = 2,
         budget: int | None = None,
         chunk: int = 64,
+        pool: int = 1_000,
         prefix_cache: bool = False,
+        channel: type[FakeChannel] | None = None,
     ) -> None:
         """``budget`` is in tokens of KV."""
         self.time = VirtualTime()
-        self.channel = FakeChannel(self.time)
+        self.channel = (channel or FakeChannel)(self.time)
         self.engine = engine(
             options, clock=self.time.clock, sleep=self.time.sleep, prefix_cache=prefix_cache
         )
         capacity = OwnerCapacity(
             request_slots=slots,
             auxiliary_slots=slots * auxiliary_ratio(prefix_cache=True) if options.hybrid else 0,
-            pool_tokens=1_000,
+            pool_tokens=pool,
             cache_nbytes=None if budget is None else budget * KV_BYTES_PER_TOKEN,
         )
         self.engine.open(capacity)

@@ -5,8 +5,10 @@ from typing import Final
 
 from mlx_dp.worker.engine import Engine
 from mlx_dp.worker.held_verbs import HeldVerbs
+from mlx_dp.worker.prefill_pace import PrefillPace
 from mlx_dp.worker.pulse import Moment, Pulse
 from mlx_dp.worker.scheduler import Scheduler
+from mlx_dp.worker.step_timer import StepTime
 
 
 class Beats:
@@ -29,6 +31,7 @@ class Beats:
         self._scheduler: Final = scheduler
         self._pulse: Final = pulse
         self._clock: Final = clock
+        self._pace: Final = PrefillPace()
         self._own_tokens = 0
         self._peer_tokens = 0
         self._peer_tokens_before = 0
@@ -46,9 +49,20 @@ class Beats:
         self._tell()
 
     def launched(self, own_tokens: int) -> None:
-        """The step is launched, and so many prompt tokens may still be under way."""
+        """The step is launched, and so many prompt tokens may still be under way.
+
+        The step before it is done, whose tokens the controller must not allow time for any more.
+        """
         self._own_tokens = own_tokens
         self.step += 1
+        self._tell()
+
+    def took(self, step: StepTime) -> None:
+        """A step was measured: its prompt tokens tell how long the next ones may take."""
+        # A step that blocks is measured itself, any other while the next one is under way.
+        blocks = self._engine.facts.blocks
+        peer_tokens = self._peer_tokens if blocks else self._peer_tokens_before
+        self._pace.observe(step.duration_s, step.prefilled + peer_tokens)
 
     def rest(self) -> None:
         """Nothing of one's own is under way."""
@@ -78,7 +92,7 @@ class Beats:
         return self._own_tokens + self._peer_tokens + self._peer_tokens_before
 
     def _tell(self) -> None:
-        # The controller has to hear of it before: no beat leaves while the device computes.
+        # The controller has to hear of a step before it: no beat leaves while the device computes.
         if not self._pulse.tells(self._step_tokens):
             self._beat()
 
@@ -88,6 +102,7 @@ class Beats:
             step_tokens=self._step_tokens,
             malformed_frames=self._channel.malformed_frames,
             awaits_rank=awaits_rank,
+            prefill_token_s=self._pace.token_s,
         )
         self._channel.send(
             self._pulse.beat(self._clock(), moment, scheduler=self._scheduler, engine=self._engine)

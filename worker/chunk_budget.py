@@ -4,6 +4,10 @@ from typing import Final
 
 MIN_CHUNK_TOKENS: Final = 32
 """A smaller chunk costs nearly as much as this one, since it reads all weights as well."""
+FIRST_CHUNK_TOKENS: Final = 512
+"""The most until a step was measured: the controller can only guess how long such a step takes."""
+LONGEST_CHUNK_S: Final = 20.0
+"""A chunk that takes longer gains nothing by its size, and delays the notice of a hang."""
 DEFAULT_SLOWDOWN: Final = 1.5
 MAX_SLOWDOWN: Final = 2.25
 """However many wait. The target is 2.5 at the 99th percentile, and steps vary."""
@@ -20,9 +24,10 @@ class ChunkBudget:
 
     Learns the seconds of a decode alone and of a prompt token from the steps that ran; a chunk
     below the least tells nothing of a token, since nearly all of its seconds are the pass. With
-    nothing decoding, nobody waits, and a step takes ``max_tokens``. The more requests wait for
-    each one that decodes, the longer a step may take, up to ``MAX_SLOWDOWN``: smooth streams for
-    a few are not worth an idle batch.
+    nothing decoding, nobody waits, and a step takes ``max_tokens``, once one was measured and if
+    they take at most ``LONGEST_CHUNK_S``. The more requests wait for each one that decodes, the
+    longer a step may take, up to ``MAX_SLOWDOWN``: smooth streams for a few are not worth an idle
+    batch.
     """
 
     def __init__(self, max_tokens: int, *, slowdown: float = DEFAULT_SLOWDOWN) -> None:
@@ -38,7 +43,7 @@ class ChunkBudget:
     def tokens(self, *, decoding: int, waiting: int) -> int:
         """Prompt tokens for the next step, given the requests that decode and that wait."""
         if decoding == 0:
-            return self._max_tokens
+            return self._alone()
         if self._decode_s is None or self._token_s is None:
             return self._min_tokens
         spare = (self._slowdown - 1.0) * max(1.0, waiting / decoding)
@@ -47,6 +52,14 @@ class ChunkBudget:
         # The first observations may be wrong: open the budget in steps that are seen to work.
         ceiling = min(self._max_tokens, self._proven * _GROWTH)
         return max(self._min_tokens, int(min(wanted, ceiling)))
+
+    def _alone(self) -> int:
+        """Prompt tokens of a step for which nobody waits."""
+        if self._token_s is None:
+            return min(self._max_tokens, FIRST_CHUNK_TOKENS)
+        if self._token_s * self._max_tokens <= LONGEST_CHUNK_S:
+            return self._max_tokens
+        return max(self._min_tokens, int(LONGEST_CHUNK_S / self._token_s))
 
     def observe(self, duration_s: float, *, prefilled: int, decoded: int) -> None:
         """Learn from a step that ran: its seconds, its prompt tokens, the rows it decoded."""

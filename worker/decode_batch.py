@@ -1,26 +1,36 @@
 """All requests that draw a token each step, as one forward pass over the batch."""
 
+import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Final
 
 import mlx.core as mx
 
 from mlx_dp.kvcache.cached_prefix import Save
 from mlx_dp.kvcache.segments import Segments
+from mlx_dp.proto.messages import FailureKind
+from mlx_dp.proto.sampling_params import SamplingParams
 from mlx_dp.worker.decode_caches import DecodeCaches
 from mlx_dp.worker.engine import EngineRequest
+from mlx_dp.worker.failure import kind_of, sentence
 from mlx_dp.worker.grammar_masks import GrammarMasks, RowMasks
 from mlx_dp.worker.guest import Guest
 from mlx_dp.worker.launched_step import LaunchedStep
 from mlx_dp.worker.prefill import Prefill
 from mlx_dp.worker.sampling.sampler import Sampler
 
+_logger = logging.getLogger(__name__)
+
+_GREEDY: Final = SamplingParams(temperature=0.0)
+
 
 @dataclass(slots=True)
 class DecodeRow:
     """One request in the batch. ``drawn`` counts launched draws, the answer's earlier ones too.
 
+    ``fault``: why it cannot be sampled as it asks; it is drawn greedily until it is removed.
     ``left``: nobody wants it any more, and only its caches are still here, of which ``saves`` and
     ``snapshot`` are to be kept.
     """
@@ -28,6 +38,7 @@ class DecodeRow:
     key: int
     request: EngineRequest
     drawn: int
+    fault: str | None = None
     left: bool = False
     saves: tuple[Save, ...] = ()
     snapshot: int | None = None
@@ -77,11 +88,30 @@ class DecodeBatch:
         return sum(not row.done for row in self._rows.values())
 
     def join(self, key: int, request: EngineRequest, prefill: Prefill, *, room: int) -> None:
-        """Add a request whose prompt is in."""
+        """Add a request whose prompt is in.
+
+        One that cannot be prepared for sampling has a fault at its next token. Raises what says
+        nothing of the request: a lack of memory, or a lost peer.
+        """
         self._caches.join(key, prefill, room=room)
-        self._grammars.join(key, request)
-        self._rows[key] = DecodeRow(key, request, drawn=len(request.output_ids))
+        row = DecodeRow(key, request, drawn=len(request.output_ids))
+        row.fault = self._prepare(row)
+        if row.fault is not None:
+            row.request = replace(request, params=_GREEDY, grammar=None)
+        self._rows[key] = row
         self._first_tokens[key] = (request.output_ids or request.prompt_ids)[-1]
+
+    def _prepare(self, row: DecodeRow) -> str | None:
+        """Prepare what one row needs to be sampled; say why that failed, or None."""
+        try:
+            self._sampler.rehearse(row.request, row.position)
+            self._grammars.join(row.key, row.request)
+        except Exception as error:
+            if kind_of(error) is not FailureKind.INTERNAL:
+                raise
+            _logger.exception("a request cannot be sampled, and ends with an error")
+            return f"the request cannot be sampled: {sentence(error)}"
+        return None
 
     def keep(self, key: int, saves: tuple[Save, ...], snapshot: int | None) -> bool:
         """Keep a row's KV and state when it leaves; False when it is not here."""
@@ -146,7 +176,9 @@ class DecodeBatch:
         masks = self._masks(forward) if len(self._grammars) else None
         sampled = self._sampler.draw(forward.logits, [row.position for row in rows], masks)
         mx.async_eval(sampled.arrays(), self._sampler.evaluated(), self._computed(forward))
-        faults = self._grammars.faults() if masks is not None else {}
+        faults = {row.key: row.fault for row in rows if row.fault is not None}
+        if masks is not None:
+            faults |= self._grammars.faults()
         self._last = LaunchedStep(self._order, sampled, faults)
         for row in rows:
             row.drawn += 1

@@ -11,7 +11,7 @@ from mlx_dp.worker.sampling.sampler import SampledStep
 class LaunchedStep:
     """What a step draws, still lazy: row ``i`` belongs to ``keys[i]``.
 
-    ``faults`` has the rows, by key, whose grammars could not be followed in this step.
+    ``faults`` has the rows, by key, that could not be sampled as they ask in this step.
     """
 
     keys: tuple[int, ...]

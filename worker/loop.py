@@ -148,6 +148,8 @@ class WorkerLoop:
             prefilled=prompt_tokens,
             decoded=decoding,
         )
+        if took is not None:
+            self._beats.took(took)
         self._beats.launched(self._timer.prefilling)
         if took is not None:
             self._chunk_budget.observe(

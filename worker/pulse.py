@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 import psutil
 
@@ -39,6 +40,11 @@ class Moment:
     step_tokens: int
     malformed_frames: int
     awaits_rank: int | None = None
+    prefill_token_s: float | None = None
+
+
+_FEW_TOKENS: Final = 8
+"""Prompt tokens so few that no heartbeat is sent only because they are computed."""
 
 
 class Pulse:
@@ -51,8 +57,13 @@ class Pulse:
         self._told_tokens = 0
 
     def tells(self, step_tokens: int) -> bool:
-        """Whether the last heartbeat told of steps with at least so many prompt tokens."""
-        return step_tokens <= self._told_tokens
+        """Whether the last heartbeat told of about so many prompt tokens: no fewer, and no more
+        than twice as many.
+
+        The controller allows time for what it was told of, so that it has to hear as well when
+        most of that is done.
+        """
+        return step_tokens <= self._told_tokens <= max(2 * step_tokens, _FEW_TOKENS)
 
     def due_in(self, now: float) -> float:
         """Seconds to the next heartbeat; 0 when it is due."""
@@ -83,6 +94,7 @@ class Pulse:
             cached_nbytes=scheduler.cached_nbytes,
             held_nbytes=engine.held_nbytes,
             step_tokens=moment.step_tokens,
+            prefill_token_s=moment.prefill_token_s,
             malformed_frames=moment.malformed_frames,
             awaits_rank=moment.awaits_rank,
             passes=None if engine.peers is None else engine.peers.totals,

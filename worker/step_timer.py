@@ -55,8 +55,10 @@ class StepTimer:
 
     @property
     def prefilling(self) -> int:
-        """Prompt tokens in the step that was launched last, which may still be under way."""
-        return 0 if self._launched is None else self._launched.prefilled
+        """Prompt tokens in the step that was launched last, if it may still be under way."""
+        if self._blocks or self._launched is None:
+            return 0
+        return self._launched.prefilled
 
     def idle(self) -> None:
         """Nothing is under way, and time that passes from here on is nobody's."""

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from mlx_dp.orchestrator.control.stalled_rank import chain_end
 from mlx_dp.orchestrator.control.supervisor_steps import STUCK, Loss, LossKind
 from mlx_dp.orchestrator.control.worker_record import FailureDomain, WorkerRecord
 from mlx_dp.orchestrator.process.exit_status import describe_exit, failure_of
@@ -19,6 +20,39 @@ class Blame:
     loss: Loss
     certain: bool
     others: Loss
+
+
+def may_be_explained(domain: FailureDomain, worker: WorkerRecord, loss: Loss) -> bool:
+    """Whether a loss says only that something is gone, and the exit that tells why may yet come.
+
+    The system may tell of a process's exit after its peers have noticed, and they may notice each
+    other's exits before that. No other exit can come from a worker that has lost a peer itself.
+    """
+    secondhand = loss.kind is LossKind.DISCONNECTED and worker.served
+    if not (secondhand or _lost_peer(loss)) or _exited_before(domain, worker, loss) is not None:
+        return False
+    innocent = {index for index, each in domain.reports.items() if _lost_peer(each)}
+    if _lost_peer(loss):
+        innocent.add(worker.index)
+    return len(domain.members) > 1 and any(
+        member.process and member.index not in innocent for member in domain.members
+    )
+
+
+def blame_reports(domain: FailureDomain) -> Blame:
+    """Say who began, when no exit has explained the reports that were held."""
+    reports = domain.reports
+    first = next(iter(reports))
+    gone = [index for index, loss in reports.items() if not _lost_peer(loss)]
+    waits = {index: loss.lost_rank for index, loss in reports.items() if loss.lost_rank is not None}
+    ends = {chain_end(waits, index) for index in waits} - {None, *reports}
+    if len(gone) == 1:
+        return blame(domain, _worker(domain, gone[0]), reports[gone[0]])
+    if not gone and len(ends) == 1:
+        witness = next(index for index in waits if waits[index] in ends)
+        return blame(domain, _worker(domain, witness), reports[witness])
+    unnamed = replace(reports[first], lost_rank=None)
+    return _uncertain(_worker(domain, first), unnamed, LossKind.SIBLING)
 
 
 def blame(domain: FailureDomain, worker: WorkerRecord, loss: Loss) -> Blame:
@@ -48,8 +82,6 @@ def explain(domain: FailureDomain, worker: WorkerRecord, exited: Loss) -> None:
         # A sibling, which was ended for it.
         return
     told = replace(exited, detail=f"{missed.detail}, {exited.detail}")
-    if domain.first_loss is missed:
-        domain.first_loss = told
     domain.loss = told
     worker.last_cause = told.detail
 
@@ -66,6 +98,14 @@ def _exited_before(domain: FailureDomain, worker: WorkerRecord, loss: Loss) -> W
         if index != worker.index and failure_of(status) is not FailureKind.PEER_LOST:
             return _member(domain, index)
     return None
+
+
+def _lost_peer(loss: Loss) -> bool:
+    return loss.failure is FailureKind.PEER_LOST
+
+
+def _worker(domain: FailureDomain, index: int) -> WorkerRecord:
+    return next(member for member in domain.members if member.index == index)
 
 
 def _member(domain: FailureDomain, index: int | None) -> WorkerRecord | None:

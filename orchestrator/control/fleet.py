@@ -13,6 +13,7 @@ from mlx_dp.orchestrator.control.supervisor import Supervisor
 from mlx_dp.orchestrator.control.supervisor_steps import (
     Abort,
     AddOwner,
+    CloseOwner,
     Dismiss,
     DrainOwner,
     GiveUp,
@@ -112,6 +113,9 @@ class Fleet:
                 return self._send_start(index, identity, now)
             case AddOwner(index=index, identity=identity):
                 self._add(index, identity, now)
+            case CloseOwner(index=index):
+                if (owner := self._book.get(index)) is not None:
+                    owner.closed = True
             case DrainOwner(index=index):
                 self._drain(index)
             case RemoveOwner():

@@ -3,7 +3,14 @@
 from collections.abc import Callable, Iterable
 from typing import Final, assert_never
 
-from mlx_dp.orchestrator.control.liveness import LivenessLimits, OwnLag, Verdict, judge, overdue
+from mlx_dp.orchestrator.control.liveness import (
+    LivenessLimits,
+    OwnLag,
+    Verdict,
+    judge,
+    overdue,
+    step_allowance_s,
+)
 from mlx_dp.orchestrator.control.owner import Lease, Owner
 from mlx_dp.orchestrator.control.owner_book import OwnerBook
 from mlx_dp.orchestrator.control.stalled_rank import stalled_rank
@@ -41,12 +48,19 @@ class HealthWatch:
         return missed_s
 
     def losses(self, now: float) -> list[tuple[int, Loss]]:
-        """The owners that have to be given up, and why. Marks the suspicious ones."""
+        """The owners that have to be given up, and why. Marks those that are suspicious or overdue.
+
+        Where all owners wait for each other, all are overdue as soon as one is.
+        """
         found: list[tuple[int, Loss]] = []
-        for owner in self._book.owners():
+        owners = self._book.owners()
+        for owner in owners:
             loss = self._judge(owner, now) or self._ignored(owner, now)
             if loss is not None:
                 found.append((owner.index, loss))
+        if self._lockstep and any(owner.overdue for owner in owners):
+            for owner in owners:
+                owner.overdue = True
         return self._stalled(found, now) if self._lockstep else found
 
     def _stalled(self, found: list[tuple[int, Loss]], now: float) -> list[tuple[int, Loss]]:
@@ -73,10 +87,12 @@ class HealthWatch:
 
     def _judge(self, owner: Owner, now: float) -> Loss | None:
         pulse = owner.pulse
-        verdict = judge(pulse, self._limits, step_tokens=self._step_tokens(owner), now=now)
-        owner.suspicious = verdict is Verdict.SUSPICIOUS
+        verdict = judge(pulse, self._limits, step_s=self._step_allowance_s(owner), now=now)
+        silent_s = now - pulse.heard_at
+        owner.suspicious = silent_s > self._limits.suspicious_s
+        owner.overdue = verdict not in (Verdict.ALIVE, Verdict.SUSPICIOUS)
         match verdict:
-            case Verdict.ALIVE | Verdict.SUSPICIOUS:
+            case Verdict.ALIVE | Verdict.SUSPICIOUS | Verdict.OVERDUE:
                 return None
             case Verdict.HUNG:
                 running = 0 if pulse.last is None else pulse.last.running
@@ -84,15 +100,20 @@ class HealthWatch:
                 detail = f"no step for {stuck_s:.1f} s with {running} requests running"
                 return Loss(kind=LossKind.HUNG, detail=detail)
             case Verdict.SILENT:
-                detail = f"not heard for {now - pulse.heard_at:.1f} s"
+                detail = f"not heard for {silent_s:.1f} s"
                 return Loss(kind=LossKind.SILENT, detail=detail)
             case _:
                 assert_never(verdict)
 
-    def _step_tokens(self, owner: Owner) -> int:
-        if not self._lockstep:
-            return owner.pulse.step_tokens
-        return max(each.pulse.step_tokens for each in self._book.owners())
+    def _step_allowance_s(self, owner: Owner) -> float:
+        """What the steps of an owner may take; in lockstep, what those of the slowest may."""
+        owners = self._book.owners() if self._lockstep else (owner,)
+        paces = [each.pulse.prefill_token_s for each in owners]
+        return step_allowance_s(
+            self._limits,
+            step_tokens=max(each.pulse.step_tokens for each in owners),
+            prefill_token_s=max((pace for pace in paces if pace is not None), default=None),
+        )
 
     def _ignored(self, owner: Owner, now: float) -> Loss | None:
         """Whether it ignores a request, or does not let go of one. The oldest comes first."""

@@ -2,31 +2,48 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from mlx_dp.proto.messages import Heartbeat
+
+SUSPICIOUS_BEATS: Final = 4
+"""A worker gets nothing new once so many heartbeats are missing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LivenessLimits:
     """How long a worker may be silent, or busy without a step.
 
-    No beat leaves during a step, and one that prefills may rightly take long: so much longer as
-    its prompt tokens take at ``slowest_prefill_tokens_per_s``.
+    No heartbeat leaves during a step, and a step that prefills may rightly take long. The time
+    allowed for it is ``prefill_margin`` times what its prompt tokens take at the pace that the
+    worker has measured, at most ``longest_step_s``. Before any pace is measured it is what they
+    take at ``slowest_prefill_tokens_per_s``, at most ``longest_first_step_s``.
     """
 
     heartbeat_interval_s: float = 0.5
-    suspicious_beats: int = 4
+    suspicious_beats: int = SUSPICIOUS_BEATS
     hang_timeout_s: float = 10.0
     slowest_prefill_tokens_per_s: float = 10.0
+    prefill_margin: float = 8.0
+    longest_first_step_s: float = 120.0
+    longest_step_s: float = 300.0
     accept_timeout_s: float = 10.0
     release_timeout_s: float = 30.0
 
+    @property
+    def suspicious_s(self) -> float:
+        return self.suspicious_beats * self.heartbeat_interval_s
+
 
 class Verdict(StrEnum):
-    """SUSPICIOUS gets no new requests; HUNG and SILENT are lost."""
+    """SUSPICIOUS gets no new requests; HUNG and SILENT are lost.
+
+    SUSPICIOUS may be in a long step; OVERDUE is suspicious beyond what its step may take.
+    """
 
     ALIVE = "alive"
     SUSPICIOUS = "suspicious"
+    OVERDUE = "overdue"
     HUNG = "hung"
     SILENT = "silent"
 
@@ -44,6 +61,11 @@ class Pulse:
     def step_tokens(self) -> int:
         """Prompt tokens of the steps that it may be in."""
         return 0 if self.last is None else self.last.step_tokens
+
+    @property
+    def prefill_token_s(self) -> float | None:
+        """The pace that it has measured: seconds of one prompt token."""
+        return None if self.last is None else self.last.prefill_token_s
 
     def heard(self, now: float) -> None:
         """Any message is life."""
@@ -70,18 +92,28 @@ class Pulse:
         self.moved_at = now
 
 
-def judge(pulse: Pulse, limits: LivenessLimits, *, step_tokens: int, now: float) -> Verdict:
-    """Judge one ready worker. ``step_tokens``: prompt tokens of the steps that it may be in."""
+def step_allowance_s(
+    limits: LivenessLimits, *, step_tokens: int, prefill_token_s: float | None
+) -> float:
+    """Return the seconds that steps with so many prompt tokens may take, beside the time-outs."""
+    if prefill_token_s is None:
+        guessed_s = step_tokens / limits.slowest_prefill_tokens_per_s
+        return min(guessed_s, limits.longest_first_step_s)
+    return min(limits.prefill_margin * step_tokens * prefill_token_s, limits.longest_step_s)
+
+
+def judge(pulse: Pulse, limits: LivenessLimits, *, step_s: float, now: float) -> Verdict:
+    """Judge one ready worker. ``step_s``: what the steps that it may be in are allowed."""
     silent_s = now - pulse.heard_at
-    allowed_s = limits.hang_timeout_s + step_tokens / limits.slowest_prefill_tokens_per_s
-    if silent_s > allowed_s:
+    if silent_s > limits.hang_timeout_s + step_s:
         return Verdict.SILENT
     busy = pulse.last is not None and pulse.last.running > 0
-    if busy and now - pulse.moved_at > allowed_s:
+    stuck_s = now - pulse.moved_at if busy else 0.0
+    if stuck_s > limits.hang_timeout_s + step_s:
         return Verdict.HUNG
-    if silent_s > limits.suspicious_beats * limits.heartbeat_interval_s:
-        return Verdict.SUSPICIOUS
-    return Verdict.ALIVE
+    if max(silent_s, stuck_s) > limits.suspicious_s + step_s:
+        return Verdict.OVERDUE
+    return Verdict.SUSPICIOUS if silent_s > limits.suspicious_s else Verdict.ALIVE
 
 
 def overdue(pulse: Pulse, *, since: float, beats: int, timeout_s: float, now: float) -> bool:

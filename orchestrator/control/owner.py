@@ -90,6 +90,9 @@ class Owner:
     closed: bool = False
     """Drains: gets nothing any more."""
     suspicious: bool = False
+    """Some heartbeats are missing: gets nothing until it is heard again."""
+    overdue: bool = False
+    """It is silent, or makes no progress, for longer than its step may take."""
     congested: bool = False
     """Its channel took nothing: gets nothing until it is heard again."""
     short: bool = False

@@ -41,13 +41,10 @@ def recover(
     if _is_final(domain, loss):
         return StayDown(loss)
     healthy_s = 0.0 if domain.ready_since is None else now - domain.ready_since
-    if healthy_s >= limits.healthy_s:
-        domain.first_loss = loss
     domain.ready_since = None
     if not domain.budget.allow(now):
-        first = domain.first_loss or loss
-        detail = f"{first.detail} ({limits.max_restarts} restarts did not help)"
-        return StayDown(Loss(kind=first.kind, detail=detail, failure=FailureKind.INTERNAL))
+        detail = f"{loss.detail} ({limits.max_restarts} restarts did not help)"
+        return StayDown(Loss(kind=loss.kind, detail=detail, failure=FailureKind.INTERNAL))
     delay = domain.back_off.delay(healthy_s, rng)
     for member in domain.members:
         _logger.info("worker %s: restarts in %.2f s, %s", member.index, delay, member.tag)

@@ -93,5 +93,6 @@ class ServiceView:
             phase=worker.status.value if beat is None else beat.phase.value,
             message=worker.message,
             restarting=self._restarts.replaces(worker.index),
+            overdue=owner is not None and owner.overdue,
             passes=None if beat is None else beat.passes,
         )

@@ -28,27 +28,26 @@ def stalled_rank(
     """
     told = {index: _awaits(pulse, limits, now) for index, pulse in pulses.items()}
     waits = {index: rank for index, rank in told.items() if rank is not None}
-    awaited = {end for index in waits if (end := _end(waits, index)) is not None}
+    awaited = {end for index in waits if (end := chain_end(waits, index)) is not None}
     stopped = {index for index in {*pulses, *awaited} if halted(index)}
     if len(stopped) == 1:
         return Stall(stopped.pop(), "it was stopped by a signal, and its group waits for it")
     if len(awaited) != 1:
         return None
     (index,) = awaited
-    waiting = min(each for each in waits if _end(waits, each) == index)
+    waiting = min(each for each in waits if chain_end(waits, each) == index)
     return Stall(index, f"worker {waiting} waits for it")
 
 
 def _awaits(pulse: Pulse, limits: LivenessLimits, now: float) -> int | None:
     """For whom a rank waits, as far as what it said still holds."""
-    fresh_s = limits.suspicious_beats * limits.heartbeat_interval_s
-    if pulse.last is None or now - pulse.heard_at > fresh_s:
+    if pulse.last is None or now - pulse.heard_at > limits.suspicious_s:
         return None
     return pulse.last.awaits_rank
 
 
-def _end(waits: Mapping[int, int], index: int) -> int | None:
-    """Whom a chain of waiting ranks leads to; None when it leads back to itself."""
+def chain_end(waits: Mapping[int, int], index: int) -> int | None:
+    """Return the rank that a chain of waiting ranks leads to; None when it leads back to itself."""
     for _ in waits:
         index = waits[index]
         if index not in waits:

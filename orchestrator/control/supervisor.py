@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from mlx_dp.orchestrator.control.blame import blame, explain
+from mlx_dp.orchestrator.control.blame import Blame, blame, blame_reports, explain, may_be_explained
 from mlx_dp.orchestrator.control.failure_domains import FailureDomains
 from mlx_dp.orchestrator.control.kill_ladder import KillLimits, due_kills, hasten, lose
 from mlx_dp.orchestrator.control.recovery import RestartAt, StayDown, give_up, hopeless, recover
@@ -14,6 +14,7 @@ from mlx_dp.orchestrator.control.restart_budget import RestartLimits
 from mlx_dp.orchestrator.control.staging import Staging, StartLimits
 from mlx_dp.orchestrator.control.supervisor_steps import (
     AddOwner,
+    CloseOwner,
     DrainOwner,
     Instruction,
     Loss,
@@ -32,11 +33,15 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisorLimits:
-    """Of starts, of ends, and of what comes between them."""
+    """Of starts, of ends, and of what comes between them.
+
+    ``peer_exit_wait_s``: how long the report of a lost peer waits for the exit that explains it.
+    """
 
     start: StartLimits = field(default_factory=StartLimits)
     kill: KillLimits = field(default_factory=KillLimits)
     restart: RestartLimits = field(default_factory=RestartLimits)
+    peer_exit_wait_s: float = 0.5
 
 
 class Supervisor:
@@ -69,7 +74,7 @@ class Supervisor:
 
     @property
     def cause(self) -> Loss | None:
-        """Why the first worker failed for good, or None while none has."""
+        """Why the last worker failed for good, or None while none has."""
         return self._cause
 
     def start(self, now: float) -> list[Instruction]:
@@ -147,17 +152,26 @@ class Supervisor:
         return self.lost(index, Loss(kind=LossKind.EXIT, detail=detail), now)
 
     def lost(self, index: int, loss: Loss, now: float) -> list[Instruction]:
-        """It is given up: nothing it says counts any longer. A second loss changes nothing."""
+        """It is given up: nothing it says counts any longer. A second loss changes nothing.
+
+        A loss that another process of its group may explain by its exit waits for that.
+        """
         if self.workers[index].status not in ALIVE:
             return []
         domain = self.domains.of(index)
-        found = blame(domain, self.workers[index], loss)
+        worker = self.workers[index]
+        if not may_be_explained(domain, worker, loss):
+            return self._lose(domain, blame(domain, worker, loss), now)
+        domain.hold(index, loss, now + self._limits.peer_exit_wait_s)
+        return [CloseOwner(member.index, member.identity) for member in domain.members]
+
+    def _lose(self, domain: FailureDomain, found: Blame, now: float) -> list[Instruction]:
         worker, loss = found.worker, found.loss
         _logger.warning(
             "worker %s: lost, %s: %s: %s", worker.index, worker.tag, loss.kind.value, loss.detail
         )
+        domain.reports.clear()
         domain.loss = loss
-        domain.first_loss = domain.first_loss or loss
         steps: list[Instruction] = []
         for member in domain.members:
             own = loss if member is worker else found.others
@@ -178,6 +192,7 @@ class Supervisor:
     def retire(self, index: int, now: float) -> list[Instruction]:
         """Take back what a draining worker and its group hold, and have successors started."""
         domain = self.domains.of(index)
+        domain.reports.clear()
         domain.loss = Loss(kind=LossKind.RESTART, detail="restarted on request")
         steps: list[Instruction] = []
         for member in domain.members:
@@ -194,7 +209,7 @@ class Supervisor:
                 case RestartAt(time=time):
                     domain.restart_at = time
                 case StayDown(loss=loss):
-                    self._cause = self._cause or loss
+                    self._cause = loss
                     for each in hopeless(self.domains, domain, loss):
                         steps += give_up(each, loss, now)
         return steps + self._spawn_next(now)
@@ -209,6 +224,8 @@ class Supervisor:
             worker, loss = late
             steps += self.lost(worker.index, loss, now)
         for domain in self.domains:
+            if domain.reports and domain.reports_due_at <= now:
+                steps += self._lose(domain, blame_reports(domain), now)
             if domain.restart_at is not None and domain.restart_at <= now and not self._stopping:
                 domain.begin_anew(now)
         return steps + self._spawn_next(now)

@@ -82,6 +82,14 @@ class AddOwner:
 
 
 @dataclass(frozen=True, slots=True)
+class CloseOwner:
+    """Give it nothing more for now: it, or another of its group, is about to be lost."""
+
+    index: int
+    identity: str
+
+
+@dataclass(frozen=True, slots=True)
 class DrainOwner:
     """Give it nothing more, and have it take nothing more."""
 
@@ -132,5 +140,14 @@ class GiveUp:
 
 
 Instruction = (
-    Spawn | SendStart | AddOwner | DrainOwner | RemoveOwner | Dismiss | Abort | Kill | GiveUp
+    Spawn
+    | SendStart
+    | AddOwner
+    | CloseOwner
+    | DrainOwner
+    | RemoveOwner
+    | Dismiss
+    | Abort
+    | Kill
+    | GiveUp
 )

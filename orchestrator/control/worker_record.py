@@ -100,23 +100,33 @@ class WorkerRecord:
 class FailureDomain:
     """Workers that are restarted as one: a single replica, or a whole dp-attention group.
 
-    ``loss`` is set from the first loss until the restart; ``first_loss`` until it is healthy.
+    ``loss`` is set from the first loss until the restart. ``reports`` are losses that say only that
+    a peer or a connection is gone, by worker, held until ``reports_due_at``: the exit of a process
+    may say why.
     """
 
     members: tuple[WorkerRecord, ...]
     budget: RestartBudget
     back_off: BackOff
     loss: Loss | None = None
-    first_loss: Loss | None = None
     ready_since: float | None = None
     restart_at: float | None = None
     exits: dict[int, int] = field(default_factory=dict)
     """The statuses of those that have exited, the first to be seen first, until the restart."""
+    reports: dict[int, Loss] = field(default_factory=dict)
+    reports_due_at: float = 0.0
+
+    def hold(self, index: int, loss: Loss, due_at: float) -> None:
+        """Hold a report. A second one of the same worker says nothing more."""
+        if not self.reports:
+            self.reports_due_at = due_at
+        self.reports.setdefault(index, loss)
 
     def begin_anew(self, now: float) -> None:
         """All of it waits for its turn to start, in a new epoch."""
         self.restart_at = None
         self.loss = None
+        self.reports.clear()
         self.exits.clear()
         for member in self.members:
             member.move(WorkerStatus.STARTING, now)

@@ -45,15 +45,19 @@ def live() -> Response:
 def health(endpoint: Endpoint) -> Response:
     """200 only when new work is welcome. Answered from the books, so never behind a prefill.
 
-    "degraded" is 200 too: somebody serves, with less capacity than was asked for. "restarting" is
-    not, though nothing is refused: what comes now waits for a model to load, and another instance
-    that a balancer may have would serve it at once.
+    "degraded" is 200 too: some worker is lost or overdue, and another serves. "unresponsive" is
+    not: all of them are overdue. "restarting" is not, though nothing is refused: what comes now
+    waits for a model to load, and another instance that a balancer may have would serve it at once.
     """
     state = endpoint.service.state()
     ready = state.status is ServiceStatus.READY
     owners = {str(owner.owner): owner.status.value for owner in state.owners}
-    degraded = ready and any(owner.status in _DOWN for owner in state.owners)
+    degraded = ready and any(owner.status in _DOWN or owner.overdue for owner in state.owners)
     status = "degraded" if degraded else state.status.value
+    serving = [owner for owner in state.owners if owner.status is WorkerStatus.READY]
+    if ready and all(owner.overdue for owner in serving):
+        reason = "no worker has made progress for longer than its step may take"
+        return _json(503, {"status": "unresponsive", "owners": owners, "reason": reason})
     body: dict[str, Any] = {"status": status, "owners": owners}
     if not ready:
         messages = [owner.message for owner in state.owners if owner.message]

@@ -9,6 +9,7 @@ from chaos_rows.end import END_ROWS
 from chaos_rows.fleet import FLEET_ROWS
 from chaos_rows.flood import FLOOD
 from chaos_rows.leaving import LEAVING
+from chaos_rows.long_prompt import LONG_PROMPT_ROW
 from chaos_rows.moment import MOMENT_ROW
 from chaos_rows.nonsense import NONSENSE_ROWS
 from chaos_rows.service import SERVICE_ROWS
@@ -17,7 +18,7 @@ from chaos_rows.stuck import STUCK_ROWS
 from chaos_rows.wire import WIRE_ROW
 
 _ALL: Final = (
-    *(*DEATH_ROWS, MOMENT_ROW, *STUCK_ROWS),
+    *(*DEATH_ROWS, MOMENT_ROW, *STUCK_ROWS, LONG_PROMPT_ROW),
     *(*SERVICE_ROWS, *END_ROWS, *FLEET_ROWS, WIRE_ROW),
     *(LEAVING, SLOW_READER, *NONSENSE_ROWS, FLOOD),
 )

@@ -78,6 +78,15 @@ def test_every_limit_says_its_unit(
     assert "all workers together" in words
 
 
+def test_the_hang_timeout_is_a_documented_flag(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = run(monkeypatch, capsys, "serve", "--help")
+    assert code == 0
+    words = re.sub(r"[\s│]+", " ", out)
+    assert "Seconds without a sign of progress" in words.split("--hang-timeout", 1)[1][:200]
+
+
 def test_the_version_is_the_packages(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

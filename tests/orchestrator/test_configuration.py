@@ -67,6 +67,14 @@ def test_a_bad_value_is_refused_by_its_flag(group: str, name: str, value: Any, f
     assert ": use " in str(refused.value) or ": give " in str(refused.value)
 
 
+def test_a_hang_takes_at_least_four_heartbeats() -> None:
+    configuration.check_flags(with_value("owners", "hang_timeout", 2.0))
+    with pytest.raises(ConfigError, match=r"--hang-timeout 1\.9 .* use at least 2$"):
+        configuration.check_flags(with_value("owners", "hang_timeout", 1.9))
+    with pytest.raises(ConfigError, match="less than 4 heartbeats of 5 s"):
+        configuration.check_flags(with_value("owners", "heartbeat_interval", 5.0))
+
+
 def test_a_larger_model_may_take_longer_to_start_unless_told_otherwise() -> None:
     small, large = (
         configuration.start_timeout_s(OwnerFlags(), weights_nbytes)

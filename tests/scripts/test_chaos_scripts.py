@@ -255,7 +255,7 @@ def test_every_row_of_the_matrix_is_there_or_simulated(load):
     run = load("chaos_run")
     numbers = {int(name[1:]) for name in (*run.ROWS, *run.SIMULATED)}
     # F23 was never assigned.
-    assert numbers == set(range(1, 28)) - {23}
+    assert numbers == set(range(1, 30)) - {23}
 
 
 def test_rows_that_need_fake_engines_are_left_out_with_a_model(load):
@@ -281,6 +281,13 @@ def test_a_model_has_no_rates_and_gets_more_time(load):
     assert "fake" not in arguments("--mlx", "m")
     assert "--hang-timeout 3 " in arguments("--mlx", "m")
     assert arguments("--mlx", "m").endswith(" --dp-size 4")
+
+
+def test_a_row_may_have_the_times_that_the_product_has(load):
+    stages, run = load("chaos_stage"), load("chaos_run")
+    row = stages.Row(name="F28", title="", trial=None, hang_s=None)
+    arguments = stages.Stage(row, run.settings_of(run.parse([]))).arguments()
+    assert not {"--hang-timeout", "--heartbeat-interval"} & {*arguments}
 
 
 @pytest.mark.parametrize("arguments", [["--rows", "F99"], ["--trials", "0"]])
@@ -338,7 +345,7 @@ def test_a_simulated_run_that_fails_is_a_violation_with_its_seed(load, monkeypat
     assert simulated.simulate("F21", 1, 10) == ["F21, seed 12: a token was lost"]
 
 
-@pytest.mark.parametrize("row", ["F21", "F25"])
+@pytest.mark.parametrize("row", ["F21", "F25", "F29"])
 def test_what_is_simulated_is_found_and_runs(load, row):
     before = logging.getLogger("mlx_dp").level
     assert load("chaos_simulated").simulate(row, 1, 1) == []

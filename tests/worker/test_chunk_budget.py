@@ -4,7 +4,13 @@ from dataclasses import dataclass
 
 import pytest
 
-from mlx_dp.worker.chunk_budget import MAX_SLOWDOWN, MIN_CHUNK_TOKENS, ChunkBudget
+from mlx_dp.worker.chunk_budget import (
+    FIRST_CHUNK_TOKENS,
+    LONGEST_CHUNK_S,
+    MAX_SLOWDOWN,
+    MIN_CHUNK_TOKENS,
+    ChunkBudget,
+)
 
 
 @dataclass
@@ -37,6 +43,24 @@ def test_with_nothing_decoding_a_step_takes_all() -> None:
     CPU.run(budget, decoding=0, prompt=512)
     CPU.run(budget, decoding=8, prompt=0)
     assert budget.tokens(decoding=0, waiting=1) == 512
+
+
+def test_the_first_chunk_is_small_since_nobody_knows_how_long_it_takes() -> None:
+    budget = ChunkBudget(4096)
+    assert budget.tokens(decoding=0, waiting=1) == FIRST_CHUNK_TOKENS
+    CPU.run(budget, decoding=0, prompt=4096)
+    assert budget.tokens(decoding=0, waiting=1) == 4096
+
+
+def test_a_chunk_takes_seconds_and_not_minutes_however_large_it_may_be() -> None:
+    slow = Device(decode_s=1.0, token_s=0.1)
+    budget = ChunkBudget(4096)
+    slow.run(budget, decoding=0, prompt=4096)
+    assert slow.run(budget, decoding=0, prompt=4096) == pytest.approx(LONGEST_CHUNK_S)
+    frozen = Device(decode_s=100.0, token_s=10.0)
+    for _ in range(20):
+        frozen.run(budget, decoding=0, prompt=4096)
+    assert budget.tokens(decoding=0, waiting=1) == MIN_CHUNK_TOKENS
 
 
 def test_before_anything_is_known_a_mixed_step_takes_the_least() -> None:

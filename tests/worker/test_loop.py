@@ -154,10 +154,10 @@ def test_a_step_with_prompt_tokens_is_announced_before_it_begins() -> None:
         bench.loop.turn()
     # The chunk that was launched before may still be computed, so that both count.
     assert told[:3] == [[64], [64, 128], [64, 128]]
-    assert bench.channel.sent_of(Heartbeat)[-1].step_tokens == 128
-    bench.time.sleep(1.0)
-    bench.loop.turn()
-    assert bench.channel.sent_of(Heartbeat)[-1].step_tokens == 0
+    # Once the prompt is in, it is told at once that nothing of it is under way.
+    assert told[-1] == [64, 128, 8]
+    tags = [(message.tag, getattr(message, "step_tokens", None)) for message in bench.channel.sent]
+    assert tags[-4:] == [("heartbeat", 8), ("prefilled", None), ("tokens", None), ("tokens", None)]
 
 
 def test_frames_that_could_not_be_read_are_told() -> None:

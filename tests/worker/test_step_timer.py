@@ -35,3 +35,10 @@ def test_a_step_whose_launch_blocks_is_timed_by_its_own_call() -> None:
     timer.idle()
     third = timer.returned(50.0, 50.5, prefilled=4, decoded=0)
     assert third == StepTime(duration_s=0.5, prefilled=4, decoded=0)
+
+
+def test_tokens_of_a_step_that_blocks_are_not_under_way_when_it_returns() -> None:
+    lazy, blocking = StepTimer(), StepTimer(blocks=True)
+    for timer in (lazy, blocking):
+        timer.returned(0.0, 1.0, prefilled=32, decoded=0)
+    assert (lazy.prefilling, blocking.prefilling) == (32, 0)

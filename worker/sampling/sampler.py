@@ -92,6 +92,15 @@ class Sampler:
         self._min_tokens.set_rows(requests)
         self._penalties.set_rows(keys, requests)
 
+    def rehearse(self, request: EngineRequest, position: int) -> None:
+        """Build all that sampling computes for this row, alone, and compute none of it.
+
+        Raises whatever its parameters make fail, which would otherwise fail the whole batch.
+        """
+        alone = Sampler(self._vocab_size)
+        alone.set_rows((0,), (request,))
+        alone.draw(mx.zeros((1, self._vocab_size)), (position,))
+
     def draw(
         self, logits: mx.array, positions: Sequence[int], masks: RowMasks | None = None
     ) -> SampledStep:

@@ -492,6 +492,65 @@ def test_a_worker_in_a_long_prefill_is_given_the_time_that_its_tokens_take() -> 
     assert reader.read().grants[-1].owner == 1
 
 
+def overdue(world: World) -> list[bool]:
+    return [state.overdue for state in world.core.view.owners()]
+
+
+def test_a_worker_that_stops_at_its_first_tokens_is_overdue_soon_and_lost_in_time() -> None:
+    world = World().bring_up()
+    reader = submit(world, max_tokens=50)
+    worker = world.worker(0)
+    worker.beat(step_tokens=1024)
+    world.turn(2)
+    worker.beat(prefill_token_s=0.002)
+    world.turn(2)
+    worker.stopped = True
+    world.pass_time(1.9)
+    assert overdue(world) == [False, False]
+    world.pass_time(0.3)
+    assert overdue(world) == [True, False]
+    world.pass_time(7.7)
+    assert worker.signals == []
+    world.pass_time(0.3)
+    assert worker.signals == ["abort"]
+    world.turn()
+    assert reader.read().grants[-1].owner == 1
+    assert overdue(world) == [False, False]
+
+
+def test_a_worker_within_a_prompt_is_overdue_and_lost_by_the_pace_that_it_has_measured() -> None:
+    world = World().bring_up()
+    submit(world, max_tokens=50)
+    world.turn(2)
+    world.worker(0).beat(step_tokens=500, prefill_token_s=0.002)
+    world.core.on_arrival()
+    world.worker(0).stopped = True
+    # 8 times one second.
+    world.pass_time(9.8)
+    assert overdue(world) == [False, False]
+    assert not world.core.book.get(0).takes_requests
+    world.pass_time(0.3)
+    assert overdue(world) == [True, False]
+    world.pass_time(7.7)
+    assert world.workers[0].signals == []
+    world.pass_time(0.4)
+    assert world.workers[0].signals == ["abort"]
+
+
+def test_all_ranks_are_overdue_when_one_is_and_have_the_pace_of_the_slowest() -> None:
+    world = World(serve_options(2, group=True)).bring_up()
+    world.worker(0).beat(prefill_token_s=0.001)
+    world.worker(1).beat(step_tokens=100, prefill_token_s=0.01)
+    world.core.on_arrival()
+    world.worker(1).stopped = True
+    world.pass_time(9.8)
+    assert overdue(world) == [False, False]
+    world.pass_time(0.4)
+    assert overdue(world) == [True, True]
+    world.pass_time(8.0)
+    assert world.workers[1].signals == ["abort"]
+
+
 def test_members_of_a_group_wait_for_the_longest_step_of_any() -> None:
     world = World(serve_options(2, group=True)).bring_up()
     world.worker(1).beat(step_tokens=512)

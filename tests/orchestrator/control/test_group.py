@@ -1,5 +1,7 @@
 """A group under its controller: where it meets, who is late, who is to blame, how it ends."""
 
+from itertools import permutations
+
 import pytest
 from control_world import FakeWorker, Reader, World, expected, generation, serve_options
 
@@ -261,10 +263,69 @@ def test_one_that_lost_a_peer_is_not_to_blame(named: bool) -> None:
     lost = watch_losses(world)
     world.workers[0].lose_peer(1 if named else None)
     world.core.on_arrival()
+    # Its peer may have exited, which is seen a moment later.
+    wait(world, 0.4)
+    assert not lost
+    assert not any(owner.takes_requests for owner in world.core.book.owners())
+    wait(world, 0.2)
     assert {gone.index: gone.culprit for gone in lost} == {0: False, 1: named}
     assert world.workers[0].signals == ["kill"]
     # The stacks of one that does not answer tell why.
     assert world.workers[1].signals == (["abort"] if named else ["kill"])
+
+
+KILLED = ("rank 2 exits",)
+TOLD = ("rank 0 names 2", "rank 0 exits", "rank 1 names 0", "rank 1 exits")
+
+
+def _happens(world: World, event: str) -> None:
+    match event:
+        case "rank 2 exits":
+            world.workers[2].die(-9)
+        case "rank 0 names 2":
+            world.workers[0].lose_peer(2)
+        case "rank 1 names 0":
+            world.workers[1].lose_peer(0)
+        case "rank 0 exits":
+            world.workers[0].die(ExitCode.PEER_LOST)
+        case "rank 1 exits":
+            world.workers[1].die(ExitCode.PEER_LOST)
+    world.clock.now += 0.03
+    world.core.on_arrival()
+    world.core.settle_exits()
+
+
+@pytest.mark.parametrize("count", range(len(TOLD) + 1))
+def test_a_killed_rank_is_to_blame_in_whatever_order_its_peers_miss_it(count: int) -> None:
+    for order in permutations((*KILLED, *TOLD[:count])):
+        world = group(3).bring_up()
+        lost = watch_losses(world)
+        for event in order:
+            # What a process has said is read before its exit is settled, or never.
+            _happens(world, event)
+        wait(world, 0.1)
+        blamed = {gone.index: gone.culprit for gone in lost}
+        assert blamed == {0: False, 1: False, 2: True}, order
+        cause = "killed by SIGKILL, possibly out of memory"
+        assert world.core.supervisor.workers[2].last_cause == cause, order
+        assert world.core.supervisor.workers[0].last_cause == f"worker 2: {cause}", order
+
+
+def test_a_killed_rank_is_to_blame_where_a_request_finds_it_gone_first() -> None:
+    world = group().bring_up()
+    lost = watch_losses(world)
+    world.cut.update(worker.identity for worker in world.workers[:2])
+    reader = Reader(world.core.submit(generation((1,), 6)))
+    world.workers[1].lose_peer(None)
+    world.core.on_arrival()
+    assert not lost
+    world.workers[0].die(-9)
+    wait(world, 0.1)
+    assert {gone.index: gone.culprit for gone in lost} == {0: True, 1: False}
+    world.cut.clear()
+    world.recover()
+    world.turn(6)
+    assert reader.read().ids == expected(generation((1,)), 6)
 
 
 def test_an_exit_tells_more_than_who_missed_it() -> None:

@@ -9,13 +9,16 @@ from mlx_dp.orchestrator.control.liveness import (
     Verdict,
     judge,
     overdue,
+    step_allowance_s,
 )
 from mlx_dp.proto.messages import Heartbeat, WorkerPhase
 
 LIMITS = LivenessLimits()
 
 
-def heartbeat(*, step: int = 0, running: int = 0, step_tokens: int = 0) -> Heartbeat:
+def heartbeat(
+    *, step: int = 0, running: int = 0, step_tokens: int = 0, token_s: float | None = None
+) -> Heartbeat:
     return Heartbeat(
         phase=WorkerPhase.SERVING,
         step=step,
@@ -27,6 +30,7 @@ def heartbeat(*, step: int = 0, running: int = 0, step_tokens: int = 0) -> Heart
         rss_nbytes=0,
         device_nbytes=0,
         step_tokens=step_tokens,
+        prefill_token_s=token_s,
     )
 
 
@@ -35,7 +39,10 @@ def pulse() -> Pulse:
 
 
 def verdict(pulse: Pulse, now: float) -> Verdict:
-    return judge(pulse, LIMITS, step_tokens=pulse.step_tokens, now=now)
+    step_s = step_allowance_s(
+        LIMITS, step_tokens=pulse.step_tokens, prefill_token_s=pulse.prefill_token_s
+    )
+    return judge(pulse, LIMITS, step_s=step_s, now=now)
 
 
 def test_an_idle_worker_that_beats_lives_for_ever() -> None:
@@ -45,19 +52,36 @@ def test_an_idle_worker_that_beats_lives_for_ever() -> None:
     assert verdict(beating, 99.5) is Verdict.ALIVE
 
 
-def test_four_missed_beats_are_suspicious_and_the_time_out_is_silence() -> None:
+def test_four_missed_beats_are_overdue_and_the_time_out_is_silence() -> None:
     assert verdict(pulse(), 2.0) is Verdict.ALIVE
-    assert verdict(pulse(), 2.1) is Verdict.SUSPICIOUS
-    assert verdict(pulse(), 10.0) is Verdict.SUSPICIOUS
+    assert verdict(pulse(), 2.1) is Verdict.OVERDUE
+    assert verdict(pulse(), 10.0) is Verdict.OVERDUE
     assert verdict(pulse(), 10.1) is Verdict.SILENT
 
 
-@pytest.mark.parametrize(("step_tokens", "allowed_s"), [(0, 10.0), (32, 13.2), (512, 61.2)])
-def test_a_step_may_take_longer_by_its_prompt_tokens(step_tokens: int, allowed_s: float) -> None:
+@pytest.mark.parametrize(
+    ("step_tokens", "token_s", "step_s"),
+    [
+        pytest.param(0, None, 0.0, id="no prompt"),
+        pytest.param(32, None, 3.2, id="not measured yet: 10 tokens per second"),
+        pytest.param(512, None, 51.2, id="a whole chunk, not measured yet"),
+        pytest.param(4096, None, 120.0, id="a guess has an upper bound"),
+        pytest.param(1000, 0.001, 8.0, id="measured: 8 times as long"),
+        pytest.param(0, 0.001, 0.0, id="measured, and no prompt"),
+        pytest.param(512, 0.2, 300.0, id="a measured step has one too"),
+    ],
+)
+def test_a_step_may_take_longer_by_its_prompt_tokens(
+    step_tokens: int, token_s: float | None, step_s: float
+) -> None:
     prefilling = pulse()
-    prefilling.beat(heartbeat(running=1, step_tokens=step_tokens), 0.0)
-    assert verdict(prefilling, allowed_s - 0.1) is Verdict.SUSPICIOUS
-    assert verdict(prefilling, allowed_s + 0.1) is Verdict.SILENT
+    prefilling.beat(heartbeat(running=1, step_tokens=step_tokens, token_s=token_s), 0.0)
+    assert verdict(prefilling, 2.0) is Verdict.ALIVE
+    if step_s:
+        assert verdict(prefilling, 1.9 + step_s) is Verdict.SUSPICIOUS
+    assert verdict(prefilling, 2.1 + step_s) is Verdict.OVERDUE
+    assert verdict(prefilling, 9.9 + step_s) is Verdict.OVERDUE
+    assert verdict(prefilling, 10.1 + step_s) is Verdict.SILENT
 
 
 def test_the_next_beat_ends_the_indulgence() -> None:
@@ -71,7 +95,8 @@ def test_beats_without_a_step_while_something_runs_are_a_hang() -> None:
     stuck = pulse()
     for second in range(15):
         stuck.beat(heartbeat(step=5, running=1), float(second))
-    assert verdict(stuck, 10.0) is Verdict.ALIVE
+    assert verdict(stuck, 2.0) is Verdict.ALIVE
+    assert verdict(stuck, 10.0) is Verdict.OVERDUE
     assert verdict(stuck, 10.1) is Verdict.HUNG
 
 
@@ -79,7 +104,8 @@ def test_each_step_is_progress() -> None:
     stepping = pulse()
     for second in range(60):
         stepping.beat(heartbeat(step=second // 9, running=1), float(second))
-    assert verdict(stepping, 59.0) is Verdict.ALIVE
+        assert verdict(stepping, second + 0.5) is not Verdict.HUNG
+    assert verdict(stepping, 55.0) is Verdict.ALIVE
 
 
 def test_the_time_before_there_was_anything_to_do_does_not_count() -> None:

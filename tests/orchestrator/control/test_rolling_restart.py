@@ -80,7 +80,6 @@ def test_it_is_neither_a_death_nor_an_attempt_and_costs_no_budget() -> None:
     assert tally.worker_restarts == 16
     domain = world.core.supervisor.domains.of(0)
     assert domain.budget.used(world.clock.now) == 0
-    assert domain.first_loss is None
 
 
 def test_all_are_replaced_one_after_another_and_no_request_fails() -> None:

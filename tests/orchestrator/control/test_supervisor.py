@@ -9,6 +9,7 @@ from mlx_dp.orchestrator.control.supervisor import Supervisor, SupervisorLimits
 from mlx_dp.orchestrator.control.supervisor_steps import (
     Abort,
     AddOwner,
+    CloseOwner,
     Dismiss,
     DrainOwner,
     GiveUp,
@@ -67,6 +68,10 @@ def failed(
 
 def kinds(steps) -> list[type]:
     return [type(step) for step in steps]
+
+
+def culprits(steps) -> list[int]:
+    return [step.index for step in steps if isinstance(step, RemoveOwner) and step.culprit]
 
 
 def due(made: Supervisor, since: float) -> tuple[float, list]:
@@ -200,7 +205,7 @@ def test_memory_that_sufficed_once_is_tried_again() -> None:
     assert not made.dead
 
 
-def test_a_crash_loop_fails_with_its_first_cause_and_the_others_go_on() -> None:
+def test_a_crash_loop_fails_with_its_last_cause_and_the_others_go_on() -> None:
     made = up()
     made.exited(0, -11, 10.0)
     now = 10.0
@@ -209,7 +214,10 @@ def test_a_crash_loop_fails_with_its_first_cause_and_the_others_go_on() -> None:
         assert isinstance(spawn, Spawn)
         made.exited(0, 1, now)
     assert made.workers[0].status is WorkerStatus.FAILED
-    assert made.workers[0].message == "killed by SIGSEGV (5 restarts did not help)"
+    cause = "exited with status 1 (crash) (5 restarts did not help)"
+    assert made.workers[0].message == made.workers[0].last_cause == cause
+    assert made.cause is not None
+    assert made.cause.detail == cause
     assert made.workers[1].status is WorkerStatus.READY
     assert not made.dead
 
@@ -256,8 +264,7 @@ def test_in_a_group_the_one_that_has_exited_is_to_blame_and_not_who_missed_it_fi
     # Its exit was seen, and is settled once its last messages have been read.
     made.domains.of(1).exits[1] = -11
     steps = made.failed(0, failed("a peer is gone"), 10.0)
-    blamed = [step.index for step in steps if isinstance(step, RemoveOwner) and step.culprit]
-    assert blamed == [1]
+    assert culprits(steps) == [1]
     assert made.workers[0].last_cause == "worker 1: killed by SIGSEGV"
     made.exited(1, -11, 10.0)
     assert made.workers[1].last_cause == "killed by SIGSEGV"
@@ -283,16 +290,29 @@ def test_the_exit_explains_why_a_worker_was_not_connected(group: bool) -> None:
     made = up(2, group=group)
     missed = Loss(kind=LossKind.DISCONNECTED, detail="w1-1: not connected")
     made.lost(1, missed, 10.0)
+    # The exit of a rank comes too late to be waited for.
+    made.tick(10.6)
     if group:
-        made.exited(0, -9, 10.0)
-    made.exited(1, -11, 10.0)
+        made.exited(0, -9, 10.7)
+    made.exited(1, -11, 10.7)
     cause = "w1-1: not connected, killed by SIGSEGV"
     assert made.workers[1].last_cause == cause
-    first = made.domains.of(1).first_loss
-    assert first is not None
-    assert first.detail == cause
+    loss = made.domains.of(1).loss
+    assert loss is not None
+    assert loss.detail == cause
     if group:
         assert made.workers[0].last_cause == "worker 1: w1-1: not connected"
+
+
+def test_a_rank_that_is_not_connected_waits_for_its_exit() -> None:
+    made = up(2, group=True)
+    missed = Loss(kind=LossKind.DISCONNECTED, detail="w1-1: not connected")
+    assert kinds(made.lost(1, missed, 10.0)) == [CloseOwner, CloseOwner]
+    assert made.tick(10.4) == []
+    steps = made.exited(1, -11, 10.4)
+    assert culprits(steps) == [1]
+    assert made.workers[1].last_cause == "killed by SIGSEGV"
+    assert made.workers[0].last_cause == "worker 1: killed by SIGSEGV"
 
 
 def test_how_a_predecessor_ended_says_nothing_of_its_successor() -> None:
@@ -461,8 +481,48 @@ def test_those_that_left_since_they_lost_a_peer_are_not_the_one_that_was_lost() 
     made = up(3, group=True)
     made.domains.of(0).exits.update({0: int(ExitCode.PEER_LOST), 2: -9})
     steps = made.failed(1, failed("no answer", FailureKind.PEER_LOST), 10.0)
-    blamed = [step.index for step in steps if isinstance(step, RemoveOwner) and step.culprit]
-    assert blamed == [2]
+    assert culprits(steps) == [2]
+
+
+@pytest.mark.parametrize(
+    ("reports", "blamed"),
+    [
+        pytest.param([(0, 1)], [1], id="one names another"),
+        pytest.param([(0, 2), (1, 2)], [2], id="two name the same"),
+        pytest.param([(2, 0), (0, 1)], [1], id="one names another that has lost one itself"),
+        pytest.param([(0, None)], [], id="one names nobody"),
+        pytest.param([(0, None), (2, 0)], [], id="one names another that names nobody"),
+        pytest.param([(0, 1), (1, 0)], [], id="two name each other"),
+        pytest.param([(0, 1), (2, None)], [1], id="one names another, and one nobody"),
+    ],
+)
+def test_without_an_exit_the_one_that_is_missed_is_to_blame(
+    reports: list[tuple[int, int | None]], blamed: list[int]
+) -> None:
+    made = up(3, group=True)
+    for at, (index, rank) in enumerate(reports):
+        now = 10.0 + 0.1 * at
+        report = Failed(kind=FailureKind.PEER_LOST, message="no answer", lost_rank=rank)
+        assert kinds(made.failed(index, report, now)) == [CloseOwner] * 3
+        assert made.tick(now) == []
+    assert culprits(made.tick(10.5)) == blamed
+
+
+def test_nobody_is_waited_for_whose_exit_would_say_nothing_more() -> None:
+    made = up(2, group=True)
+    made.failed(0, failed("no answer", FailureKind.PEER_LOST), 10.0)
+    steps = made.failed(1, failed("no answer", FailureKind.PEER_LOST), 10.1)
+    assert [kind for kind in kinds(steps) if kind is RemoveOwner] == [RemoveOwner] * 2
+    assert culprits(steps) == []
+    assert not made.domains.of(0).reports
+
+
+def test_a_restart_on_request_forgets_what_was_reported() -> None:
+    made = up(2, group=True)
+    made.failed(0, failed("no answer", FailureKind.PEER_LOST), 10.0)
+    made.drain(0, 10.1)
+    made.retire(0, 10.2)
+    assert RemoveOwner not in kinds(made.tick(10.9))
 
 
 def test_a_rank_that_is_up_waits_for_one_that_was_spawned_late() -> None:
@@ -472,5 +532,4 @@ def test_a_rank_that_is_up_waits_for_one_that_was_spawned_late() -> None:
     made.spawned(1, 101, 50.0)
     made.greeted(0, 51.0)
     assert made.tick(61.0) == []
-    steps = made.tick(111.0)
-    assert [step.index for step in steps if isinstance(step, RemoveOwner) and step.culprit] == [1]
+    assert culprits(made.tick(111.0)) == [1]

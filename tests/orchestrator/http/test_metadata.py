@@ -52,6 +52,31 @@ def test_health_says_that_an_owner_is_missing_and_is_200_while_others_serve(
     }
 
 
+@pytest.mark.parametrize(
+    ("overdue", "status", "word"),
+    [
+        ((False, False), 200, "ready"),
+        ((True, False), 200, "degraded"),
+        ((True, True), 503, "unresponsive"),
+    ],
+)
+def test_health_is_503_while_every_owner_is_overdue(
+    overdue: tuple[bool, bool], status: int, word: str
+) -> None:
+    owners = (replace(each, overdue=late) for each, late in zip(STATE.owners, overdue, strict=True))
+    response = call(ScriptedService(owners=tuple(owners)), "GET", "/health")
+    assert (response.status_code, response.json()["status"]) == (status, word)
+    if status == 503:
+        assert "progress" in response.json()["reason"]
+        assert "retry-after" in response.headers
+
+
+def test_an_owner_that_is_lost_does_not_count_where_the_other_is_overdue() -> None:
+    lost = replace(STATE.owners[0], status=WorkerStatus.LOST)
+    owners = (lost, replace(STATE.owners[1], overdue=True))
+    assert call(ScriptedService(owners=owners), "GET", "/health").status_code == 503
+
+
 @pytest.mark.parametrize("method", ["HEAD", "OPTIONS"])
 def test_health_answers_balancers_that_do_not_get(method: str) -> None:
     assert call(ScriptedService(), method, "/health").status_code == 200
