@@ -13,7 +13,7 @@ _Kind = tuple[tuple[int, ...], mx.Dtype]
 
 
 class PackedArrays:
-    """Copies of arrays: those of one shape and dtype lie behind each other in one buffer."""
+    """Copies of arrays [1, ...]: those of one shape and dtype are the rows of one buffer."""
 
     def __init__(
         self, stacks: dict[_Kind, mx.array], places: tuple[tuple[_Kind, int], ...]
@@ -27,6 +27,7 @@ class PackedArrays:
         groups: dict[_Kind, list[mx.array]] = {}
         places: list[tuple[_Kind, int]] = []
         for array in arrays:
+            assert array.shape[0] == 1, array.shape
             kind = (array.shape, array.dtype)
             group = groups.setdefault(kind, [])
             places.append((kind, len(group)))
@@ -45,19 +46,20 @@ class PackedArrays:
 
     def unpacked(self) -> list[mx.array]:
         """Return the arrays in their order, as views that are not to be changed."""
-        return [self._stacks[kind][place] for kind, place in self._places]
+        # A plain index would gather, and copy.
+        return [self._stacks[kind][place : place + 1] for kind, place in self._places]
 
     def mapped(self, change: Callable[[mx.array], mx.array]) -> "PackedArrays":
         """Pack copies of what ``change`` makes of whole stacks; it keeps their first axis."""
         changed = {kind: change(stack) for kind, stack in self._stacks.items()}
-        kinds = {kind: (stack.shape[1:], stack.dtype) for kind, stack in changed.items()}
+        kinds = {kind: ((1, *stack.shape[1:]), stack.dtype) for kind, stack in changed.items()}
         stacks = {kinds[kind]: _copied(stack) for kind, stack in changed.items()}
         return PackedArrays(stacks, tuple((kinds[kind], place) for kind, place in self._places))
 
 
 def _stacked(group: Sequence[mx.array]) -> mx.array:
-    # Stacking a single array copies nothing.
-    return mx.stack(list(group)) if len(group) > 1 else _copied(group[0])[None]
+    # Joining a single array copies nothing.
+    return mx.concatenate(list(group)) if len(group) > 1 else _copied(group[0])
 
 
 def _copied(array: mx.array) -> mx.array:
