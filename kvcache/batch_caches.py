@@ -42,6 +42,10 @@ class BatchCaches:
         return self._kv.nbytes + self._states.nbytes
 
     @property
+    def num_buffers(self) -> int:
+        return self._kv.num_buffers + self._states.num_buffers
+
+    @property
     def used_tokens(self) -> int:
         return self._kv.used_tokens
 
@@ -66,21 +70,17 @@ class BatchCaches:
     def length(self, key: int) -> int:
         return self._kv.length(key)
 
-    def copy_kv(self, key: int, start: int, end: int) -> list[LayerKV]:
-        """Copy a row's tokens of the leaves that keep every token; still to be evaluated."""
+    def saved_kv(self, key: int, start: int, end: int) -> list[LayerKV]:
+        """A row's tokens of the leaves that keep every token, as views."""
         views = self._kv.views(key, start, end)
-        return [
-            view.copied()
-            for view, window in zip(views, self._windows, strict=True)
-            if window is None
-        ]
+        return [view for view, window in zip(views, self._windows, strict=True) if window is None]
 
     def snapshot(self, key: int) -> Snapshot:
-        """Copy a row's windows and states as they are now; still to be evaluated."""
+        """A row's windows and states as they are now, as views."""
         length = self._kv.length(key)
         views = self._kv.views(key, length, length)
         windows = [
-            from_ring(view, length).copied()
+            from_ring(view, length)
             for view, window in zip(views, self._windows, strict=True)
             if window is not None
         ]

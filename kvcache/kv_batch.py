@@ -60,6 +60,10 @@ class KVBatch:
         return sum(slab.nbytes for slab in self._slabs)
 
     @property
+    def num_buffers(self) -> int:
+        return 2 * len(self._windows) * len(self._slabs)
+
+    @property
     def asks_wide(self) -> bool:
         """The model has asked for a mask that is wider than the caches it is for."""
         return any(cache.asks_wide for cache in self.caches)

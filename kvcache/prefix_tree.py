@@ -50,7 +50,8 @@ class PrefixTree:
 
     @property
     def nbytes(self) -> int:
-        return self._facts.segment_nbytes(self.num_tokens) + self._snapshot_nbytes
+        slack = len(self._nodes.by_id) * self._facts.slack_nbytes
+        return self._facts.segment_nbytes(self.num_tokens) + slack + self._snapshot_nbytes
 
     @property
     def namespaces(self) -> Collection[str]:

@@ -18,7 +18,7 @@ from mlx_dp.kvcache.state_rows import StateArrays
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a request's windows and states were after ``position`` tokens: never an alias.
+    """A request's windows and states after ``position`` tokens. Nothing is copied.
 
     ``windows`` hold the last tokens in their order in time, at most the window's width.
     """
@@ -31,14 +31,6 @@ class Snapshot:
     def nbytes(self) -> int:
         kept = sum(window.nbytes for window in self.windows)
         return kept + sum(array.nbytes for state in self.states for array in state)
-
-    def copied(self) -> "Snapshot":
-        """The same in buffers of its own."""
-        return Snapshot(
-            self.position,
-            tuple(window.copied() for window in self.windows),
-            tuple(tuple(mx.contiguous(array) for array in state) for state in self.states),
-        )
 
     def arrays(self) -> list[mx.array]:
         kept = [array for window in self.windows for array in window]
@@ -56,10 +48,10 @@ class RowContent:
     kv: tuple[LayerKV, ...]
     recent: Snapshot
 
-    def copy_kv(self, save: Save) -> list[LayerKV]:
-        """Copy some tokens of the leaves that keep every token; still to be evaluated."""
+    def saved_kv(self, save: Save) -> list[LayerKV]:
+        """Some tokens of the leaves that keep every token, as views."""
         assert save.end <= self.length, (save, self.length)
-        return [kv.tokens(save.start, save.end).copied() for kv in self.kv]
+        return [kv.tokens(save.start, save.end) for kv in self.kv]
 
 
 def read_caches(layout: CacheLayout, caches: Sequence[Any], length: int) -> RowContent | None:

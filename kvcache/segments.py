@@ -1,86 +1,94 @@
 """The KV of cached prefixes, in segments, and the snapshots of state beside them."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 
 import mlx.core as mx
 
 from mlx_dp.kvcache.cached_prefix import CachedPrefix, Save
 from mlx_dp.kvcache.kv_row import LayerKV
+from mlx_dp.kvcache.packed_arrays import PackedArrays
 from mlx_dp.kvcache.row_content import Snapshot
 
 
 class Segments:
-    """Arrays by the numbers that the prefix tree gives them.
+    """Copies of what outlives its request, by the numbers that the prefix tree gives them.
 
     A segment is the KV of some consecutive tokens, [1, KV heads, tokens, head dim] per leaf that
-    keeps every token. All that is put here must be copies, as it outlives its request.
+    keeps every token. Each segment and each snapshot takes a buffer or two, whatever the number
+    of layers.
     """
 
-    def __init__(self) -> None:
-        self._segments: dict[int, list[LayerKV]] = {}
-        self._snapshots: dict[int, Snapshot] = {}
+    def __init__(self, page_nbytes: int = 1) -> None:
+        self._page_nbytes = page_nbytes
+        self._segments: dict[int, PackedArrays] = {}
+        self._snapshots: dict[int, _PackedSnapshot] = {}
         self._nbytes = 0
+        self._num_buffers = 0
 
     @property
     def nbytes(self) -> int:
         return self._nbytes
 
+    @property
+    def num_buffers(self) -> int:
+        return self._num_buffers
+
     def has_snapshot(self, number: int) -> bool:
         return number in self._snapshots
 
-    def put(self, number: int, kv: Sequence[LayerKV]) -> None:
+    def put(self, number: int, kv: Sequence[LayerKV]) -> list[mx.array]:
+        """Copy a segment in. Returns its buffers, which are still to be evaluated."""
         assert number not in self._segments, f"segment {number} is here already"
-        self._segments[number] = list(kv)
-        self._nbytes += _size(kv)
+        return self._hold(number, PackedArrays.of([array for layer in kv for array in layer]))
 
     def keep(
         self,
         saves: Sequence[Save],
-        copy_kv: Callable[[Save], Sequence[LayerKV]],
+        saved_kv: Callable[[Save], Sequence[LayerKV]],
         number: int | None,
-        take_snapshot: Callable[[], Snapshot | None],
+        snapshot_now: Callable[[], Snapshot | None],
     ) -> list[mx.array]:
-        """Take in what is to outlive a request; ``number`` is its snapshot's, if it has one.
+        """Copy what is to outlive a request; ``number`` is its snapshot's, if it has one.
 
         Returns the copies, which are still to be evaluated.
         """
         copies: list[mx.array] = []
         for save in saves:
-            kv = copy_kv(save)
-            self.put(save.segment, kv)
-            copies += [array for layer in kv for array in layer]
-        if number is not None and (snapshot := take_snapshot()) is not None:
-            self.store(number, snapshot)
-            copies += snapshot.arrays()
+            copies += self.put(save.segment, saved_kv(save))
+        if number is not None and (snapshot := snapshot_now()) is not None:
+            copies += self.store(number, snapshot)
         return copies
 
-    def store(self, number: int, snapshot: Snapshot) -> None:
-        """Keep a snapshot, in the place of an older one of that number."""
+    def store(self, number: int, snapshot: Snapshot) -> list[mx.array]:
+        """Copy a snapshot in, in the place of an older one of that number.
+
+        Returns its buffers, which are still to be evaluated.
+        """
         self.forget((), (number,))
-        self._snapshots[number] = snapshot
-        self._nbytes += snapshot.nbytes
+        packed = _PackedSnapshot.of(snapshot)
+        self._snapshots[number] = packed
+        self._count(packed.arrays, 1)
+        return packed.arrays.buffers
 
     def restore(self, number: int) -> Snapshot:
         """Return a snapshot, which stays here and is not to be changed."""
-        return self._snapshots[number]
-
-    def fork(self, number: int, other: int) -> None:
-        """Let a second number have a copy of a snapshot."""
-        self.store(other, self._snapshots[number].copied())
+        return self._snapshots[number].unpacked()
 
     def split(self, number: int, at: int, head: int) -> None:
         """Move the first ``at`` tokens of a segment into a new one."""
+        assert head not in self._segments, f"segment {head} is here already"
         whole = self._segments[number]
         self.forget((number,), ())
-        self.put(head, [kv.tokens(0, at).copied() for kv in whole])
-        self.put(number, [kv.tokens(at, kv.keys.shape[2]).copied() for kv in whole])
+        copies = self._hold(head, whole.mapped(lambda stack: stack[..., :at, :]))
+        copies += self._hold(number, whole.mapped(lambda stack: stack[..., at:, :]))
         # Else both would hold the whole until somebody reads them.
-        mx.async_eval(self._segments[head], self._segments[number])
+        mx.async_eval(copies)
 
     def read(self, prefix: CachedPrefix) -> list[LayerKV]:
         """Return the KV of a prefix, leaf by leaf."""
         pieces = [
-            [kv.tokens(0, piece.num_tokens) for kv in self._segments[piece.segment]]
+            [kv.tokens(0, piece.num_tokens) for kv in _layers(self._segments[piece.segment])]
             for piece in prefix.pieces
         ]
         return [_joined(leaf) for leaf in zip(*pieces, strict=True)]
@@ -88,14 +96,50 @@ class Segments:
     def forget(self, segments: Collection[int], snapshots: Collection[int]) -> None:
         """Drop what is there of these."""
         for number in segments:
-            self._nbytes -= _size(self._segments.pop(number, ()))
+            if (segment := self._segments.pop(number, None)) is not None:
+                self._count(segment, -1)
         for number in snapshots:
             if (snapshot := self._snapshots.pop(number, None)) is not None:
-                self._nbytes -= snapshot.nbytes
+                self._count(snapshot.arrays, -1)
+
+    def _hold(self, number: int, packed: PackedArrays) -> list[mx.array]:
+        self._segments[number] = packed
+        self._count(packed, 1)
+        return packed.buffers
+
+    def _count(self, packed: PackedArrays, sign: int) -> None:
+        self._nbytes += sign * packed.nbytes(self._page_nbytes)
+        self._num_buffers += sign * len(packed.buffers)
 
 
-def _size(kv: Sequence[LayerKV]) -> int:
-    return sum(layer.nbytes for layer in kv)
+@dataclass(frozen=True, slots=True)
+class _PackedSnapshot:
+    """A snapshot's windows and then its states, of which ``state_sizes`` has the lengths."""
+
+    position: int
+    num_windows: int
+    state_sizes: tuple[int, ...]
+    arrays: PackedArrays
+
+    @classmethod
+    def of(cls, snapshot: Snapshot) -> "_PackedSnapshot":
+        return cls(
+            position=snapshot.position,
+            num_windows=len(snapshot.windows),
+            state_sizes=tuple(map(len, snapshot.states)),
+            arrays=PackedArrays.of(snapshot.arrays()),
+        )
+
+    def unpacked(self) -> Snapshot:
+        arrays = iter(self.arrays.unpacked())
+        windows = tuple(LayerKV(next(arrays), next(arrays)) for _ in range(self.num_windows))
+        states = tuple(tuple(next(arrays) for _ in range(size)) for size in self.state_sizes)
+        return Snapshot(self.position, windows, states)
+
+
+def _layers(packed: PackedArrays) -> list[LayerKV]:
+    arrays: Iterable[mx.array] = iter(packed.unpacked())
+    return [LayerKV(keys, values) for keys, values in zip(arrays, arrays, strict=True)]
 
 
 def _joined(parts: Sequence[LayerKV]) -> LayerKV:

@@ -40,8 +40,15 @@ class StateRows:
 
     @property
     def nbytes(self) -> int:
+        return sum(array.nbytes for array in self._held())
+
+    @property
+    def num_buffers(self) -> int:
+        return len(self._held())
+
+    def _held(self) -> list[mx.array]:
         joined = [a for leaves in self._joined.values() for leaf in leaves for a in leaf]
-        return sum(array.nbytes for array in [*self.arrays(), *joined])
+        return [*self.arrays(), *joined]
 
     def join(self, key: int, state: Sequence[StateArrays]) -> None:
         """Take a row's state, [1, ...] per array."""

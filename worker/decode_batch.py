@@ -202,8 +202,9 @@ class DecodeBatch:
         caches = self._caches
         copies: list[mx.array] = []
         for row in rows:
-            copy_kv, snapshot = partial(caches.copy_kv, row.key), partial(caches.snapshot, row.key)
-            copies += self._segments.keep(row.saves, copy_kv, row.snapshot, snapshot)
+            saved_kv = partial(caches.saved_kv, row.key)
+            snapshot = partial(caches.snapshot, row.key)
+            copies += self._segments.keep(row.saves, saved_kv, row.snapshot, snapshot)
         if copies:
             mx.eval(copies)
 

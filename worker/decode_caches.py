@@ -49,6 +49,10 @@ class DecodeCaches:
         return self._solo.nbytes + (self._batch.nbytes if self._batch is not None else 0)
 
     @property
+    def num_buffers(self) -> int:
+        return self._solo.num_buffers + (self._batch.num_buffers if self._batch is not None else 0)
+
+    @property
     def used_tokens(self) -> int:
         batch = self._batch.used_tokens if self._batch is not None else 0
         return batch + self._solo.used_tokens
@@ -105,22 +109,22 @@ class DecodeCaches:
         else:
             self._solo.leave(key)
 
-    def copy_kv(self, key: int, save: Save) -> list[LayerKV]:
-        """Copy some tokens of a row, in the leaves that keep all; still to be evaluated."""
+    def saved_kv(self, key: int, save: Save) -> list[LayerKV]:
+        """Some tokens of a row, in the leaves that keep all, as views."""
         if key in self._in_batch:
             assert self._batch is not None, "there is no batch"
-            return self._batch.copy_kv(key, save.start, save.end)
+            return self._batch.saved_kv(key, save.start, save.end)
         content = self._solo.content(key)
         assert content is not None, f"row {key} holds nothing"
-        return content.copy_kv(save)
+        return content.saved_kv(save)
 
     def snapshot(self, key: int) -> Snapshot | None:
-        """Copy a row's windows and states as they are now; None: it has none yet."""
+        """A row's windows and states as they are now, as views; None: it has none yet."""
         if key in self._in_batch:
             assert self._batch is not None, "there is no batch"
             return self._batch.snapshot(key)
         content = self._solo.content(key)
-        return None if content is None else content.recent.copied()
+        return None if content is None else content.recent
 
     def forward(
         self, tokens_of: TokensOf, guests: Sequence[Guest]

@@ -1,5 +1,6 @@
 """The one place that knows how devices differ. All else asks here."""
 
+import mmap
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -61,6 +62,21 @@ def describe() -> str:
     """Name the device for people."""
     known = facts()
     return f"{known['kind']} ({known['name']})"
+
+
+def buffer_limit() -> int | None:
+    """How many buffers a worker may hold; None: the device does not count them.
+
+    Metal refuses allocations beyond ``resource_limit`` buffers of a process. Half of them are left
+    to activations, and to what command buffers under way still hold.
+    """
+    limit = _info().get("resource_limit")
+    return None if limit is None else int(limit) // 2
+
+
+def page_nbytes() -> int:
+    """Each allocation takes a multiple of this: a page on Metal."""
+    return mmap.PAGESIZE if kind() == "metal" else 1
 
 
 def limit_memory(share_nbytes: int | None) -> None:

@@ -23,7 +23,8 @@ class EngineFacts:
     ``prefix_cache``: the model's KV can be kept and continued from, and was asked to be.
     ``stateful``: a prefix can be continued only from a snapshot of state (recurrent layers,
     sliding windows). ``trims_to`` is how many tokens such a state may cover and still be cut back
-    to fewer; 0: never. ``blocks``: a step is nearly done when its launch returns.
+    to fewer; 0: never. ``blocks``: a step is nearly done when its launch returns. ``buffer_limit``
+    is how many buffers the device lets it hold; None: any. Each takes multiples of ``page_nbytes``.
     """
 
     shape: ModelShape
@@ -33,6 +34,8 @@ class EngineFacts:
     stateful: bool = False
     trims_to: int = 0
     blocks: bool = False
+    buffer_limit: int | None = None
+    page_nbytes: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +147,14 @@ class Engine(PrefixStore, Protocol):
 
         A prompt that is not in yet counts as nothing: ``row_nbytes`` was set aside for it.
         """
+
+    @property
+    def held_buffers(self) -> int:
+        """Buffers that weights, rows, prompts under way, segments and snapshots are made of."""
+
+    @property
+    def row_buffers(self) -> int:
+        """Buffers that one more request takes at most."""
 
     def growth_nbytes(self) -> int:
         """Bytes that the next step would add to them for the rows that decode."""

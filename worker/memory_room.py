@@ -1,4 +1,7 @@
-"""The owner's one memory budget: rows, cached prefixes and snapshots together, in bytes."""
+"""The owner's one memory budget: rows, cached prefixes and snapshots together.
+
+In bytes, and in buffers where the device counts them.
+"""
 
 from typing import Protocol
 
@@ -8,6 +11,12 @@ class HeldMemory(Protocol):
 
     @property
     def held_nbytes(self) -> int: ...
+
+    @property
+    def held_buffers(self) -> int: ...
+
+    @property
+    def row_buffers(self) -> int: ...
 
     def growth_nbytes(self) -> int: ...
 
@@ -31,11 +40,17 @@ class MemoryRoom:
     """
 
     def __init__(
-        self, engine: HeldMemory, cache: Evictable | None, budget_nbytes: int | None
+        self,
+        engine: HeldMemory,
+        cache: Evictable | None,
+        budget_nbytes: int | None,
+        *,
+        buffer_limit: int | None = None,
     ) -> None:
         self._engine = engine
         self._cache = cache
         self._budget_nbytes = budget_nbytes
+        self._buffer_limit = buffer_limit
         self._rows: dict[int, int] = {}
         self._rows_nbytes = 0
         self._joining: list[int] = []
@@ -72,7 +87,7 @@ class MemoryRoom:
         excess = self._excess_nbytes(nbytes)
         if excess > (0 if self._cache is None else self._cache.nbytes):
             return False
-        while excess > 0:
+        while excess > 0 or self._crowded():
             if not self._evict():
                 return False
             excess = self._excess_nbytes(nbytes)
@@ -116,6 +131,12 @@ class MemoryRoom:
         if self._budget_nbytes is None:
             return 0
         return self.accounted_nbytes + nbytes - self._budget_nbytes
+
+    def _crowded(self) -> bool:
+        """One more request, or its prefix, would take more buffers than the device allows."""
+        if self._buffer_limit is None:
+            return False
+        return self._engine.held_buffers + self._engine.row_buffers > self._buffer_limit
 
     def _evict(self) -> bool:
         return self._cache is not None and self._cache.evict()

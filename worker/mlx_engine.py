@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 import mlx.core as mx
+from mlx.utils import tree_flatten
 
 from mlx_dp.kvcache.batch_form import BatchForm
 from mlx_dp.kvcache.cached_prefix import Save
@@ -72,7 +73,8 @@ class MlxEngine:
         self._slots: dict[int, _Occupant] = {}
         self._slot_of: dict[int, int] = {}
         self._capacity: OwnerCapacity | None = None
-        self._segments = Segments()
+        self._segments = Segments(facts.page_nbytes)
+        self._weight_buffers = len(tree_flatten(loaded.model.parameters()))
         self._caches = DecodeCaches(loaded, form)
         self._grammars = grammars
         self._batch = DecodeBatch(
@@ -105,6 +107,8 @@ class MlxEngine:
             stateful=loaded.layout.stateful,
             trims_to=loaded.layout.trims_to,
             blocks=device.launch_blocks(),
+            buffer_limit=device.buffer_limit(),
+            page_nbytes=device.page_nbytes(),
         )
         grammars = GrammarCompiler(
             Path(start.model_path),
@@ -169,6 +173,16 @@ class MlxEngine:
     @property
     def held_nbytes(self) -> int:
         return self._caches.nbytes + self._segments.nbytes
+
+    @property
+    def held_buffers(self) -> int:
+        prompts = sum(one.prefill is not None for one in self._slots.values()) * self.row_buffers
+        rows = self._caches.num_buffers
+        return self._weight_buffers + rows + prompts + self._segments.num_buffers
+
+    @property
+    def row_buffers(self) -> int:
+        return 2 * len(self._loaded.layout.leaves)
 
     def growth_nbytes(self) -> int:
         return self._caches.growth_nbytes()

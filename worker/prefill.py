@@ -72,16 +72,16 @@ class Prefill:
         """What the caches hold, not copied; None while a state has not been written."""
         return read_caches(self._layout, self.caches, self.done) if self.done else None
 
-    def copy_kv(self, save: Save) -> list[LayerKV]:
-        """Copy the KV of some tokens; still to be evaluated."""
+    def saved_kv(self, save: Save) -> list[LayerKV]:
+        """The KV of some tokens, as views."""
         content = self.content()
         assert content is not None, "the caches hold nothing"
-        return content.copy_kv(save)
+        return content.saved_kv(save)
 
     def snapshot(self) -> Snapshot | None:
-        """Copy windows and states as they are now; None: there are none yet."""
+        """Windows and states as they are now, as views; None: there are none yet."""
         content = self.content()
-        return None if content is None else content.recent.copied()
+        return None if content is None else content.recent
 
     def ends_with(self, num_tokens: int) -> bool:
         """The next ``num_tokens`` tokens leave nothing, or only the last one, of the prompt."""

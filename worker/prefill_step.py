@@ -83,7 +83,7 @@ class PrefillStep:
         prefill: Prefill, saves: tuple[Save, ...], snapshot: int | None, segments: Segments
     ) -> None:
         """Copy what a prompt's caches hold now into segments, and their state."""
-        mx.async_eval(segments.keep(saves, prefill.copy_kv, snapshot, prefill.snapshot))
+        mx.async_eval(segments.keep(saves, prefill.saved_kv, snapshot, prefill.snapshot))
 
     @property
     def _riding(self) -> int:

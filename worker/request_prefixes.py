@@ -138,4 +138,5 @@ class RequestPrefixes:
 
     def _segment_nbytes(self, request: RunningRequest, ids: tuple[int, ...]) -> int:
         assert self._cache is not None
-        return self._facts.segment_nbytes(self._cache.missing(ids, request.submit.cache_salt))
+        missing = self._cache.missing(ids, request.submit.cache_salt)
+        return self._facts.segment_nbytes(missing) + self._facts.slack_nbytes if missing else 0

@@ -54,13 +54,18 @@ class Scheduler:
     def __init__(self, capacity: OwnerCapacity, engine: Engine, context_length: int) -> None:
         facts = engine.facts
         prefix_facts = PrefixFacts(
-            shape=facts.shape, stateful=facts.stateful, trims_to=facts.trims_to
+            shape=facts.shape,
+            stateful=facts.stateful,
+            trims_to=facts.trims_to,
+            page_nbytes=facts.page_nbytes,
         )
         limits = AdmissionLimits(context_length=context_length, pool_tokens=capacity.pool_tokens)
         self._gate = Gate(limits, engine)
         self._engine = engine
         self._pools = OwnerPools(capacity, prefix_facts, engine, prefix_cache=facts.prefix_cache)
-        self._room = MemoryRoom(engine, self._pools.cache, capacity.cache_nbytes)
+        self._room = MemoryRoom(
+            engine, self._pools.cache, capacity.cache_nbytes, buffer_limit=facts.buffer_limit
+        )
         self._prefixes = RequestPrefixes(self._pools.cache, self._room, prefix_facts)
         self._planner = PrefillPlanner(self._prefixes, self._room)
         self.requests = RunningRequests()

@@ -38,6 +38,10 @@ class SoloRows:
         return sum(array.nbytes for array in self.arrays())
 
     @property
+    def num_buffers(self) -> int:
+        return len(self.arrays())
+
+    @property
     def used_tokens(self) -> int:
         return sum(row.length for row in self._rows.values())
 

@@ -18,6 +18,7 @@ from mlx_dp.kvcache.batch_form import BatchForm
 from mlx_dp.kvcache.guest_chunk import GuestChunk
 from mlx_dp.kvcache.layout import inspect_caches
 from mlx_dp.kvcache.row_content import RowContent, read_caches
+from mlx_dp.kvcache.segments import Segments
 
 pytestmark = pytest.mark.mlx
 
@@ -77,7 +78,7 @@ def step(batch: BatchCaches, rows: Sequence[PlainRow]) -> tuple[int, ...]:
 
 def expect_row(batch: BatchCaches, key: int, row: PlainRow, state: float) -> None:
     assert batch.length(key) == row.length
-    (grown,) = batch.copy_kv(key, 0, row.length)
+    (grown,) = batch.saved_kv(key, 0, row.length)
     snapshot = batch.snapshot(key)
     assert snapshot.position == row.length
     for kv, tokens, kept in ((grown, row.layers[0], 999), (snapshot.windows[0], row.layers[1], 4)):
@@ -125,10 +126,12 @@ def test_a_state_layer_is_called_once_with_all_rows_in_their_order():
 def test_a_step_snapshots_nothing_by_itself_and_a_snapshot_outlives_what_follows():
     batch, rows = batch_of(3, 6)
     step(batch, rows)
-    then = batch.snapshot(0)
+    segments = Segments()
+    mx.eval(segments.store(0, batch.snapshot(0)))
     at = rows[0].length
     step(batch, rows)
     batch.leave(0)
+    then = segments.restore(0)
     assert then.position == at == 4
     assert then.states[0][0].tolist() == [[11.0] * 3]
     window = rows[0].layers[1][0][:, :4]
@@ -143,7 +146,7 @@ def test_a_request_that_is_not_here_has_nothing_to_snapshot():
 
 def test_only_the_tokens_that_are_asked_for_are_copied():
     batch, rows = batch_of(9, 2)
-    (kv,) = batch.copy_kv(0, 4, 7)
+    (kv,) = batch.saved_kv(0, 4, 7)
     np.testing.assert_array_equal(np.array(kv.values[0]), rows[0].layers[0][1][:, 4:7])
 
 

@@ -22,6 +22,7 @@ from mlx_dp.kvcache.row_content import (
     make_room,
     read_caches,
 )
+from mlx_dp.kvcache.segments import Segments
 
 pytestmark = pytest.mark.mlx
 
@@ -175,7 +176,7 @@ class TestStates:
         layout = inspect_caches(caches)
         content = read_caches(layout, caches, 4)
         assert content is not None
-        snapshot = content.recent.copied()
+        snapshot = kept(content.recent)
         caches[1][0][:] = 9.0
         caches[0][0][0] = mx.full((1, 3), 9.0)
         assert [a.max().item() for a in snapshot.arrays()] == [1.0, 2.0, 1.0]
@@ -184,7 +185,7 @@ class TestStates:
         layout = inspect_caches(caches)
         content = read_caches(layout, caches, 4)
         assert content is not None
-        snapshot = content.recent.copied()
+        snapshot = kept(content.recent)
         for _ in range(2):
             others = self.empty()
             fill_caches(layout, others, content.kv, snapshot, length=4, room=9)
@@ -204,7 +205,14 @@ def test_a_snapshot_counts_its_windows_and_its_states():
     snapshot = Snapshot(4, (window,), ((mx.zeros((1, 7)),), (mx.zeros((1, 2)), mx.zeros((1, 1)))))
     assert snapshot.nbytes == (2 * 4 * (3 + 5) + 7 + 2 + 1) * 4
     assert sum(array.nbytes for array in snapshot.arrays()) == snapshot.nbytes
-    assert snapshot.copied().nbytes == snapshot.nbytes
+    assert kept(snapshot).nbytes == snapshot.nbytes
+
+
+def kept(snapshot: Snapshot) -> Snapshot:
+    """What the store of prefixes makes of it."""
+    segments = Segments()
+    mx.eval(segments.store(0, snapshot))
+    return segments.restore(0)
 
 
 def test_caches_of_unknown_kinds_are_never_guessed_at():

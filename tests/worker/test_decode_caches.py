@@ -190,7 +190,7 @@ def test_what_is_copied_out_of_a_row_is_what_its_prompt_would_have_left(name):
         expected = prefilled(loaded, busy.alone[1].tokens).content()
         assert expected is not None
         assert expected.length == 12
-        found = busy.caches.copy_kv(1, Save(1, 2, 11))
+        found = busy.caches.saved_kv(1, Save(1, 2, 11))
         snapshot = busy.caches.snapshot(1)
         assert snapshot is not None
         assert snapshot.position == 12

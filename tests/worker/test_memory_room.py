@@ -19,6 +19,14 @@ class Memory:
     def held_nbytes(self) -> int:
         return self.rows + self.slack + sum(self.leaves)
 
+    @property
+    def held_buffers(self) -> int:
+        return 10 + 2 * len(self.leaves)
+
+    @property
+    def row_buffers(self) -> int:
+        return 4
+
     def growth_nbytes(self) -> int:
         return self.growth
 
@@ -152,3 +160,17 @@ def test_what_is_held_what_grows_and_what_is_promised_is_accounted_for() -> None
     owner.row_joins(1)
     owner.step_launched()
     assert owner.accounted_nbytes == 50 + 10 + 5
+
+
+def test_leaves_are_evicted_until_one_more_row_fits_into_the_buffers_of_the_device() -> None:
+    memory = Memory(leaves=(1,) * 9)
+    room = MemoryRoom(memory, memory, 100, buffer_limit=24)
+    assert room.fits(1)
+    assert memory.leaves == [1] * 5
+    assert memory.held_buffers + memory.row_buffers == 24
+
+
+def test_without_leaves_to_evict_a_crowded_device_refuses_whatever_the_bytes_are() -> None:
+    memory = Memory()
+    assert not MemoryRoom(memory, memory, None, buffer_limit=13).fits(0)
+    assert MemoryRoom(memory, memory, None, buffer_limit=14).fits(0)

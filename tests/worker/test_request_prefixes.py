@@ -31,6 +31,8 @@ class Desk:
     def held_nbytes(self) -> int:
         return self.cache.nbytes
 
+    held_buffers = row_buffers = 0
+
     def growth_nbytes(self) -> int:
         return 0
 

@@ -150,6 +150,14 @@ class FakeEngine:
         rows = self._room_tokens * self._shape.kv_bytes_per_token
         return rows + states + self._store.nbytes
 
+    @property
+    def held_buffers(self) -> int:
+        return 0
+
+    @property
+    def row_buffers(self) -> int:
+        return 0
+
     def growth_nbytes(self) -> int:
         grown = self._joined_tokens + sum(row.decodes for row in self._rows.values())
         return max(0, grown - self._room_tokens) * self._shape.kv_bytes_per_token
