@@ -72,7 +72,7 @@ def test_python_3_11_is_enough() -> None:
     assert PROJECT["project"]["requires-python"] == ">=3.11"
 
 
-PARTS_OF: Final = {"pydantic_core": "pydantic", "starlette": "fastapi", "h11": "uvicorn"}
+PARTS_OF: Final = {"pydantic_core": "pydantic", "markupsafe": "jinja2", "h11": "uvicorn"}
 """Packages that their maintainers release together, and that we name by the outer one."""
 
 
