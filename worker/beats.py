@@ -60,7 +60,7 @@ class Beats:
     def took(self, step: StepTime) -> None:
         """A step was measured: its prompt tokens tell how long the next ones may take."""
         # A step that blocks is measured itself, any other while the next one is under way.
-        blocks = self._engine.facts.blocks
+        blocks = self._engine.launch_blocks
         peer_tokens = self._peer_tokens if blocks else self._peer_tokens_before
         self._pace.observe(step.duration_s, step.prefilled + peer_tokens)
 

@@ -164,6 +164,11 @@ class DecodeBatch:
         self._forward = _Forward(rows, logits, [guest.prefill for guest in guests])
         self._first_tokens = {}
 
+    @property
+    def launch_reads(self) -> bool:
+        """A launch waits for the tokens of the step before, see ``launch_sampling``."""
+        return len(self._grammars) > 0
+
     def launch_sampling(self) -> LaunchedStep:
         """Draw the tokens of the forward pass that was launched.
 

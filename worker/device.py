@@ -53,8 +53,8 @@ def kind() -> str:
 
 
 def launch_blocks() -> bool:
-    """``async_eval`` of a whole model returns when nearly all of it is done, since MLX lets only
-    a few tasks wait on a CPU."""
+    """What is likely until it is measured: ``async_eval`` of a whole model returns when nearly all
+    of it is done, since MLX lets only a few tasks wait on a CPU."""
     return kind() == "cpu"
 
 

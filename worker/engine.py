@@ -23,8 +23,8 @@ class EngineFacts:
     ``prefix_cache``: the model's KV can be kept and continued from, and was asked to be.
     ``stateful``: a prefix can be continued only from a snapshot of state (recurrent layers,
     sliding windows). ``trims_to`` is how many tokens such a state may cover and still be cut back
-    to fewer; 0: never. ``blocks``: a step is nearly done when its launch returns. ``buffer_limit``
-    is how many buffers the device lets it hold; None: any. Each takes multiples of ``page_nbytes``.
+    to fewer; 0: never. ``buffer_limit`` is how many buffers the device lets it hold; None: any.
+    Each takes a multiple of ``page_nbytes``.
     """
 
     shape: ModelShape
@@ -33,7 +33,6 @@ class EngineFacts:
     prefix_cache: bool = False
     stateful: bool = False
     trims_to: int = 0
-    blocks: bool = False
     buffer_limit: int | None = None
     page_nbytes: int = 1
 
@@ -175,6 +174,10 @@ class Engine(PrefixStore, Protocol):
     @property
     def busy(self) -> bool:
         """A call to ``step`` with an empty plan would launch or return something."""
+
+    @property
+    def launch_blocks(self) -> bool:
+        """The last step was nearly done when its launch returned, as far as that was measured."""
 
     def step(self, plan: StepPlan) -> tuple[Drawn, ...]:
         """Launch one step, and return the tokens of the step launched before it.

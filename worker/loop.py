@@ -51,7 +51,7 @@ class WorkerLoop:
         self._chunk_budget = chunk_budget
         self._pulse = pulse
         self._clock = clock
-        self._timer = StepTimer(blocks=engine.facts.blocks)
+        self._timer = StepTimer()
         self._beats = Beats(self._channel, engine, scheduler, pulse, clock)
         if engine.peers is not None:
             engine.peers.watch(self._beats)
@@ -147,6 +147,7 @@ class WorkerLoop:
             self._clock(),
             prefilled=prompt_tokens,
             decoded=decoding,
+            blocks=self._engine.launch_blocks,
         )
         if took is not None:
             self._beats.took(took)

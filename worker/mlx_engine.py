@@ -1,5 +1,6 @@
 """The engine that runs real models: continuous batching over fixed slots, by MLX."""
 
+import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import count
@@ -84,6 +85,7 @@ class MlxEngine:
             vocab_size=facts.shape.vocab_size,
         )
         self._launched: LaunchedStep | None = None
+        self._launch_blocks = device.launch_blocks()
 
     @classmethod
     def load(cls, start: Start, watch: StartWatch | None = None) -> "MlxEngine":
@@ -106,7 +108,6 @@ class MlxEngine:
             prefix_cache=start.prefix_cache and form.resumes,
             stateful=loaded.layout.stateful,
             trims_to=loaded.layout.trims_to,
-            blocks=device.launch_blocks(),
             buffer_limit=device.buffer_limit(),
             page_nbytes=device.page_nbytes(),
         )
@@ -205,7 +206,12 @@ class MlxEngine:
     def busy(self) -> bool:
         return self._launched is not None or len(self._batch) > 0
 
+    @property
+    def launch_blocks(self) -> bool:
+        return self._launch_blocks
+
     def step(self, plan: StepPlan) -> tuple[Drawn, ...]:
+        began_at = time.perf_counter()
         before = self._launched
         self._batch.drop_done()
         self._set_spare()
@@ -223,7 +229,12 @@ class MlxEngine:
                 mx.eval(prefill.fence)
             return ()
         # Only now wait for the step before: the device has the next one to go on with.
+        launched_at = time.perf_counter()
         drawn = sorted(before.read(), key=lambda row: row[0])
+        # Where the launch took longer, it waited for the device, which takes so many command
+        # buffers at once. Metal's number of them in a step depends on the model and the plan.
+        if not self._batch.launch_reads:
+            self._launch_blocks = launched_at - began_at > time.perf_counter() - launched_at
         return tuple(
             Drawn(
                 slot=self._slot_of[key],

@@ -26,27 +26,31 @@ class StepTimer:
 
     A call launches a step and returns when the step before it is done, so on a device that never
     waits, the time between two returns is that of the step before. Where the launch ``blocks``
-    until the device has done nearly all of it, it is that of the step itself.
+    until the device has done nearly all of it, it is that of the step itself. A device may do
+    either from one step to the next; the time between two returns in which it changes is of two
+    steps or of none, and tells nothing.
     """
 
-    def __init__(self, *, blocks: bool = False) -> None:
-        self._blocks = blocks
+    def __init__(self) -> None:
+        self._blocks = False
         self._launched: _Launched | None = None
         self._returned_at: float | None = None
 
     def returned(
-        self, called_at: float, now: float, *, prefilled: int, decoded: int
+        self, called_at: float, now: float, *, prefilled: int, decoded: int, blocks: bool
     ) -> StepTime | None:
         """Take the times of a call that launched this much; return the step that they are of."""
-        before = self._launched
+        before, changed = self._launched, blocks is not self._blocks
         self._launched = _Launched(
             since=called_at if before is None else now, prefilled=prefilled, decoded=decoded
         )
         timed = before
-        if self._blocks:
+        if blocks:
             since = called_at if self._returned_at is None else self._returned_at
             timed = _Launched(since=since, prefilled=prefilled, decoded=decoded)
-            self._returned_at = now
+        self._blocks, self._returned_at = blocks, now
+        if before is not None and changed:
+            return None
         if timed is None or timed.prefilled + timed.decoded == 0:
             return None
         return StepTime(

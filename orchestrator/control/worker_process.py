@@ -18,7 +18,7 @@ class WorkerProcess(Protocol):
         """It was stopped by a signal, and not continued since, as far as the system tells."""
 
     def abort(self) -> None:
-        """SIGABRT: the child's fault handler writes its stacks to the log, then it dies."""
+        """The child writes its stacks to the log. It may live on: ``kill`` follows."""
 
     def kill(self) -> None:
         """SIGKILL to the child's whole process group."""

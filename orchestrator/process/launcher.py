@@ -2,7 +2,6 @@
 
 import logging
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -14,6 +13,7 @@ from mlx_dp.orchestrator.process.exit_watch import watch_exit
 from mlx_dp.orchestrator.process.held_signals import held_signals
 from mlx_dp.orchestrator.process.open_files import check_open_files
 from mlx_dp.orchestrator.process.process_group import kill_group
+from mlx_dp.orchestrator.process.stack_dump import stack_dump_signal
 from mlx_dp.orchestrator.process.worker_output import WorkerOutput
 
 _logger = logging.getLogger(__name__)
@@ -127,7 +127,7 @@ class ChildProcess:
     def abort(self) -> None:
         # Not by the child's own method, which would reap one that has just ended.
         if self._child.returncode is None:
-            os.kill(self._child.pid, signal.SIGABRT)
+            os.kill(self._child.pid, stack_dump_signal())
 
     def kill(self) -> None:
         if self._child.returncode is None:

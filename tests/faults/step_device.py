@@ -1,7 +1,7 @@
 """A device whose steps take honest times of every kind, and a wire that a judge listens to."""
 
 import random
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from worker_bench import FakeChannel, VirtualTime
@@ -14,7 +14,7 @@ from mlx_dp.orchestrator.control.liveness import (
     step_allowance_s,
 )
 from mlx_dp.proto.messages import FakeEngineOptions, Heartbeat, Tokens, Up
-from mlx_dp.worker.engine import Drawn, EngineFacts, StepPlan
+from mlx_dp.worker.engine import Drawn, StepPlan
 from mlx_dp.worker.fake.engine import FakeEngine
 
 LIMITS = LivenessLimits()
@@ -93,7 +93,7 @@ class StepDevice:
 
 
 class HonestEngine(FakeEngine):
-    """The fake engine with the times of a ``StepDevice``. ``blocks``: see ``EngineFacts``."""
+    """The fake engine with the times of a ``StepDevice``. ``blocks``: see ``launch_blocks``."""
 
     def __init__(self, device: StepDevice, *arguments: Any, blocks: bool, **named: Any) -> None:
         self.device = device
@@ -101,8 +101,8 @@ class HonestEngine(FakeEngine):
         super().__init__(*arguments, **named)
 
     @property
-    def facts(self) -> EngineFacts:
-        return replace(super().facts, blocks=self._blocks)
+    def launch_blocks(self) -> bool:
+        return self._blocks
 
     def step(self, plan: StepPlan) -> tuple[Drawn, ...]:
         drawn = super().step(plan)

@@ -174,6 +174,10 @@ class FakeEngine:
             return True
         return any(row.decodes for row in self._rows.values())
 
+    @property
+    def launch_blocks(self) -> bool:
+        return False
+
     def step(self, plan: StepPlan) -> tuple[Drawn, ...]:
         before = self._launched
         self._launched = self._launch(plan)

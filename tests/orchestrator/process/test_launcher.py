@@ -15,6 +15,7 @@ import pytest
 
 from mlx_dp.orchestrator.process import exit_watch
 from mlx_dp.orchestrator.process.launcher import ProcessLauncher
+from mlx_dp.orchestrator.process.stack_dump import stack_dump_signal
 
 pytestmark = pytest.mark.system
 
@@ -109,6 +110,39 @@ def test_statuses_and_signals_are_told_apart() -> None:
         assert await run.exit_status(0) == -signal.SIGUSR1
         child.kill()
         child.abort()
+
+    asyncio.run(scenario())
+
+
+DUMPS = """
+import faulthandler, signal, time
+faulthandler.enable()
+faulthandler.register(signal.SIGUSR1, all_threads=True)
+print("up", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(("platform", "survives"), [("darwin", True), ("linux", False)])
+def test_a_worker_that_hangs_writes_its_stacks_and_is_killed_where_it_survives_that(
+    platform: str, survives: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "mlx_dp.orchestrator.process.launcher.stack_dump_signal",
+        lambda: stack_dump_signal(platform),
+    )
+
+    async def scenario() -> None:
+        run = Run(DUMPS)
+        child = run.spawn(0)
+        await run.wait_for_line(0, "up")
+        child.abort()
+        while not any("most recent call first" in line for _, line in run.lines):
+            await run.wait_for_lines(len(run.lines) + 1)
+        if survives:
+            assert not run.exits[0].done()
+            child.kill()
+        assert await run.exit_status(0) == (-signal.SIGKILL if survives else -signal.SIGABRT)
 
     asyncio.run(scenario())
 
