@@ -19,6 +19,7 @@ from mlx_dp.orchestrator.options import ServeOptions, WorkerOptions
 from mlx_dp.orchestrator.plan import ServicePlan, make_plan
 from mlx_dp.orchestrator.plan_table import plan_view
 from mlx_dp.orchestrator.preparation import PreparedModel, prepare_model
+from mlx_dp.orchestrator.process.endpoint_upkeep import endpoint_kept
 from mlx_dp.orchestrator.process.launcher import ProcessLauncher
 from mlx_dp.orchestrator.process.log_output import StderrConsole, configure_logging, write_plain
 from mlx_dp.orchestrator.process.open_files import raise_open_files
@@ -63,7 +64,7 @@ def serve(flags: Flags, environment: Mapping[str, str]) -> int:
             )
             if remote.ranks:
                 write_plain(console, _where_to_connect(remote, channel))
-            local = _local_launcher(options, workers, console)
+            local = _local_launcher(options, workers, console, channel)
             model_there = remote_model(options.worker.model_path, options.worker.log_level)
             side = RemoteSide(remote, local, channel, model_there, launch)
             return asyncio.run(_run(options, text, side, channel, console, listener))
@@ -76,12 +77,16 @@ def _where_to_connect(remote: RemotePlan, channel: ControllerChannel) -> str:
 
 
 def _local_launcher(
-    options: ServeOptions, workers: WorkerEnvironment, console: Console
+    options: ServeOptions,
+    workers: WorkerEnvironment,
+    console: Console,
+    channel: ControllerChannel,
 ) -> ProcessLauncher:
     return ProcessLauncher(
         workers.of,
         lambda index, line: write_plain(console, f"worker {index}: {line}"),
         log_level=options.worker.log_level,
+        prepare=channel.keep_endpoint,
     )
 
 
@@ -110,7 +115,7 @@ async def _run(
     # the event loop for 50 ms and more, and answers of many log-probabilities bring on dozens.
     gc.collect()
     gc.freeze()
-    async with side.running():
+    async with side.running(), endpoint_kept(channel.keep_endpoint):
         return await run.run()
 
 
