@@ -23,6 +23,7 @@ from mlx_dp.orchestrator.process.memory_share import shared_memory
 from mlx_dp.orchestrator.process.stop_signals import EXIT_SIGNAL_BASE, StopSignals
 from mlx_dp.orchestrator.process.worker_environment import WorkerEnvironment, worker_environment
 from mlx_dp.orchestrator.process.worker_host import WorkerHost
+from mlx_dp.proto.descriptor_limit import check_descriptor_limit
 from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.fields import clip_text
 from mlx_dp.proto.host_channel import HostChannel
@@ -123,6 +124,7 @@ class Here:
             command += ["--keys", str(self._options.keys)]
         environment = WorkerEnvironment(common={**self._environment, "PYTHONUNBUFFERED": "1"})
         if launch.model_path:
+            check_descriptor_limit()
             path = self._model(launch)
             trusted = self._options.trust_remote_code
             device = self._find_device(path)
