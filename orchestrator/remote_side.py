@@ -75,6 +75,8 @@ def mlx_launch(
         *("--mem-fraction-static", f"{flags.owners.mem_fraction_static / together:g}"),
         *("--log-level", flags.http.log_level),
     ]
+    if flags.http.no_caffeinate:
+        arguments.append("--no-caffeinate")
     if flags.model.trust_remote_code:
         arguments.append("--trust-remote-code")
     if flags.remote.keys is not None:

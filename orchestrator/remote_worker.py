@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from rich.console import Console
+
 from mlx_dp.orchestrator.configuration import LOG_LEVELS
 from mlx_dp.orchestrator.control.worker_process import Launcher
 from mlx_dp.orchestrator.model.fingerprint import model_fingerprint
@@ -20,6 +22,7 @@ from mlx_dp.orchestrator.process.host_memory import ram_nbytes
 from mlx_dp.orchestrator.process.launcher import ProcessLauncher
 from mlx_dp.orchestrator.process.log_output import StderrConsole, configure_logging, write_plain
 from mlx_dp.orchestrator.process.memory_share import shared_memory
+from mlx_dp.orchestrator.process.power_assertion import keep_awake
 from mlx_dp.orchestrator.process.stop_signals import EXIT_SIGNAL_BASE, StopSignals
 from mlx_dp.orchestrator.process.worker_environment import WorkerEnvironment, worker_environment
 from mlx_dp.orchestrator.process.worker_host import WorkerHost
@@ -47,6 +50,7 @@ class HostOptions:
     log_level: str
     once: bool
     trust_remote_code: bool = False
+    no_caffeinate: bool = False
 
 
 def serve_worker(options: HostOptions, environment: Mapping[str, str]) -> int:
@@ -60,7 +64,12 @@ def serve_worker(options: HostOptions, environment: Mapping[str, str]) -> int:
     here = Here(options, environment, lambda line: write_plain(console, f"worker: {line}"))
     join = Join(rank=options.rank, host=clip_text(socket.gethostname()), pid=os.getpid())
     connect = partial(_connect, options.controller, keys)
-    return asyncio.run(_run(join, options, connect, here))
+    with keep_awake(environment, partial(_warn, console), wanted=not options.no_caffeinate):
+        return asyncio.run(_run(join, options, connect, here))
+
+
+def _warn(console: Console, warning: str) -> None:
+    write_plain(console, f"mlx-dp: warning: {warning}")
 
 
 async def _run(

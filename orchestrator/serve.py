@@ -5,6 +5,7 @@ import gc
 import socket
 from collections.abc import Mapping
 from contextlib import closing
+from functools import partial
 
 from rich.console import Console
 
@@ -23,6 +24,7 @@ from mlx_dp.orchestrator.process.endpoint_upkeep import endpoint_kept
 from mlx_dp.orchestrator.process.launcher import ProcessLauncher
 from mlx_dp.orchestrator.process.log_output import StderrConsole, configure_logging, write_plain
 from mlx_dp.orchestrator.process.open_files import raise_open_files
+from mlx_dp.orchestrator.process.power_assertion import keep_awake
 from mlx_dp.orchestrator.process.worker_environment import WorkerEnvironment, worker_environment
 from mlx_dp.orchestrator.remote_plan import RemotePlan, plan_remote
 from mlx_dp.orchestrator.remote_side import RemoteSide, mlx_launch, remote_model
@@ -43,7 +45,10 @@ def serve(flags: Flags, environment: Mapping[str, str]) -> int:
     console = StderrConsole()
     configure_logging(console, flags.http.log_level)
     open_files = raise_open_files()
-    with closing(open_socket(flags.http.host, flags.http.port)) as listener:
+    with (
+        closing(open_socket(flags.http.host, flags.http.port)) as listener,
+        keep_awake(environment, partial(_warn, console), wanted=not flags.http.no_caffeinate),
+    ):
         model = prepare_model(flags, environment)
         plan = make_plan(flags, ownership, model)
         text = _text_model(flags, model)
@@ -175,6 +180,10 @@ def _announce(
             "MLX_DP_API_KEY"
         )
     for warning in warnings:
-        write_plain(console, f"mlx-dp: warning: {warning}")
+        _warn(console, warning)
     url = endpoint_url(options.http.host, options.http.port)
     write_plain(console, f"mlx-dp: listening on {url} (503 until a worker is ready)")
+
+
+def _warn(console: Console, warning: str) -> None:
+    write_plain(console, f"mlx-dp: warning: {warning}")
