@@ -170,6 +170,12 @@ def worker(
         bool,
         typer.Option("--once", help="End when the controller is lost, in place of waiting for it."),
     ] = False,
+    no_caffeinate: Annotated[
+        bool,
+        typer.Option(
+            "--no-caffeinate", help="On macOS, let the machine go to sleep by itself meanwhile."
+        ),
+    ] = False,
 ) -> None:
     """Run one worker on this machine, for a controller on another.
 
@@ -189,6 +195,7 @@ def worker(
         log_level=log_level,
         once=once,
         trust_remote_code=trust_remote_code,
+        no_caffeinate=no_caffeinate,
     )
     sys.exit(serve_worker(options, _environment()))
 

@@ -297,6 +297,14 @@ class HttpFlags:
         ),
     ] = 30.0
     log_level: Annotated[str, _http(help="debug, info, warning or error.")] = "info"
+    no_caffeinate: Annotated[
+        bool,
+        _http(
+            "--no-caffeinate",
+            help="On macOS, let the machine go to sleep by itself while the service runs. Without "
+            "this flag, caffeinate -i runs beside it.",
+        ),
+    ] = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from mlx_dp.orchestrator.model.progress import terminal_progress
 from mlx_dp.orchestrator.process.cuda_devices import cuda_devices
 from mlx_dp.orchestrator.process.host_memory import ram_nbytes
 from mlx_dp.orchestrator.process.memory_share import SharedMemory, shared_memory
+from mlx_dp.proto.descriptor_limit import check_descriptor_limit
 from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.messages import EngineKind
 from mlx_dp.proto.model_shape import ModelShape
@@ -53,6 +54,8 @@ def prepare_model(flags: Flags, environment: Mapping[str, str]) -> PreparedModel
         return PreparedModel(
             served_name=names[0], served_aliases=names[1:], own_names=(FAKE_MODEL_NAME,)
         )
+    # Children inherit it, and would only find out once the model is fetched.
+    check_descriptor_limit()
     model = _resolve(flags.model)
     probe = probe_model(
         model.path,

@@ -23,6 +23,8 @@ def worker_arguments(flags: Flags, plan: RemotePlan, endpoint: str) -> list[str]
         arguments += ["--mem-fraction-static", f"{fraction:g}"]
     if flags.http.log_level != "info":
         arguments += ["--log-level", flags.http.log_level]
+    if flags.http.no_caffeinate:
+        arguments.append("--no-caffeinate")
     if flags.model.trust_remote_code:
         arguments.append("--trust-remote-code")
     if flags.remote.keys is not None:

@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from rich.console import Console
+
 from mlx_dp.orchestrator.configuration import LOG_LEVELS
 from mlx_dp.orchestrator.control.worker_process import Launcher
 from mlx_dp.orchestrator.model.fingerprint import model_fingerprint
@@ -22,10 +24,12 @@ from mlx_dp.orchestrator.process.host_memory import ram_nbytes
 from mlx_dp.orchestrator.process.launcher import ProcessLauncher
 from mlx_dp.orchestrator.process.log_output import StderrConsole, configure_logging, write_plain
 from mlx_dp.orchestrator.process.memory_share import shared_memory
+from mlx_dp.orchestrator.process.power_assertion import keep_awake
 from mlx_dp.orchestrator.process.stop_signals import StopSignals
 from mlx_dp.orchestrator.process.stop_status import EXIT_SIGNAL_BASE
 from mlx_dp.orchestrator.process.worker_environment import WorkerEnvironment, worker_environment
 from mlx_dp.orchestrator.process.worker_host import WorkerHost
+from mlx_dp.proto.descriptor_limit import check_descriptor_limit
 from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.fields import clip_text
 from mlx_dp.proto.host_channel import HostChannel
@@ -49,6 +53,7 @@ class HostOptions:
     log_level: str
     once: bool
     trust_remote_code: bool = False
+    no_caffeinate: bool = False
 
 
 def serve_worker(options: HostOptions, environment: Mapping[str, str]) -> int:
@@ -67,9 +72,16 @@ def serve_worker(options: HostOptions, environment: Mapping[str, str]) -> int:
     here = Here(options, environment, lambda line: write_plain(console, f"worker: {line}"))
     join = Join(rank=options.rank, host=clip_text(socket.gethostname()), pid=os.getpid())
     connect = partial(_connect, options.controller, keys)
-    # What libraries print belongs to the log, where it holds up nobody.
-    with redirect_stdout(sys.stderr):
+    with (
+        # What libraries print belongs to the log, where it holds up nobody.
+        redirect_stdout(sys.stderr),
+        keep_awake(environment, partial(_warn, console), wanted=not options.no_caffeinate),
+    ):
         return asyncio.run(_run(join, options, connect, here))
+
+
+def _warn(console: Console, warning: str) -> None:
+    write_plain(console, f"mlx-dp: warning: {warning}")
 
 
 async def _run(
@@ -134,6 +146,7 @@ class Here:
             command += ["--keys", str(self._options.keys)]
         environment = WorkerEnvironment(common={**self._environment, "PYTHONUNBUFFERED": "1"})
         if launch.model_path:
+            check_descriptor_limit()
             path = self._model(launch)
             trusted = self._options.trust_remote_code
             device = self._find_device(path)

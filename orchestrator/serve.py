@@ -6,6 +6,7 @@ import socket
 import sys
 from collections.abc import Mapping
 from contextlib import closing, redirect_stdout
+from functools import partial
 
 from rich.console import Console
 
@@ -20,10 +21,12 @@ from mlx_dp.orchestrator.options import ServeOptions, WorkerOptions
 from mlx_dp.orchestrator.plan import ServicePlan, make_plan
 from mlx_dp.orchestrator.plan_table import plan_view
 from mlx_dp.orchestrator.preparation import PreparedModel, prepare_model
+from mlx_dp.orchestrator.process.endpoint_upkeep import endpoint_kept
 from mlx_dp.orchestrator.process.launcher import ProcessLauncher
 from mlx_dp.orchestrator.process.log_output import StderrConsole, configure_logging, write_plain
 from mlx_dp.orchestrator.process.log_stream import dropped_lines
 from mlx_dp.orchestrator.process.open_files import raise_open_files
+from mlx_dp.orchestrator.process.power_assertion import keep_awake
 from mlx_dp.orchestrator.process.worker_environment import WorkerEnvironment, worker_environment
 from mlx_dp.orchestrator.remote_command import connect_hint
 from mlx_dp.orchestrator.remote_plan import plan_remote
@@ -49,6 +52,7 @@ def serve(flags: Flags, environment: Mapping[str, str]) -> int:
         # What libraries print belongs to the log, where it holds up nobody.
         redirect_stdout(sys.stderr),
         closing(open_socket(flags.http.host, flags.http.port)) as listener,
+        keep_awake(environment, partial(_warn, console), wanted=not flags.http.no_caffeinate),
     ):
         model = prepare_model(flags, environment)
         plan = make_plan(flags, ownership, model)
@@ -68,7 +72,7 @@ def serve(flags: Flags, environment: Mapping[str, str]) -> int:
                     write_plain(console, line)
             side = RemoteSide(
                 remote,
-                _local_launcher(options, workers, console),
+                _local_launcher(options, workers, console, channel),
                 channel,
                 remote_model(options.worker.model_path, options.worker.log_level),
                 mlx_launch(flags, remote, endpoint),
@@ -78,12 +82,16 @@ def serve(flags: Flags, environment: Mapping[str, str]) -> int:
 
 
 def _local_launcher(
-    options: ServeOptions, workers: WorkerEnvironment, console: Console
+    options: ServeOptions,
+    workers: WorkerEnvironment,
+    console: Console,
+    channel: ControllerChannel,
 ) -> ProcessLauncher:
     return ProcessLauncher(
         workers.of,
         lambda index, line: write_plain(console, f"worker {index}: {line}"),
         log_level=options.worker.log_level,
+        prepare=channel.keep_endpoint,
     )
 
 
@@ -112,7 +120,7 @@ async def _run(
     # the event loop for 50 ms and more, and answers of many log-probabilities bring on dozens.
     gc.collect()
     gc.freeze()
-    async with side.running(controller.give_up):
+    async with side.running(controller.give_up), endpoint_kept(channel.keep_endpoint):
         return await run.run()
 
 
@@ -180,6 +188,10 @@ def _announce(
             "MLX_DP_API_KEY"
         )
     for warning in warnings:
-        write_plain(console, f"mlx-dp: warning: {warning}")
+        _warn(console, warning)
     url = endpoint_url(options.http.host, options.http.port)
     write_plain(console, f"mlx-dp: listening on {url} (503 until a worker is ready)")
+
+
+def _warn(console: Console, warning: str) -> None:
+    write_plain(console, f"mlx-dp: warning: {warning}")

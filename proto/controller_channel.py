@@ -2,6 +2,8 @@
 
 import asyncio
 import hashlib
+import logging
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +25,10 @@ HIGH_WATER_MARK: Final = 256
 MAX_DRAINED_MESSAGES: Final = 256
 SHORT_BASE: Final = Path("/tmp")
 """macOS allows 103 bytes for an ipc path, of which its usual temporary folder takes half."""
+
+_SOCKET_NAME: Final = "workers"
+
+_logger = logging.getLogger(__name__)
 
 TakeHost = Callable[[str, HostUp | ProtocolError], None]
 _T = TypeVar("_T")
@@ -50,6 +56,7 @@ class ControllerChannel:
         use. Raises ConfigError when an endpoint cannot be made, or would be open to strangers.
         """
         self._directory: SocketDirectory | None = None
+        self._bound_file: tuple[int, int] | None = None
         self._known: Final[set[bytes]] = set()
         self._forgotten: Final[set[bytes]] = set()
         self._unknown_frames = 0
@@ -67,7 +74,25 @@ class ControllerChannel:
         if base is None:
             return self._socket.bind_loopback()
         self._directory = SocketDirectory(base)
-        return self._socket.bind_ipc(self._directory.path / "workers")
+        path = self._directory.path / _SOCKET_NAME
+        endpoint = self._socket.bind_ipc(path)
+        self._bound_file = _file_id(path)
+        return endpoint
+
+    def keep_endpoint(self) -> None:
+        """Keep the ipc endpoint usable on systems that clean their temporary folder.
+
+        Refreshes the times of its files now and then, and binds it again where its file is gone.
+        Workers that are connected stay so. Raises OSError where it cannot be bound again.
+        """
+        if self._directory is None:
+            return
+        self._directory.keep(time.time())
+        path = self._directory.path / _SOCKET_NAME
+        if _file_id(path) != self._bound_file:
+            self._socket.rebind_ipc(path)
+            self._bound_file = _file_id(path)
+            _logger.warning("the socket %s was gone: it is bound again", path)
 
     @property
     def endpoint(self) -> str:
@@ -144,6 +169,16 @@ class ControllerChannel:
         self._socket.close()
         if self._directory is not None:
             self._directory.close()
+            self._directory = None
+
+
+def _file_id(path: Path) -> tuple[int, int] | None:
+    """Tells the file at a path from another that has taken its place; None: there is no file."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _decode(received: Received, decode: Callable[[bytes], _T]) -> _T | ProtocolError:

@@ -13,11 +13,14 @@ from zmq.utils import z85
 from mlx_dp.proto.curve_keys import CurveKeys
 
 _DOMAIN: Final = b"mlx-dp"
+_OPEN_DOMAIN: Final = b"mlx-dp-open"
 _ZAP_ENDPOINT: Final = "inproc://zeromq.zap.01"
 _ZAP_VERSION: Final = b"1.0"
 _KEY_NBYTES: Final = 32
 _REQUEST_FRAMES: Final = 7
 """Version, request id, domain, address, identity, mechanism and the client's key."""
+_OPEN_REQUEST_FRAMES: Final = 6
+"""The same without a key."""
 HANDSHAKE_INTERVAL_MS: Final = 5_000
 HEARTBEAT_INTERVAL_MS: Final = 1_000
 HEARTBEAT_TIMEOUT_MS: Final = 5_000
@@ -41,6 +44,18 @@ def serve_curve(socket: zmq.Socket[bytes], keys: CurveKeys) -> None:
     socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
 
 
+def serve_openly(socket: zmq.Socket[bytes], *, guarded: bool) -> None:
+    """Undo ``serve_curve`` and ``watch_connection`` for what the socket binds from now on.
+
+    For endpoints in a private directory. ``guarded``: the socket's context has a ``KeyGuard``.
+    """
+    socket.setsockopt(zmq.HEARTBEAT_IVL, 0)
+    if guarded:
+        socket.setsockopt(zmq.CURVE_SERVER, 0)
+        # A domain cannot be unset, and with any domain libzmq asks the guard for each connection.
+        socket.setsockopt(zmq.ZAP_DOMAIN, _OPEN_DOMAIN)
+
+
 def join_curve(socket: zmq.Socket[bytes], keys: CurveKeys, server_public: str) -> None:
     """Let what the socket connects to from now on be the holder of that server's secret."""
     watch_connection(socket)
@@ -62,6 +77,9 @@ def watch_connection(socket: zmq.Socket[bytes]) -> None:
 
 class KeyGuard:
     """Says who may connect to the sockets of a context: holders of the keys given, nobody else.
+
+    Endpoints that were bound after ``serve_openly`` are open. libzmq names an endpoint's domain by
+    the options that it was bound with, so that no client can choose this one.
 
     Answers ZeroMQ's authentication protocol (ZAP) in a thread of its own, which ends with the
     context. Make it before the first socket binds; ``close`` it after ``context.term()``.
@@ -90,6 +108,9 @@ class KeyGuard:
         return [_ZAP_VERSION, request[1], status, b"", b"", b""]
 
     def _lets_in(self, request: list[bytes]) -> bool:
+        if len(request) == _OPEN_REQUEST_FRAMES:
+            version, _, domain, _, _, mechanism = request
+            return (version, domain, mechanism) == (_ZAP_VERSION, _OPEN_DOMAIN, b"NULL")
         if len(request) != _REQUEST_FRAMES:
             return False
         version, _, domain, _, _, mechanism, key = request

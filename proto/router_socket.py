@@ -9,7 +9,13 @@ from typing import Final
 import zmq
 
 from mlx_dp.proto.codec import MAX_FRAME_BYTES
-from mlx_dp.proto.curve import HANDSHAKE_INTERVAL_MS, KeyGuard, serve_curve, watch_connection
+from mlx_dp.proto.curve import (
+    HANDSHAKE_INTERVAL_MS,
+    KeyGuard,
+    serve_curve,
+    serve_openly,
+    watch_connection,
+)
 from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.key_files import ControllerKeys
 from mlx_dp.proto.libzmq import new_context
@@ -86,6 +92,18 @@ class RouterSocket:
         check_ipc_path(path)
         self._socket.bind(f"ipc://{path}")
         return self._bound()
+
+    def rebind_ipc(self, path: Path) -> None:
+        """Bind a path of ``bind_ipc`` whose file is gone. Raises OSError.
+
+        The first endpoint is not unbound, which would cut the connections that were made by it.
+        """
+        serve_openly(self._socket, guarded=self._keys is not None)
+        try:
+            self._socket.bind(f"ipc://{path}")
+        except zmq.ZMQError as error:
+            cause = zmq.strerror(error.errno or 0)
+            raise OSError(f"the socket {path} is gone and cannot be bound again: {cause}") from None
 
     def bind_tcp(self, address: str) -> str:
         """Bind ``host:port``, after every endpoint that needs no keys.

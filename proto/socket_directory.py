@@ -1,10 +1,12 @@
 """A private directory for sockets, removed at close, or by a later start if we are killed."""
 
+import errno
 import fcntl
 import os
 import shutil
 import stat
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +14,17 @@ from mlx_dp.proto.errors import ConfigError
 
 PREFIX: Final = "mlx-dp-"
 _LOCK: Final = "lock"
+
+REFRESH_S: Final = 6 * 3600.0
+"""macOS removes files of its temporary folder that nobody has used for three days."""
+
+
+def refresh_due(touched_at: float, now: float) -> bool:
+    """Whether files whose times are ``touched_at`` should get new ones, by the wall clock.
+
+    That clock goes on while the machine sleeps, and those that clean go by it. It may be set back.
+    """
+    return not 0.0 <= now - touched_at < REFRESH_S
 
 
 class SocketDirectory:
@@ -27,17 +40,45 @@ class SocketDirectory:
             _sweep(base)
             # mkdtemp makes it 0700; the socket file itself would be open to everyone.
             self._path: Final = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
-            # Locked before it has its name, so that no sweep can find it unlocked.
-            unnamed = self._path / "new"
-            self._lock: int | None = os.open(unnamed, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            unnamed.rename(self._path / _LOCK)
+            self._lock: int | None = _make_lock(self._path)
         except OSError as error:
             raise ConfigError(f"no socket directory can be made in {base}: {error}") from None
 
     @property
     def path(self) -> Path:
         return self._path
+
+    def keep(self, now: float) -> None:
+        """Make again what was removed of the directory and its lock, and keep all files in use.
+
+        ``now`` is the time of the wall clock. Raises OSError where they cannot be made again.
+        """
+        if self._lock is None:
+            return
+        try:
+            self._restore(self._lock)
+        except OSError as error:
+            raise OSError(
+                f"the socket directory {self._path} is gone and cannot be made again: {error}"
+            ) from None
+        # The lock is the oldest of them, since nobody else touches it.
+        if refresh_due((self._path / _LOCK).stat().st_mtime, now):
+            for path in (self._path, *self._path.iterdir()):
+                # A group's socket may be removed meanwhile.
+                with suppress(FileNotFoundError):
+                    os.utime(path, (now, now), follow_symlinks=False)
+
+    def _restore(self, lock: int) -> None:
+        with suppress(FileExistsError):
+            self._path.mkdir(mode=0o700)
+        # Where it was gone, the name may be another user's by now.
+        if not _is_ours(self._path.lstat()):
+            raise OSError(errno.EEXIST, "the name is taken")
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(lock), (self._path / _LOCK).lstat()):
+                return
+        self._lock = _make_lock(self._path)
+        os.close(lock)
 
     def close(self) -> None:
         """Remove it with all it holds. Idempotent."""
@@ -47,12 +88,24 @@ class SocketDirectory:
             self._lock = None
 
 
+def _make_lock(directory: Path) -> int:
+    # Locked before it has its name, so that no sweep can find it unlocked.
+    unnamed = directory / "new"
+    lock = os.open(unnamed, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    unnamed.rename(directory / _LOCK)
+    return lock
+
+
+def _is_ours(found: os.stat_result) -> bool:
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+
+
 def _sweep(base: Path) -> None:
     """Remove the directories of processes that were killed. Nobody else's are touched."""
     for path in base.glob(f"{PREFIX}*"):
         try:
-            found = path.lstat()
-            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+            if not _is_ours(path.lstat()):
                 continue
             lock = os.open(path / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:

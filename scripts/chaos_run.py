@@ -93,7 +93,7 @@ def chosen(options: argparse.Namespace) -> list[Row]:
     return [
         row
         for name, row in ROWS.items()
-        if name in names and not (options.mlx and name in FAKE_ONLY)
+        if name in names and row.possible and not (options.mlx and name in FAKE_ONLY)
     ]
 
 
@@ -112,6 +112,9 @@ def settings_of(options: argparse.Namespace) -> Settings:
 async def run(options: argparse.Namespace) -> list[RowResult]:
     settings = settings_of(options)
     stop_on_sigterm()
+    for name, row in ROWS.items():
+        if not row.possible and (options.rows is None or name in options.rows):
+            print(f"{name} {row.title}: not possible on this system", file=sys.stderr, flush=True)
     room = asyncio.Semaphore(options.jobs)
     # Those that start a service for each trial take longest, and should not be left for the end.
     rows = sorted(chosen(options), key=lambda row: not row.fresh)

@@ -57,7 +57,9 @@ class ChaosService:
     """One run of ``mlx-dp serve``. Call ``start``, and ``stop`` at the end in any case."""
 
     def __init__(self, arguments: tuple[str, ...], *, port: int = 0) -> None:
-        self._arguments = (*arguments, "--port", str(port), "--served-model-name", MODEL)
+        # Its descendants are workers and no others, on macOS too.
+        more = ("--port", str(port), "--served-model-name", MODEL, "--no-caffeinate")
+        self._arguments = (*arguments, *more)
         self.orders = Path(tempfile.mkdtemp(prefix="chaos-"))
         shutil.copy(HOOK, self.orders)
         self.lines: list[Line] = []

@@ -88,6 +88,7 @@ class Row:
     ``fresh``: each trial brings a service of its own. ``orders``: what its workers find at their
     start, see chaos_hook. ``bounds_s``: of detection and recovery. ``hang_s``: the hang time-out;
     None leaves the product's own times.
+    ``possible``: whether this system allows it, see chaos_system.
     """
 
     name: str
@@ -101,6 +102,7 @@ class Row:
     load: bool = True
     bounds_s: tuple[float, float] = (float("inf"), float("inf"))
     hang_s: float | None = HANG_S
+    possible: bool = True
 
 
 class Stage:

@@ -1,5 +1,6 @@
 """Fixtures for every folder of tests."""
 
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,3 +15,14 @@ def short_path() -> Iterator[Path]:
     """A directory for sockets, whose paths hold 103 bytes on macOS: pytest's own take 57 there."""
     with TemporaryDirectory(prefix="t", dir="/tmp") as path:
         yield Path(path)
+
+
+@pytest.fixture
+def low_descriptor_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that may have 1024 files open, and not more."""
+
+    def refuse(_: int, wanted: tuple[int, int]) -> None:
+        raise ValueError(f"not allowed to raise maximum limit to {wanted}")
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 1024))
+    monkeypatch.setattr(resource, "setrlimit", refuse)

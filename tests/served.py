@@ -32,6 +32,9 @@ class Served:
     ) -> None:
         serves = command is COMMAND
         command = [*command, *arguments]
+        if serves:
+            # Its children are workers and no others, on macOS too.
+            command.append("--no-caffeinate")
         if serves and "--port" not in arguments:
             command += ["--port", "0"]
         self.lines: list[str] = []

@@ -5,6 +5,7 @@ Imports nothing but the standard library and the parent watch, until that watch 
 
 import argparse
 import faulthandler
+import json
 import logging
 import signal
 import sys
@@ -12,6 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from mlx_dp.proto.descriptor_limit import check_descriptor_limit
+from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.exit_codes import ExitCode
 from mlx_dp.worker.parent_output import print_to_parent
 from mlx_dp.worker.parent_watch import watch_parent
@@ -29,6 +32,12 @@ def main(argv: Sequence[str]) -> int:
             return convert.main(errand)
         case ["probe", *rest]:
             errand = _watched(rest)
+            try:
+                check_descriptor_limit()
+            except ConfigError as error:
+                print(json.dumps({"error": str(error)}))
+                return 1
+            # It imports mlx-lm.
             from mlx_dp.worker import probe
 
             return probe.main(errand)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final, assert_never
 
+from mlx_dp.proto.descriptor_limit import check_descriptor_limit
 from mlx_dp.proto.exit_codes import ExitCode
 from mlx_dp.proto.messages import (
     Abort,
@@ -127,6 +128,7 @@ def _load(start: Start, beats: StartBeats, clock: Callable[[], float]) -> Engine
                 start.fake, clock=clock, sleep=time.sleep, prefix_cache=start.prefix_cache
             )
         case EngineKind.MLX:
+            check_descriptor_limit()
             # A worker with the fake engine never loads MLX.
             from mlx_dp.worker.mlx_engine import MlxEngine
 

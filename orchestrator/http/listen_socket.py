@@ -2,11 +2,18 @@
 
 import errno
 import socket
+import struct
+from types import MappingProxyType
 from typing import Final
 
 from mlx_dp.proto.errors import ConfigError
 
 _BACKLOG: Final = 2048
+"""The system cuts it to its own limit: 4096 on Linux, 128 on macOS."""
+_KNOCK_TIMEOUT_S: Final = 0.5
+_ANY_ADDRESS: Final = MappingProxyType(
+    {"0.0.0.0": ("127.0.0.1",), "::": ("127.0.0.1", "::1")},
+)
 
 
 def open_socket(host: str, port: int) -> socket.socket:
@@ -16,6 +23,8 @@ def open_socket(host: str, port: int) -> socket.socket:
     out about each other after both have loaded. Connections wait until the endpoint answers.
     """
     family, address = _resolve(host, port)
+    if port and _answers(str(address[0]), port):
+        raise ConfigError(_in_use(host, port))
     # asyncio sets TCP_NODELAY only where the protocol is named. Without it the second small write
     # of an answer waits for the client's delayed acknowledgement: 40 ms.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -57,13 +66,42 @@ def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, tuple[object, 
     return family, address
 
 
+def _answers(address: str, port: int) -> bool:
+    """Whether something listens where clients of this address would arrive.
+
+    macOS lets one user bind 127.0.0.1 and 0.0.0.0 to the same port, and gives each connection to
+    the one that is bound more closely: binding does not find out.
+    """
+    return any(_connects(each, port) for each in _ANY_ADDRESS.get(address, (address,)))
+
+
+def _connects(address: str, port: int) -> bool:
+    try:
+        # From the address itself, so that another machine's is not called.
+        with socket.create_connection(
+            (address, port), timeout=_KNOCK_TIMEOUT_S, source_address=(address, 0)
+        ) as knock:
+            if knock.getsockname() != knock.getpeername():
+                return True
+            # The system picked the free port for this end too, so that it is connected to itself.
+            # Ended by a reset, it does not keep the port for a minute.
+            knock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            return False
+    except OSError:
+        return False
+
+
+def _in_use(host: str, port: int) -> str:
+    return (
+        f"port {port} on {host} is in use: stop what listens there, or choose another --port "
+        "(0 takes a free one)"
+    )
+
+
 def _reason(host: str, port: int, error: OSError) -> str:
     match error.errno:
         case errno.EADDRINUSE:
-            return (
-                f"port {port} on {host} is in use: stop what listens there, or choose another "
-                "--port (0 takes a free one)"
-            )
+            return _in_use(host, port)
         case errno.EACCES:
             return f"port {port} needs more rights than this user has: use a --port above 1023"
         case errno.EADDRNOTAVAIL:

@@ -27,7 +27,9 @@ class ProcessLauncher:
     """Starts workers as leaders of their own process groups.
 
     ``environment_of`` gives the whole environment of worker N, and ``write_line`` takes what it
-    prints. Never forks: a child that shares the parent's device library would hang.
+    prints. ``prepare`` is called before each start, and raises OSError where the endpoint that the
+    worker would connect to cannot be used. Never forks: a child that shares the parent's device
+    library would hang.
     """
 
     def __init__(
@@ -37,16 +39,20 @@ class ProcessLauncher:
         *,
         log_level: str,
         command: tuple[str, ...] = _COMMAND,
+        prepare: Callable[[], None] | None = None,
     ) -> None:
         self._environment_of = environment_of
         self._write_line = write_line
         self._log_level = log_level
         self._command = command
+        self._prepare = prepare
 
     def spawn(
         self, index: int, identity: str, endpoint: str, on_exit: Callable[[int], None]
     ) -> "ChildProcess":
         """Start a worker; see ``worker_process.Launcher``."""
+        if self._prepare is not None:
+            self._prepare()
         # It connects later, and libzmq ends this process where no descriptor is left for that.
         check_open_files(_FILES_OF_A_WORKER)
         # Both ends are close-on-exec. The child gets the read end alone, and siblings neither: a

@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final, NoReturn
@@ -22,6 +23,8 @@ POISON_SEED: Final = 666_666
 LEAVES_S: Final = 0.05
 """How long the I/O thread may take to put a message on its way, before the process dies."""
 SLOW_TURN_S: Final = 0.005
+LEFT_NBYTES: Final = 2**26
+"""What a process may still take before it is refused memory."""
 GARBLED: Final = b"\xc1 garbled"
 """No msgpack begins with this byte."""
 
@@ -60,11 +63,14 @@ def _lack_memory() -> None:
 
 def _fill_memory() -> None:
     """Take memory until the system refuses; the error then comes up in the decode loop."""
-    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (taken + 2**26, resource.RLIM_INFINITY))
-    held: list[bytearray] = []
-    while True:
-        held.append(bytearray(2**24))
+    import psutil
+
+    most = int(psutil.Process().memory_info().vms) + LEFT_NBYTES
+    # macOS does not take this limit, or takes it and holds nobody to it.
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
+    held = [bytearray(LEFT_NBYTES // 4) for _ in range(16)]
+    raise MemoryError(f"the system has given {sum(map(len, held))} bytes, and sets no limit")
 
 
 def _die(number: signal.Signals = signal.SIGKILL) -> None:

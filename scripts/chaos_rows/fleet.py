@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import resource
 import signal
 import socket
 import time
@@ -15,6 +14,7 @@ from chaos_client import Seen
 from chaos_leftovers import listening_port
 from chaos_service import ChaosService, ServiceError
 from chaos_stage import HANG_S, QUIET_S, Row, Stage, eventually
+from chaos_system import LIMITS_OTHERS, open_files_limited
 
 GROUP: Final = 3
 ROLLED: Final = 2
@@ -150,26 +150,25 @@ async def no_descriptors(stage: Stage) -> None:
     service, load = stage.service, stage.load
     await load.wait_for(lambda: bool(load.streaming(stage.workers())), QUIET_S)
     index = stage.rng.choice(stage.workers())
-    limits = resource.prlimit(service.pid, resource.RLIMIT_NOFILE)
     highest = service.footprint().fds + SPARE_FILES
     address = ("127.0.0.1", listening_port(service.pid))
     since = service.mark()
     clients: list[socket.socket] = []
-    resource.prlimit(service.pid, resource.RLIMIT_NOFILE, (highest, limits[1]))
     try:
-        clients = [socket.create_connection(address) for _ in range(4 * SPARE_FILES)]
-        for client in clients:
-            client.sendall(LIVE)
-        await asyncio.sleep(SQUEEZE_S)
-        if all(map(_answered, clients)):
-            stage.result.violate("there were descriptors for every connection")
-        harmed_s = time.monotonic()
-        os.kill(service.pids[index], signal.SIGKILL)
-        lost = await service.wait_lost(index, since)
-        stage.result.detection_s.append(lost.time_s - harmed_s)
-        await service.wait_line(rf"worker {index}: lost\b.*no process could be made", since=since)
+        with open_files_limited(service.pid, highest):
+            clients = [socket.create_connection(address) for _ in range(4 * SPARE_FILES)]
+            for client in clients:
+                client.sendall(LIVE)
+            await asyncio.sleep(SQUEEZE_S)
+            if all(map(_answered, clients)):
+                stage.result.violate("there were descriptors for every connection")
+            harmed_s = time.monotonic()
+            os.kill(service.pids[index], signal.SIGKILL)
+            lost = await service.wait_lost(index, since)
+            stage.result.detection_s.append(lost.time_s - harmed_s)
+            failed = rf"worker {index}: lost\b.*no process could be made"
+            await service.wait_line(failed, since=since)
     finally:
-        resource.prlimit(service.pid, resource.RLIMIT_NOFILE, limits)
         for client in clients:
             client.close()
     began_s = time.monotonic()
@@ -192,6 +191,7 @@ FLEET_ROWS: Final = (
         name="F24",
         title="no descriptors left, and a worker dies",
         trial=no_descriptors,
+        possible=LIMITS_OTHERS,
         bounds_s=(KILLED_S, AFTER_SQUEEZE_S),
     ),
     Row(

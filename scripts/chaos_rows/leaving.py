@@ -18,6 +18,7 @@ from chaos_raw_client import (
 )
 from chaos_service import ChaosService
 from chaos_stage import QUIET_S, Row, Stage, eventually
+from chaos_system import DROPS_ARRIVALS
 
 FREED_S: Final = 0.1
 DECODE_S: Final = 0.02
@@ -39,7 +40,7 @@ async def leaves(stage: Stage) -> None:
     before = (await service.counters())[ABORTED]
     phases = (_while_queued, _in_prefill, _in_decode)
     left = await stage.rng.choice(phases)(stage)
-    if stage.result.trials == stage.settings.trials:
+    if stage.result.trials == stage.settings.trials and DROPS_ARRIVALS:
         left += await _without_a_word(stage)
     if (aborted := (await service.counters())[ABORTED] - before) != left:
         stage.result.violate(f"{left} clients left, {aborted} requests were aborted")

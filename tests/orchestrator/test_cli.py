@@ -49,6 +49,19 @@ def test_a_refusal_is_one_sentence_and_status_two(
     )
 
 
+@pytest.mark.usefixtures("low_descriptor_limit")
+def test_a_limit_on_open_files_that_mlx_lm_does_not_bear_is_refused_before_a_model_is_looked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = run(monkeypatch, capsys, "plan", "--model", "/nonexistent/model")
+    assert (code, out) == (2, "")
+    assert err.startswith(
+        "mlx-dp: error: the hard limit on open files is 1024, and mlx-lm needs 4096: "
+    )
+    code, _, _ = run(monkeypatch, capsys, "plan", "--engine", "fake")
+    assert code == 0, "the fake engine does not import it"
+
+
 def test_an_unknown_flag_is_status_two(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

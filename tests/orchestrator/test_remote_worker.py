@@ -56,6 +56,12 @@ def test_another_model_in_the_place_of_theirs_is_refused(theirs, tmp_path) -> No
         here(other).launcher(launch(theirs))
 
 
+@pytest.mark.usefixtures("low_descriptor_limit")
+def test_a_machine_whose_limit_on_open_files_mlx_lm_does_not_bear_is_refused(theirs) -> None:
+    with pytest.raises(ConfigError, match="the hard limit on open files is 1024"):
+        here().launcher(launch(theirs))
+
+
 def test_the_fake_engine_needs_no_model() -> None:
     nothing = Launch(identity="w1-a", model_path="", model_fingerprint="", log_level="info")
     assert here().launcher(nothing)

@@ -46,6 +46,7 @@ def test_full_collections_need_not_look_at_what_was_loaded(monkeypatch: pytest.M
     monkeypatch.setattr(serve, "ServiceRun", Run)
     options: Any = SimpleNamespace(http=OPTIONS, worker=SimpleNamespace(log_level="info"))
     side: Any = Side()
+    channel: Any = SimpleNamespace(keep_endpoint=lambda: None)
     nothing: Any = None
-    assert asyncio.run(serve._run(options, nothing, side, nothing, nothing, nothing)) == 0
+    assert asyncio.run(serve._run(options, nothing, side, channel, nothing, nothing)) == 0
     assert frozen[0] > 1000

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import closing, nullcontext
@@ -100,6 +101,41 @@ def arrived(channel: ControllerChannel, num_messages: int) -> list:
             channel._socket.detach()
 
     return asyncio.run(run())
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["socket", "directory"])
+def test_an_endpoint_that_is_gone_is_bound_again_beside_those_connected(
+    channel: ControllerChannel, dealer: Dealers, whole: bool
+) -> None:
+    for identity in ("w0-1", "w1-1"):
+        channel.expect(identity)
+    early = dealer("w0-1")
+    early.send(encode(HELLO))
+    assert arrived(channel, 1) == [("w0-1", HELLO)]
+    path = Path(channel.endpoint.removeprefix("ipc://"))
+    shutil.rmtree(path.parent) if whole else path.unlink()
+    channel.keep_endpoint()
+    late = dealer("w1-1")
+    late.send(encode(HELLO))
+    assert arrived(channel, 1) == [("w1-1", HELLO)]
+    early.send(encode(HELLO))
+    assert arrived(channel, 1) == [("w0-1", HELLO)]
+    for identity, socket in (("w0-1", early), ("w1-1", late)):
+        channel.send(identity, Drain())
+        assert socket.poll(DEADLINE_MS)
+    bound = path.stat().st_ino
+    channel.keep_endpoint()
+    assert path.stat().st_ino == bound, "it was bound again for nothing"
+
+
+def test_an_endpoint_that_cannot_be_bound_again_is_one_sentence(
+    channel: ControllerChannel,
+) -> None:
+    path = Path(channel.endpoint.removeprefix("ipc://"))
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(OSError, match=f"^the socket {path} is gone and cannot be bound again: "):
+        channel.keep_endpoint()
 
 
 def send_until_congested(channel: ControllerChannel, message: Submit) -> int:
@@ -386,6 +422,21 @@ def test_workers_of_this_machine_and_of_others_are_heard_alike(keys: Path, addre
             channel.send("w1-1", Drain())
             assert far.wait(30.0)
             assert far.drain() == [Drain()]
+
+
+def test_a_local_endpoint_is_bound_again_open_beside_one_with_keys(keys: Path) -> None:
+    made = ControllerChannel(remote="127.0.0.1:0", keys=read_controller_keys(keys))
+    with closing(made) as channel:
+        assert channel.remote_endpoint is not None
+        Path(channel.endpoint.removeprefix("ipc://")).unlink()
+        channel.keep_endpoint()
+        near = WorkerChannel(channel.endpoint, "w0-1")
+        far = WorkerChannel(channel.remote_endpoint, "w1-1", read_worker_keys(keys))
+        with closing(near), closing(far):
+            for identity, worker in (("w0-1", near), ("w1-1", far)):
+                channel.expect(identity)
+                worker.send(HELLO)
+                assert arrived(channel, 1) == [(identity, HELLO)]
 
 
 def test_a_host_is_heard_apart_from_workers(keys: Path) -> None:

@@ -4,7 +4,7 @@ from contextlib import closing, suppress
 import pytest
 import zmq
 
-from mlx_dp.proto.curve import KeyGuard, join_curve, make_keys, serve_curve
+from mlx_dp.proto.curve import KeyGuard, join_curve, make_keys, serve_curve, serve_openly
 from mlx_dp.proto.curve_keys import KEY_CHARS, CurveKeys
 
 DEADLINE_MS = 10_000
@@ -123,6 +123,20 @@ def test_one_socket_may_have_an_open_and_a_closed_endpoint(context, short_path) 
         connect(context, local, None, "").send(b"from here")
         assert socket.poll(DEADLINE_MS)
         assert socket.recv_multipart()[1] == b"from here"
+
+
+def test_an_endpoint_may_be_opened_after_a_closed_one_which_stays_closed(
+    server, context, short_path
+) -> None:
+    closed = server.getsockopt_string(zmq.LAST_ENDPOINT)
+    serve_openly(server, guarded=True)
+    server.bind(f"ipc://{short_path}/open")
+    connect(context, server.getsockopt_string(zmq.LAST_ENDPOINT), None, "").send(b"from here")
+    assert server.poll(DEADLINE_MS)
+    assert server.recv_multipart()[1] == b"from here"
+    for keys in (STRANGER, None):
+        assert refusal(context, closed, keys, SERVER.public) != zmq.EVENT_HANDSHAKE_SUCCEEDED
+    assert refusal(context, closed, GUEST, SERVER.public) == zmq.EVENT_HANDSHAKE_SUCCEEDED
 
 
 def test_keys_are_text_and_the_secret_is_not_shown() -> None:

@@ -3,6 +3,8 @@
 import asyncio
 import importlib.util
 import signal
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
@@ -156,3 +158,26 @@ def losses_of(load, monkeypatch, resumed) -> tuple[list[int], ModuleType]:
     monkeypatch.setattr(death, "lose", lose)
     monkeypatch.setattr(death, "victim", victim)
     return left, death
+
+
+def test_a_worker_runs_out_of_memory_where_the_system_sets_no_limit_too() -> None:
+    script = (
+        "import resource, runpy, sys\n"
+        "def refuse(*_): raise ValueError('current limit exceeds maximum limit')\n"
+        "resource.setrlimit = refuse\n"
+        "runpy.run_path(sys.argv[1])['_fill_memory']()\n"
+    )
+    hook = SCRIPTS / "chaos_hook" / "sitecustomize.py"
+    ended = subprocess.run(
+        [sys.executable, "-c", script, str(hook)], capture_output=True, text=True
+    )
+    assert ended.stderr.splitlines()[-1].startswith("MemoryError: the system has given ")
+
+
+@pytest.mark.parametrize("possible", [True, False])
+def test_rows_that_this_system_does_not_allow_are_left_out(load, monkeypatch, possible) -> None:
+    run = load("chaos_run")
+    row = load("dataclasses").replace(run.ROWS["F24"], possible=possible)
+    monkeypatch.setitem(run.ROWS, "F24", row)
+    chosen = run.chosen(run.parse(["--rows", "F1", "F24"]))
+    assert [row.name for row in chosen] == (["F1", "F24"] if possible else ["F1"])

@@ -1,14 +1,16 @@
 """Capacity through the worker's real start-up: flags to slices, Start over a socket, Ready back."""
 
+import json
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
 from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.exit_codes import ExitCode
 from mlx_dp.proto.messages import (
+    EngineKind,
     Failed,
     FailureKind,
     FakeEngineOptions,
@@ -26,6 +28,7 @@ from mlx_dp.proto.messages import (
     Submit,
     WorkerPhase,
 )
+from mlx_dp.worker.__main__ import main as worker_command
 from mlx_dp.worker.fake.engine import AUXILIARY_BYTES_PER_SLOT, KV_BYTES_PER_TOKEN
 
 
@@ -92,6 +95,27 @@ def test_ready_reports_the_golden_capacity(
         assert ready.capacity.pool_tokens == golden.pool
         controller.send(Shutdown())
         assert ended.result(timeout=200.0) is ExitCode.OK
+
+
+def test_a_limit_on_open_files_that_mlx_lm_does_not_bear_is_refused_before_it_is_imported(
+    controller, worker_thread, shares, start_message, low_descriptor_limit
+) -> None:
+    ended = worker_thread()
+    controller.receive_until(Hello)
+    (share,) = shares(dp_size=1, requests=1)
+    controller.send(replace(start_message(share), engine=EngineKind.MLX))
+    failed = controller.receive_until(Failed)
+    assert failed.kind is FailureKind.CONFIG
+    assert failed.message.startswith("the hard limit on open files is 1024, and mlx-lm needs 4096")
+    assert ended.result(timeout=200.0) is ExitCode.CONFIG
+
+
+def test_the_probe_refuses_such_a_limit_in_the_same_sentence(
+    capsys: pytest.CaptureFixture[str], low_descriptor_limit
+) -> None:
+    assert worker_command(["probe", "/nowhere"]) == 1
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error.startswith("the hard limit on open files is 1024, and mlx-lm needs 4096")
 
 
 @pytest.mark.parametrize("given", [15, 4, 1])
