@@ -17,6 +17,6 @@ def test_the_hosts_may_sleep_where_the_controller_may(no_caffeinate: bool) -> No
         http=HttpFlags(no_caffeinate=no_caffeinate), remote=RemoteFlags(hostfile=Path("hosts"))
     )
     plan = RemotePlan(hosts=(Host(ssh="a", ips=("10.0.0.1",)),), launch=True)
-    launch = mlx_launch(given, plan, "tcp://10.0.0.1:2", lambda line: None)
+    launch = mlx_launch(given, plan, "tcp://10.0.0.1:2")
     assert launch is not None
     assert ("--no-caffeinate" in launch.command) is no_caffeinate
