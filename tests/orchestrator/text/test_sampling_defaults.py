@@ -12,7 +12,7 @@ from mlx_dp.orchestrator.text.text_model import SamplingDefaults
 
 def defaults(directory: Path, content: str) -> SamplingDefaults:
     (directory / "generation_config.json").write_text(content)
-    return read_facts(directory, vocab_size=10, eos_token_id=None).sampling
+    return read_facts(directory, vocab_size=10, eos_token_ids=()).sampling
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def test_a_template_of_the_operator_takes_the_place_of_the_models(directory: Pat
     own = directory / "own.jinja"
     own.write_text("{{ eos_token }}own")
     model = load_text_model(directory, chat_template=own)
-    assert model.render_chat(chat, limit_s=10.0) == "<|im_end|>own"
+    assert model.render_chat(chat, limit_s=10.0).text == "<|im_end|>own"
 
 
 def test_truncation_in_the_file_is_switched_off(directory: Path) -> None:
