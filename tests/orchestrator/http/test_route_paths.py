@@ -120,10 +120,10 @@ def test_head_has_the_headers_of_get_and_no_body() -> None:
                 head_status, headed, nothing = await raw(port, request("HEAD", path))
                 assert head_status == status, path
                 assert nothing == b"", path
-                same = ("content-length", "content-type", "allow", "retry-after")
-                for name in map(str.encode, same):
-                    if path not in ("/metrics", "/workers"):
-                        assert headed.get(name) == got.get(name), (path, name)
+                for name in (b"content-type", b"allow", b"retry-after"):
+                    assert headed.get(name) == got.get(name), (path, name)
+                # Times are in some, whose digits vary from one answer to the next.
+                assert abs(int(headed[b"content-length"]) - len(body)) < len(body) / 20 + 8, path
                 assert int(headed[b"content-length"]) > 0 < len(body)
             status, headers, nothing = await raw(port, request("HEAD", CHAT))
             assert (status.split()[1], headers[b"allow"], nothing) == (b"405", b"post", b"")
