@@ -28,11 +28,13 @@ from mlx_dp.orchestrator.plan_table import plan_json, plan_view
 from mlx_dp.orchestrator.preparation import prepare_model
 from mlx_dp.orchestrator.process.log_stream import EXIT_FLUSH_S, drain_stderr
 from mlx_dp.orchestrator.process.stop_signals import STOP_SIGNALS
-from mlx_dp.orchestrator.process.stop_status import EXIT_SIGNAL_BASE, orderly_status
+from mlx_dp.orchestrator.process.stop_status import (
+    EXIT_CONFIG,
+    EXIT_SIGNAL_BASE,
+    orderly_status,
+)
 from mlx_dp.orchestrator.remote_plan import plan_remote
 from mlx_dp.proto.errors import ConfigError
-
-EXIT_CONFIG = 2
 
 app = typer.Typer(
     name="mlx-dp",
