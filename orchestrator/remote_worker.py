@@ -67,7 +67,7 @@ def serve_worker(options: HostOptions, environment: Mapping[str, str]) -> int:
     here = Here(options, environment, lambda line: write_plain(console, f"worker: {line}"))
     join = Join(rank=options.rank, host=clip_text(socket.gethostname()), pid=os.getpid())
     connect = partial(_connect, options.controller, keys)
-    # What libraries print belongs to the log, where it holds up nobody.
+    # What libraries print goes to the log, whose writers never wait.
     with redirect_stdout(sys.stderr):
         return asyncio.run(_run(join, options, connect, here))
 

@@ -89,7 +89,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     print_to_parent()
     # The first rung of the ladder for a hang is SIGABRT: it shows every thread's stack.
     faulthandler.enable()
-    # The same for whoever looks on, and the worker lives.
+    # The same on demand, and the worker lives.
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     try:
         watch_parent(arguments.parent_pid, arguments.death_fd)
