@@ -99,10 +99,12 @@ def test_template_file_wins_and_named_templates_have_a_default(directory: Path) 
 def test_a_template_of_the_operator_takes_the_place_of_the_models(directory: Path) -> None:
     chat = Chat(messages=CONVERSATIONS[0])
     (directory / "chat_template.jinja").write_text("{% broken")
+    with pytest.raises(ConfigError, match="--chat-template FILE"):
+        load_text_model(directory)
     own = directory / "own.jinja"
     own.write_text("{{ eos_token }}own")
     model = load_text_model(directory, chat_template=own)
-    assert model.render_chat(chat, limit_s=10.0) == "<|im_end|>own"
+    assert model.render_chat(chat, limit_s=10.0).text == "<|im_end|>own"
 
 
 def test_truncation_in_the_file_is_switched_off(directory: Path) -> None:
