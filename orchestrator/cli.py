@@ -28,11 +28,13 @@ from mlx_dp.orchestrator.plan_table import plan_json, plan_view
 from mlx_dp.orchestrator.preparation import prepare_model
 from mlx_dp.orchestrator.process.log_stream import EXIT_FLUSH_S, drain_stderr
 from mlx_dp.orchestrator.process.stop_signals import STOP_SIGNALS
-from mlx_dp.orchestrator.process.stop_status import EXIT_SIGNAL_BASE, orderly_status
+from mlx_dp.orchestrator.process.stop_status import (
+    EXIT_CONFIG,
+    EXIT_SIGNAL_BASE,
+    orderly_status,
+)
 from mlx_dp.orchestrator.remote_plan import plan_remote
 from mlx_dp.proto.errors import ConfigError
-
-EXIT_CONFIG = 2
 
 app = typer.Typer(
     name="mlx-dp",
@@ -76,7 +78,8 @@ def serve(flags: Flags) -> None:
 
     Without --model a small demo model is served. Stop it with Ctrl-C or
     SIGTERM: running requests get --drain-timeout seconds to finish. SIGHUP
-    replaces the workers one by one.
+    replaces the workers one by one, or ends the service when its terminal is
+    closed.
     """
     # Before the imports are through there is nothing to clean up, and modules swallow exceptions.
     _on_stop_signals(_end_early)
@@ -95,18 +98,22 @@ def _on_stop_signals(act: Callable[[int, object], None]) -> None:
 
 def end_by_signal(number: int, frame: object) -> NoReturn:
     """Unwind whatever runs, so that it cleans up; a second signal does not wait for that."""
-    # Leaving may take long: a download's threads are waited for. Whoever asks again is in a hurry.
+    # Leaving may take long: a download's threads are waited for. A second signal is in a hurry.
     _on_stop_signals(_end_at_once)
-    if number == signal.SIGINT:
-        print(INTERRUPTED, file=sys.stderr)
+    _tell_interrupt(number)
     sys.exit(orderly_status(number))
 
 
 def _end_early(number: int, frame: object) -> NoReturn:
-    if number == signal.SIGINT:
-        print(INTERRUPTED, file=sys.stderr)
+    _tell_interrupt(number)
     drain_stderr(EXIT_FLUSH_S)
     os._exit(orderly_status(number))
+
+
+def _tell_interrupt(number: int) -> None:
+    # What sends SIGTERM knows that it did.
+    if number == signal.SIGINT:
+        print(INTERRUPTED, file=sys.stderr)
 
 
 def _end_at_once(number: int, frame: object) -> NoReturn:
@@ -125,7 +132,7 @@ def plan(
     flags: Flags,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
-    """Show who would own what, with serve's flags, and start nothing.
+    """Show what each owner would hold, with serve's flags, and start nothing.
 
     Each owner's request slots, KV tokens and auxiliary states, and the bytes
     that they take. Refuses what serve would refuse, by the same arithmetic.
@@ -149,8 +156,7 @@ def worker(
         typer.Option(help="Which of the controller's workers this is.", envvar="MLX_RANK", min=0),
     ],
     keys: Annotated[
-        Path | None,
-        typer.Option(help="Directory with this worker's key and controller.pub."),
+        Path | None, typer.Option(help="Directory with this worker's key and controller.pub.")
     ] = None,
     model: Annotated[
         Path | None,

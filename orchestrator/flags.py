@@ -254,7 +254,7 @@ class HttpFlags:
         _http(
             "--open-metadata",
             help="Ask for no key on routes that tell of the model, the server and its load: some "
-            "routers probe them without one.",
+            "routers probe them without one. Only with --api-key.",
         ),
     ] = False
     allowed_host: Annotated[

@@ -9,7 +9,7 @@ from mlx_dp.proto.ownership import OwnerSlice
 from mlx_dp.proto.token_pool import MemoryDivision, divide_memory
 
 LEAST_TOKENS: Final = 1024
-"""A short chat with its answer. A worker that cannot hold one serves nobody; a model whose
+"""A short chat with its answer. A worker that cannot hold one is of no use; a model whose
 context is shorter needs no more than that."""
 
 

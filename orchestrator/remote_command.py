@@ -11,7 +11,7 @@ from mlx_dp.orchestrator.flags import Flags, OwnerFlags
 from mlx_dp.orchestrator.remote_plan import EVERY_ADDRESS, RemotePlan
 
 _DOCUMENT_NETWORK: Final = ("192.0.2.1", 9)
-"""Nobody's address, and no packet goes there: the system only says which way it would."""
+"""An address of no machine. No packet goes there: the system only says which way it would."""
 
 
 def worker_arguments(flags: Flags, plan: RemotePlan, endpoint: str) -> list[str]:
@@ -40,7 +40,7 @@ def connect_hint(flags: Flags, plan: RemotePlan, endpoint: str) -> list[str]:
     arguments = worker_arguments(flags, plan, endpoint)
     ranks = sorted(plan.ranks)
     each = "this" if len(ranks) == 1 else "one of these"
-    keys = "" if flags.remote.keys is None else " (with the keys that are there)"
+    keys = "" if flags.remote.keys is None else " (--keys: where its own keys lie)"
     return [
         f"mlx-dp: on each other machine, paste {each}{keys}:",
         *(shlex.join([*_program(), "worker", "--rank", str(r), *arguments]) for r in ranks),

@@ -73,7 +73,7 @@ def serve_worker(options: HostOptions, environment: Mapping[str, str]) -> int:
     join = Join(rank=options.rank, host=clip_text(socket.gethostname()), pid=os.getpid())
     connect = partial(_connect, options.controller, keys)
     with (
-        # What libraries print belongs to the log, where it holds up nobody.
+        # What libraries print goes to the log, whose writers never wait.
         redirect_stdout(sys.stderr),
         keep_awake(environment, partial(_warn, console), wanted=not options.no_caffeinate),
     ):

@@ -49,7 +49,7 @@ def serve(flags: Flags, environment: Mapping[str, str]) -> int:
     configure_logging(console, flags.http.log_level)
     open_files = raise_open_files()
     with (
-        # What libraries print belongs to the log, where it holds up nobody.
+        # What libraries print goes to the log, whose writers never wait.
         redirect_stdout(sys.stderr),
         closing(open_socket(flags.http.host, flags.http.port)) as listener,
         keep_awake(environment, partial(_warn, console), wanted=not flags.http.no_caffeinate),

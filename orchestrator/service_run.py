@@ -15,19 +15,16 @@ from mlx_dp.orchestrator.process.hang_up import HangUp
 from mlx_dp.orchestrator.process.log_output import write_plain
 from mlx_dp.orchestrator.process.log_stream import drain_stderr
 from mlx_dp.orchestrator.process.stop_signals import StopSignals
-from mlx_dp.orchestrator.process.stop_status import EXIT_SIGNAL_BASE
+from mlx_dp.orchestrator.process.stop_status import EXIT_CONFIG, EXIT_FAILED, EXIT_SIGNAL_BASE
 from mlx_dp.orchestrator.service import ServiceState, ServiceStatus, WorkerStatus
 from mlx_dp.orchestrator.start_display import StartDisplay, start_display
 from mlx_dp.orchestrator.worker_states import RestartRefusedError
 from mlx_dp.proto.messages import FailureKind
 
-EXIT_FAILED: Final = 1
-EXIT_CONFIG: Final = 2
-
 LAST_EVENTS_S: Final = 0.6
 """After a second signal: what streams get to take their last event."""
 LAST_WORDS_S: Final = 0.2
-"""What the log's reader gets before an end that waits for nobody."""
+"""How long an end at once waits for the log's reader."""
 _REFRESH_S: Final = 0.1
 _CONFIGURATION: Final = (FailureKind.CONFIG, FailureKind.UNSUPPORTED_MODEL)
 _SETTLED: Final = (WorkerStatus.READY, WorkerStatus.FAILED)

@@ -32,7 +32,7 @@ _STATES: Final[Mapping[int, ConnectionState]] = {
     zmq.EVENT_HANDSHAKE_FAILED_AUTH: ConnectionState.KEY_REFUSED,
     zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: ConnectionState.OTHER_MECHANISM,
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: ConnectionState.BROKEN_OFF,
-    # After a greeting that failed, this is what follows; alone it means that nobody is there.
+    # After a greeting that failed, this is what follows; alone it means that nothing listens there.
     zmq.EVENT_CLOSED: ConnectionState.UNREACHED,
 }
 _FAILED: Final = (

@@ -1,7 +1,6 @@
 """What a worker prints, into a pipe that its parent may not read for a while."""
 
 import errno
-import io
 import os
 import select
 import stat
@@ -9,11 +8,13 @@ import sys
 import threading
 from typing import Final
 
+from mlx_dp.proto.descriptor_text import DescriptorText, dropped_words
+
 _WAIT_S: Final = 0.05
 """How long a full pipe is waited for: once, until something is taken again."""
 
 
-class ParentOutput(io.TextIOBase):
+class ParentOutput(DescriptorText):
     """A text stream over a descriptor that may be non-blocking: what finds no room is dropped.
 
     Written at once and by the thread that says it, so that the last words before a crash are
@@ -21,29 +22,12 @@ class ParentOutput(io.TextIOBase):
     """
 
     def __init__(self, descriptor: int) -> None:
-        self._descriptor: Final = descriptor
+        super().__init__(descriptor)
         # Reentrant: finalizers may write in the middle of a write.
         self._lock: Final = threading.RLock()
         self._gap = False
         self._dropped = 0
         self._within_line = False
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        return "utf-8"
-
-    @property
-    def errors(self) -> str:  # type: ignore[override]
-        return "backslashreplace"
-
-    def fileno(self) -> int:
-        return self._descriptor
-
-    def isatty(self) -> bool:
-        return os.isatty(self._descriptor)
-
-    def writable(self) -> bool:
-        return True
 
     def write(self, text: str) -> int:
         """Write what there is room for; never fails."""
@@ -66,7 +50,7 @@ class ParentOutput(io.TextIOBase):
 
     def _notice(self) -> bytes:
         start = b"\n" if self._within_line else b""
-        return start + f"{self._dropped} lines were dropped here: they were not read\n".encode()
+        return start + f"{dropped_words(self._dropped)}: they were not read\n".encode()
 
     def _put(self, output: bytes, patience_s: float) -> bytes:
         """Write as much as there is room for; return the rest."""
@@ -84,9 +68,9 @@ class ParentOutput(io.TextIOBase):
 
 
 def print_to_parent() -> None:
-    """Have this process print so that it never waits for whoever reads it, in C code neither.
+    """Have this process print so that it never waits for its parent to read, in C code neither.
 
-    Its pipe is shared with nobody, so that it may be made non-blocking.
+    No other process writes to its pipe, so that it may be made non-blocking.
     """
     for descriptor in (1, 2):
         if stat.S_ISFIFO(os.fstat(descriptor).st_mode):

@@ -7,6 +7,7 @@ from mlx_dp.orchestrator.control.gate import certain_max_tokens, check_generatio
 from mlx_dp.orchestrator.control.owner_book import OwnerBook
 from mlx_dp.orchestrator.control.request_queue import RequestQueue
 from mlx_dp.orchestrator.control.rolling_restart import RollingRestart
+from mlx_dp.orchestrator.options import QueueOptions
 from mlx_dp.orchestrator.service import (
     RETRY_ABSENT_S,
     RETRY_BUSY_S,
@@ -31,15 +32,14 @@ class Admission:
         queue: RequestQueue,
         restarts: RollingRestart,
         tally: Tally,
-        *,
-        strict_max_tokens: bool,
+        options: QueueOptions,
     ) -> None:
         self._num_owners: Final = num_owners
         self._book: Final = book
         self._queue: Final = queue
         self._restarts: Final = restarts
         self._tally: Final = tally
-        self._strict: Final = strict_max_tokens
+        self._strict: Final = options.strict_max_tokens
 
     def check(self, generation: Generation, status: ServiceStatus) -> int | None:
         """Return the answer's length as far as it is certain, see ``certain_max_tokens``.

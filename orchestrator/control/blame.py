@@ -40,7 +40,7 @@ def may_be_explained(domain: FailureDomain, worker: WorkerRecord, loss: Loss) ->
 
 
 def blame_reports(domain: FailureDomain) -> Blame:
-    """Say who began, when no exit has explained the reports that were held."""
+    """Say which worker began, when no exit has explained the reports that were held."""
     reports = domain.reports
     first = next(iter(reports))
     gone = [index for index, loss in reports.items() if not _lost_peer(loss)]

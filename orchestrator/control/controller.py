@@ -117,9 +117,9 @@ class Controller:
     async def watch(self) -> NoReturn:
         """Wait for as long as the service can go on. Raises ServiceDeadError, or our own bug."""
         core, supervisor = self._core, self._core.supervisor
-        await core.conditions.wait(lambda: core.bug is not None or supervisor.dead)
-        if core.bug is not None:
-            raise core.bug
+        await core.conditions.wait(lambda: core.failure is not None or supervisor.dead)
+        if core.failure is not None:
+            raise core.failure
         assert supervisor.cause is not None, "dead without a cause"
         raise ServiceDeadError(supervisor.cause.detail, supervisor.cause.failure)
 

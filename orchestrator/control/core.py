@@ -56,9 +56,8 @@ class ControlCore:
         self._wake_after: Final = wake_after
         self._transport: Final = outside.transport
         self._exits: Final[list[tuple[float, int, int]]] = []
-        self._limits_changes = 0
         self.draining = False
-        self.bug: Exception | None = None
+        self.failure: Exception | None = None
         self.conditions: Final = Conditions()
         self.tally: Final = Tally()
         self.supervisor: Final = Supervisor(
@@ -75,12 +74,7 @@ class ControlCore:
             self.supervisor, self.book, drain_s=limits.restart_drain_s
         )
         self._admission: Final = Admission(
-            len(starts),
-            self.book,
-            self.desk.queue,
-            self.restarts,
-            self.tally,
-            strict_max_tokens=options.queue.strict_max_tokens,
+            len(starts), self.book, self.desk.queue, self.restarts, self.tally, options.queue
         )
         self._inbox: Final = Inbox(
             self.supervisor, self.fleet, self.book, self.desk, self.flushes, self.tally
@@ -158,12 +152,11 @@ class ControlCore:
     def broke(self, error: Exception) -> None:
         """A bug of ours came up: the books may be wrong, so that the service has to end."""
         _logger.error("the controller broke", exc_info=error)
-        self.bug = self.bug or error
-        self.conditions.check()
+        self.give_up(error)
 
     def give_up(self, error: Exception) -> None:
-        """The service cannot go on, for a cause outside its workers and its own code."""
-        self.bug = self.bug or error
+        """The service cannot go on, for a cause outside its workers."""
+        self.failure = self.failure or error
         self.conditions.check()
 
     def on_arrival(self) -> None:
@@ -194,8 +187,7 @@ class ControlCore:
         self._turn(now)
 
     def _turn(self, now: float) -> None:
-        if self._limits_changes != self.book.limits_changes:
-            self._limits_changes = self.book.limits_changes
+        if self.book.take_limits_changed():
             self.desk.refit(now)
         self.desk.dispatch(now)
         while self.fleet.drop_unreachable(now):

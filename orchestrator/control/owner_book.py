@@ -17,8 +17,7 @@ class OwnerBook:
         self._owners: Final[dict[int, Owner]] = {}
         self._known: Final[dict[int, AdmissionLimits]] = {}
         self._limits: AdmissionLimits | None = None
-        self.limits_changes = 0
-        """How often the bounds of an owner have changed, or gone."""
+        self._limits_changed = False
         self._vocab_size: int | None = None
 
     def __len__(self) -> int:
@@ -42,6 +41,11 @@ class OwnerBook:
         """Bounds of a request for this owner, or for any."""
         return self._limits if index is None else self._known.get(index, self._limits)
 
+    def take_limits_changed(self) -> bool:
+        """Whether bounds of an owner have changed, or are gone, since this was asked last."""
+        changed, self._limits_changed = self._limits_changed, False
+        return changed
+
     def vocab_size(self) -> int | None:
         """Token ids below this exist; None while no owner has been ready."""
         return self._vocab_size
@@ -52,7 +56,7 @@ class OwnerBook:
         pulse = Pulse(heard_at=now, moved_at=now)
         owner = Owner(index=index, identity=identity, ready=ready, pulse=pulse, ahead=self._ahead)
         self._owners[index] = owner
-        self.limits_changes += self._known.get(index) != owner.limits
+        self._limits_changed |= self._known.get(index) != owner.limits
         self._known[index] = owner.limits
         self._refresh()
         return owner
@@ -68,7 +72,7 @@ class OwnerBook:
     def forget(self, index: int) -> None:
         """An owner that is not in the book will not be back."""
         assert index not in self._owners, f"owner {index} is in the book"
-        self.limits_changes += self._known.pop(index, None) is not None
+        self._limits_changed |= self._known.pop(index, None) is not None
         self._refresh()
 
     def _refresh(self) -> None:

@@ -7,7 +7,7 @@ from typing import Protocol
 class WorkerProcess(Protocol):
     """One child. Every method is a no-op once the child has exited, and none of them waits.
 
-    There is no SIGTERM: workers ignore it, since whoever ends a service sends it to all of them.
+    There is no SIGTERM: workers ignore it, since systemd and others send it to all of a service.
     """
 
     @property

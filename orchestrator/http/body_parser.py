@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-import subprocess
 import sys
 from typing import Final, TypeVar
 
@@ -19,7 +18,7 @@ from mlx_dp.orchestrator.openai.condensed_body import (
 )
 from mlx_dp.orchestrator.openai.errors import ApiError, from_validation
 from mlx_dp.orchestrator.openai.fields import GenerationFields
-from mlx_dp.orchestrator.process.held_signals import held_signals
+from mlx_dp.orchestrator.process.held_signals import run_short_child
 
 INLINE_NBYTES: Final = 256 * 2**10
 """A body up to this is parsed at once, whatever is in it."""
@@ -74,15 +73,7 @@ class BodyParser:
         return await asyncio.shield(condensing)
 
     def _run(self, kind: Kind, body: bytes) -> CondensedBody | Refusal:
-        # What ends the service lets running requests finish, and this child ends by itself soon.
-        with held_signals():
-            ended = subprocess.run(
-                (*self._command, kind),
-                input=body,
-                capture_output=True,
-                check=False,
-                start_new_session=True,
-            )
+        ended = run_short_child((*self._command, kind), body)
         if ended.returncode == -signal.SIGALRM:
             return Refusal(
                 status=413, message="the body takes too long to parse", param=None, code=None

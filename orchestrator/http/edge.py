@@ -1,5 +1,4 @@
-"""What every request passes: its path, host, origin and key, the headers that name it, the count
-of its answer.
+"""What every request passes: checks of path, host, origin and key, its id, the count of answers.
 
 Pure ASGI: a middleware that wraps responses would hide from a stream that its client has left.
 """

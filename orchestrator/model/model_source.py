@@ -106,7 +106,7 @@ def _local_path(model: str) -> Path:
     try:
         return Path(model).expanduser()
     except RuntimeError as error:
-        # Of a user who is not here.
+        # ``~name`` of a user that this machine does not have.
         raise ModelSourceError(
             f"--model {model} names no home directory of this machine: give the whole path"
         ) from error

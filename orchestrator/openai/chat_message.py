@@ -10,18 +10,19 @@ back as its client keeps it. All that such an answer can hold is taken:
   template, which decides what to show of them;
 - ``tool_calls``, and ``function_call`` as one of them, are given with their arguments as objects,
   as templates expect it; a message of role ``tool`` (or ``function``) is their result;
-- ``annotations`` and members that nobody knows say nothing, and null is as good as nothing.
+- ``annotations`` and unknown members are ignored, and null is the same as a missing member.
 """
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, Field, PlainValidator, WithJsonSchema
 
 from mlx_dp.orchestrator.openai.errors import invalid, unsupported
 from mlx_dp.orchestrator.openai.validation import STRICT, refuse
+from mlx_dp.orchestrator.text.text_model import Role
 
 MAX_PARTS: Final = 1024
 MAX_TOOL_CALLS: Final = 1024
@@ -168,7 +169,7 @@ def _function_call(value: object) -> dict[str, object] | None:
 
 
 def _text(value: object) -> str:
-    """Text that an answer may have in another shape, of which nothing is known, or not at all."""
+    """Return the value if it is text: answers of other servers may have any other value there."""
     return value if isinstance(value, str) else ""
 
 
@@ -208,16 +209,16 @@ FunctionCall = Annotated[
     PlainValidator(_function_call),
     WithJsonSchema({"type": ["object", "null"]}),
 ]
-# Whatever it is, it is no reason to refuse a conversation.
+# Another value here is no reason to refuse a conversation.
 LooseText = Annotated[str, PlainValidator(_text), WithJsonSchema({})]
 
 
 class ChatMessage(BaseModel):
-    """See the module."""
+    """One message as its client sends it."""
 
     model_config = STRICT
 
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    role: Role
     content: Content = None
     name: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
     reasoning_content: LooseText = ""
@@ -279,8 +280,8 @@ class ChatMessage(BaseModel):
 
     @property
     def _thoughts(self) -> Mapping[str, object]:
-        """The reasoning under its client's name for it: the template's other names are added later,
-        as transformers adds them.
+        """The reasoning by the name that its client uses. The template's other names for it are
+        added when the chat is rendered.
         """
         if self.reasoning and not self.reasoning_content:
             return {"reasoning": self.reasoning}

@@ -44,7 +44,7 @@ def _stops(value: object) -> tuple[str, ...]:
     for stop in stops:
         if len(stop) > MAX_STOP_CHARS:
             raise refuse(f"each stop string should have at most {MAX_STOP_CHARS} characters", stop)
-    # An empty one is a field that somebody left empty.
+    # Clients leave an unused field empty.
     return tuple(dict.fromkeys(filter(None, stops)))
 
 

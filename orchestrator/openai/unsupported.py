@@ -105,7 +105,7 @@ COMPLETION_NEUTRAL: Final[Neutral] = MappingProxyType(
 _CHOSEN_BY: Final[Mapping[str, str]] = MappingProxyType(
     {"tools": "tool_choice", "functions": "function_call"}
 )
-# mlx_lm's: how many of the last tokens a penalty counts, where ours counts all of them.
+# mlx_lm's: how many of the last tokens a penalty counts. Here it counts all of them.
 _WINDOWS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "repetition_context_size": "repetition_penalty",
@@ -127,9 +127,7 @@ def refuse_unsupported(fields: GenerationFields, neutral: Neutral) -> None:
         if name == "best_of" and not _is_one_of(value, (None, 1, fields.choices)):
             raise unsupported(name, value, f"leave it out, or use n ({fields.choices})")
         if name in _WINDOWS and not _is_neutral_window(fields, name, value):
-            raise unsupported(
-                name, value, f"{_WINDOWS[name]} counts the whole answer here: leave it out"
-            )
+            raise unsupported(name, value, f"{_WINDOWS[name]} counts all tokens here: leave it out")
         if name in neutral and not _is_one_of(value, neutral[name]):
             raise unsupported(name, value, "leave it out")
 

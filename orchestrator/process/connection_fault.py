@@ -16,7 +16,7 @@ class ControllerPlace:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionFault:
-    """``lasting``: trying again is of no use until somebody changes keys or address."""
+    """``lasting``: trying again is of no use until keys or address change."""
 
     reason: str
     lasting: bool

@@ -1,7 +1,8 @@
 """Children that leave the signals which end a service to the controller."""
 
 import signal
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -21,3 +22,14 @@ def held_signals() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def run_short_child(command: Sequence[str], data: bytes) -> "subprocess.CompletedProcess[bytes]":
+    """Run a child that ends by itself soon, with ``data`` as its input.
+
+    What ends the service lets running requests finish, and their children with them.
+    """
+    with held_signals():
+        return subprocess.run(
+            command, input=data, capture_output=True, check=False, start_new_session=True
+        )

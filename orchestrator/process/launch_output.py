@@ -7,6 +7,7 @@ from typing import Final
 
 from mlx_dp.orchestrator.process.host_file import Host
 from mlx_dp.orchestrator.process.host_login import HERE
+from mlx_dp.orchestrator.process.stop_status import EXIT_CONFIG
 
 _ESCAPES: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _NODE_ENDED: Final = re.compile(
@@ -17,8 +18,6 @@ _OWN_TRACE: Final = re.compile(r"Exception in thread \S+ \(_thread_fn\):")
 _ERROR: Final = "mlx-dp: error: "
 _CONNECTION_LOST: Final = 255
 """What ssh ends with when its connection does."""
-CONFIG_STATUS: Final = 2
-"""What ``mlx-dp worker`` ends with when trying again is of no use."""
 
 
 def without_escapes(line: str) -> str:
@@ -65,7 +64,7 @@ class LaunchOutput:
     @property
     def final(self) -> bool:
         """A host refused what it was asked for: it would again."""
-        return self.status == CONFIG_STATUS and bool(self._refusal)
+        return self.status == EXIT_CONFIG and bool(self._refusal)
 
     def cause(self, launcher_ending: str) -> str:
         """Why this run is over, in a sentence. ``launcher_ending``: how the launcher itself did."""

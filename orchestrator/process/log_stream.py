@@ -1,13 +1,14 @@
-"""Standard error that keeps nobody waiting: output that is not taken is dropped and counted."""
+"""Standard error that never blocks its writers: output that is not taken is dropped and counted."""
 
 import atexit
-import io
 import os
 import select
 import sys
 import threading
 from collections import deque
 from typing import Final
+
+from mlx_dp.proto.descriptor_text import DescriptorText, dropped_words
 
 MAX_QUEUED_NBYTES: Final = 256 * 2**10
 """Beyond this the oldest output is dropped, so that the last words are always there."""
@@ -17,7 +18,7 @@ _WRITE_NBYTES: Final = 64 * 2**10
 _STANDARD_DESCRIPTORS: Final = (0, 1, 2)
 
 
-class DroppingStream(io.TextIOBase):
+class DroppingStream(DescriptorText):
     """A text stream over a descriptor that is written by a thread of its own.
 
     A pipe that is not read, a stopped terminal and a full disk hold up that thread alone. The
@@ -28,8 +29,7 @@ class DroppingStream(io.TextIOBase):
     def __init__(
         self, descriptor: int, *, encoding: str = "utf-8", max_nbytes: int = MAX_QUEUED_NBYTES
     ) -> None:
-        self._descriptor: Final = descriptor
-        self._encoding: Final = encoding
+        super().__init__(descriptor, encoding)
         self._max_nbytes: Final = max_nbytes
         # Reentrant: signal handlers and finalizers write in the middle of a write.
         self._changed: Final = threading.Condition(threading.RLock())
@@ -42,26 +42,9 @@ class DroppingStream(io.TextIOBase):
         threading.Thread(target=self._write_on, name="stderr-writer", daemon=True).start()
 
     @property
-    def encoding(self) -> str:  # type: ignore[override]
-        return self._encoding
-
-    @property
-    def errors(self) -> str:  # type: ignore[override]
-        return "backslashreplace"
-
-    @property
     def dropped_lines(self) -> int:
         """Lines that were not taken, since the start."""
         return self._dropped
-
-    def fileno(self) -> int:
-        return self._descriptor
-
-    def isatty(self) -> bool:
-        return os.isatty(self._descriptor)
-
-    def writable(self) -> bool:
-        return True
 
     def write(self, text: str) -> int:
         """Queue the text; never waits, and never fails."""
@@ -112,8 +95,8 @@ class DroppingStream(io.TextIOBase):
         return b"".join(batch)
 
     def _notice(self, dropped: int) -> bytes:
-        lines = "1 line was" if dropped == 1 else f"{dropped} lines were"
-        words = f"mlx-dp: warning: {lines} dropped here: standard error was not read, or was full\n"
+        lines = dropped_words(dropped)
+        words = f"mlx-dp: warning: {lines}: standard error was not read, or was full\n"
         return (b"\n" if self._within_line else b"") + words.encode()
 
     def _drop(self, output: bytes) -> None:

@@ -1,8 +1,12 @@
-"""The exit statuses of a program that a signal ends."""
+"""The exit statuses of this program."""
 
 import signal
 from typing import Final
 
+EXIT_FAILED: Final = 1
+"""It could not go on."""
+EXIT_CONFIG: Final = 2
+"""Something that it was given is wrong: another try would end alike."""
 EXIT_SIGNAL_BASE: Final = 128
 """Plus the signal's number: the status of an end at once."""
 

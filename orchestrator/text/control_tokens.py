@@ -8,12 +8,14 @@ what an assistant wrote, so that its history and a prefill can have them.
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, get_args
 
 from tokenizers import AddedToken
 
-ROLES: Final = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
-"""Values of ``role`` that the API lets through: templates write some of them into a token."""
+from mlx_dp.orchestrator.text.text_model import Role
+
+ROLES: Final = frozenset[str](get_args(Role))
+"""Templates write some of them into a token."""
 # Most templates call the assistant or the tool by one of these instead.
 _ROLE_NAMES: Final = ROLES | {"model", "bot", "human", "observation", "ipython", "environment"}
 _MARKER: Final = re.compile(r"think|thought|reason|channel|tool|func|call|arg|param", re.IGNORECASE)

@@ -2,14 +2,13 @@
 
 import asyncio
 import signal
-import subprocess
 import sys
 from collections import OrderedDict
 from typing import Final
 
 import msgspec
 
-from mlx_dp.orchestrator.process.held_signals import held_signals
+from mlx_dp.orchestrator.process.held_signals import run_short_child
 from mlx_dp.proto.grammar import Grammar, complaint_line
 
 CHILDREN: Final = 2
@@ -50,15 +49,7 @@ class GrammarCheck:
         return await asyncio.shield(compiling)
 
     def _compile(self, grammar: Grammar) -> str | None:
-        # What ends the service lets running requests finish, and this child ends by itself soon.
-        with held_signals():
-            ended = subprocess.run(
-                self._command,
-                input=msgspec.json.encode(grammar),
-                capture_output=True,
-                check=False,
-                start_new_session=True,
-            )
+        ended = run_short_child(self._command, msgspec.json.encode(grammar))
         if ended.returncode == -signal.SIGALRM:
             return "it takes too long to compile: make it simpler"
         if ended.returncode in _CRASHES:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 from mlx_dp.orchestrator.text.detokenizer import Detokenizer
 
@@ -31,6 +31,10 @@ class ModelFacts:
     sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
     follows_grammars: bool = True
     """Whether its engine can hold an answer to a grammar: the fake one cannot."""
+
+
+Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
+"""Values of ``role`` in a message, as the API takes them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -138,8 +138,11 @@ def _chat_prompts(
         return None
     try:
         template = ChatTemplate(source, loaded.special_tokens)
-    except Exception as error:
-        raise ConfigError(f"the chat template in {directory} is broken: {error}") from error
+    except ChatTemplateError as error:
+        raise ConfigError(
+            f"the chat template in {directory} is broken ({error}): give one that works as "
+            "--chat-template FILE"
+        ) from error
     return ChatPrompts(
         template,
         source,

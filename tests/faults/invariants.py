@@ -38,7 +38,7 @@ class Invariants:
     def each(self) -> None:
         """After every event of the controller."""
         core = self._host.core
-        assert core.bug is None, core.bug
+        assert core.failure is None, core.failure
         core.check()
         self._books_agree()
         self._the_lost_are_not_heard()

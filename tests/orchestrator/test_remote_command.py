@@ -18,7 +18,7 @@ def test_each_rank_has_a_line_that_can_be_pasted(tmp_path: Path) -> None:
     keys = tmp_path / "my keys"
     given = flags(remote=RemoteFlags(remote_workers=2, keys=keys))
     first, *commands = connect_hint(given, RemotePlan(ranks=frozenset({1, 2})), ENDPOINT)
-    assert first.endswith("paste one of these (with the keys that are there):")
+    assert first.endswith("paste one of these (--keys: where its own keys lie):")
     for rank, command in zip((1, 2), commands, strict=True):
         program, *arguments = shlex.split(command)
         assert Path(program).is_absolute()

@@ -99,6 +99,8 @@ def test_template_file_wins_and_named_templates_have_a_default(directory: Path) 
 def test_a_template_of_the_operator_takes_the_place_of_the_models(directory: Path) -> None:
     chat = Chat(messages=CONVERSATIONS[0])
     (directory / "chat_template.jinja").write_text("{% broken")
+    with pytest.raises(ConfigError, match="--chat-template FILE"):
+        load_text_model(directory)
     own = directory / "own.jinja"
     own.write_text("{{ eos_token }}own")
     model = load_text_model(directory, chat_template=own)
