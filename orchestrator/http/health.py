@@ -45,14 +45,15 @@ def live() -> Response:
 def health(endpoint: Endpoint) -> Response:
     """200 only when new work is welcome. Answered from the books, so never behind a prefill.
 
-    "degraded" is 200 too: some worker is lost or overdue, and another serves. "unresponsive" is
-    not: all of them are overdue. "restarting" is not, though nothing is refused: what comes now
-    waits for a model to load, and another instance that a balancer may have would serve it at once.
+    "degraded" is 200 too: some worker is lost, loads again or is overdue, and another serves.
+    "unresponsive" is not: all of them are overdue. "restarting" is not, though nothing is refused:
+    what comes now waits for a model to load, and another instance that a balancer may have would
+    serve it at once.
     """
     state = endpoint.service.state()
     ready = state.status is ServiceStatus.READY
     owners = {str(owner.owner): owner.status.value for owner in state.owners}
-    degraded = ready and any(owner.status in _DOWN or owner.overdue for owner in state.owners)
+    degraded = ready and any(_is_gone(owner) or owner.overdue for owner in state.owners)
     status = "degraded" if degraded else state.status.value
     serving = [owner for owner in state.owners if owner.status is WorkerStatus.READY]
     if ready and all(owner.overdue for owner in serving):
@@ -63,6 +64,12 @@ def health(endpoint: Endpoint) -> Response:
         messages = [owner.message for owner in state.owners if owner.message]
         body["reason"] = "; ".join([f"the service is {state.status.value}", *messages])
     return _json(200 if ready else 503, body)
+
+
+def _is_gone(owner: OwnerState) -> bool:
+    """Whether it served and does not now. One that loads for the first time was never there."""
+    loads_again = owner.status is WorkerStatus.STARTING and bool(owner.message)
+    return owner.status in _DOWN or loads_again
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +85,8 @@ class _Probed:
 
     @property
     def missing(self) -> bool:
-        """Whether its capacity is lost: one that still loads was never there."""
-        return not self.ok and self.owner.status in (*_DOWN, WorkerStatus.READY)
+        """Whether its capacity is lost."""
+        return not self.ok and (_is_gone(self.owner) or self.owner.status is WorkerStatus.READY)
 
 
 async def health_generate(endpoint: Endpoint, dp_rank: str | None) -> Response:

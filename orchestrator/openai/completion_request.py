@@ -12,7 +12,6 @@ from mlx_dp.orchestrator.openai.fields import (
 )
 from mlx_dp.orchestrator.openai.numbers import FALSE_IS_UNSET, INTEGRAL, integral
 from mlx_dp.orchestrator.openai.validation import refuse
-from mlx_dp.proto.fields import MAX_REQUEST_TOKENS
 from mlx_dp.proto.sampling_params import MAX_TOP_LOGPROBS
 
 MAX_PROMPTS: Final = MAX_CHOICES
@@ -37,9 +36,6 @@ def _prompts(value: object) -> tuple[Prompt, ...]:
 def _token_ids(value: object) -> tuple[int, ...]:
     if not isinstance(value, list):
         raise refuse(f"input should be {_SHAPES}")
-    # The length first: it costs nothing to know.
-    if len(value) > MAX_REQUEST_TOKENS:
-        raise refuse(f"a prompt should have at most {MAX_REQUEST_TOKENS} tokens")
     # type() and not isinstance(): true and false are no token ids.
     if not all(type(token) is int for token in value):
         value = list(map(integral, value))

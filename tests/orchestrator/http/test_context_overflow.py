@@ -11,6 +11,7 @@ from scripted_service import OPTIONS, ScriptedService, says
 
 from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
 from mlx_dp.proto.admission import AdmissionLimits
+from mlx_dp.proto.fields import MAX_REQUEST_TOKENS
 from mlx_dp.proto.messages import FinishReason
 
 POOL = AdmissionLimits(context_length=512, pool_tokens=99)
@@ -76,6 +77,18 @@ def test_a_prompt_that_is_far_too_long_is_not_tokenized_as_a_whole(path: str) ->
     found = refused(call(service_of(CONTEXT), "POST", path, text=text, json=body))
     assert "tokens or more (1000" in found["message"]
     assert text.longest < 2000
+
+
+@pytest.mark.parametrize("num_ids", [100, MAX_REQUEST_TOKENS + 1])
+@pytest.mark.parametrize("others", [0, 1])
+def test_token_ids_that_do_not_fit_are_refused_alike_however_many(
+    num_ids: int, others: int
+) -> None:
+    service = service_of(CONTEXT)
+    ids = [1] * num_ids
+    found = refused(complete(service, prompt=[ids, *[[1]] * others] if others else ids))
+    assert f"your messages resulted in {num_ids} tokens" in found["message"]
+    assert not service.answers
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])

@@ -86,6 +86,16 @@ def test_it_is_degraded_whenever_health_is(down: WorkerStatus) -> None:
     assert response.json()["reason"] == f"rank 1: the owner is {down.value}"
 
 
+def test_an_owner_that_loads_again_is_missing_until_it_serves() -> None:
+    again = replace(LOADING, owner=2, message="killed by SIGKILL")
+    service = ScriptedService(owners=(*STATE.owners, again))
+    for path in ("/health", PATH):
+        response = call(service, "GET", path)
+        assert response.status_code == 200
+        assert response.json()["status"] == "degraded", path
+    assert response.json()["reason"] == "rank 2: the owner is starting (killed by SIGKILL)"
+
+
 def test_it_is_503_only_when_nobody_answers() -> None:
     response = call(breaks(0, 1), "GET", PATH)
     assert response.status_code == 503
