@@ -58,7 +58,7 @@ def refuse_overload(
 def _full_queue(queued: int, room: int, preparing: int, free: int, choices: int) -> str:
     message = f"the queue is full: {queued} of {room} requests queued, {preparing} being prepared"
     if free:
-        message += f" for {free} free slots"
+        message += f" for {free} free slot{'' if free == 1 else 's'}"
     return message if choices == 1 else f"{message}, and this request asks for {choices} answers"
 
 

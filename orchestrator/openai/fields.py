@@ -39,13 +39,14 @@ def _stops(value: object) -> tuple[str, ...]:
         return ()
     if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
         raise refuse("input should be a string or an array of strings")
+    # Clients leave an unused field empty.
+    stops = list(dict.fromkeys(filter(None, stops)))
     if len(stops) > MAX_STOPS:
         raise refuse(f"input should have at most {MAX_STOPS} strings")
     for stop in stops:
         if len(stop) > MAX_STOP_CHARS:
             raise refuse(f"each stop string should have at most {MAX_STOP_CHARS} characters", stop)
-    # Clients leave an unused field empty.
-    return tuple(dict.fromkeys(filter(None, stops)))
+    return tuple(stops)
 
 
 def _logit_bias(value: object) -> tuple[tuple[int, float], ...]:

@@ -178,6 +178,7 @@ def test_sixteen_stop_strings_are_taken(send: Any) -> None:
     service = ScriptedService()
     assert send(service, stop=stops).status_code == 200
     assert "at most 16" in error(send(service, stop=[*stops, "more"]), 400)["message"]
+    assert send(ScriptedService(), stop=[*stops, "", stops[0]]).status_code == 200
 
 
 def test_each_of_many_stop_strings_ends_the_answer() -> None:
