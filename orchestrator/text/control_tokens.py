@@ -12,11 +12,13 @@ from typing import Final
 
 from tokenizers import AddedToken
 
-ROLES: Final = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
-"""Values of ``role`` that the API lets through: templates write some of them into a token."""
+from mlx_dp.orchestrator.text.chat_template import ROLES
+
 # Most templates call the assistant or the tool by one of these instead.
 _ROLE_NAMES: Final = ROLES | {"model", "bot", "human", "observation", "ipython", "environment"}
 _MARKER: Final = re.compile(r"think|thought|reason|channel|tool|func|call|arg|param", re.IGNORECASE)
+_START_CHARS: Final = 4
+"""Few places in code and markup begin as a token does for so long."""
 _NO_LETTERS: Final = re.compile(r"[\W_]+")
 
 
@@ -26,8 +28,8 @@ class TokenFinder:
     def __init__(self, tokens: Iterable[str]) -> None:
         self._tokens = frozenset(filter(None, tokens))
         self._lengths = sorted({len(token) for token in self._tokens}, reverse=True)
-        first = "".join(sorted({token[0] for token in self._tokens}))
-        self._start = re.compile(f"[{re.escape(first)}]" if first else "(?!)")
+        starts = sorted({token[:_START_CHARS] for token in self._tokens})
+        self._start = re.compile("|".join(map(re.escape, starts)) or "(?!)")
 
     def __contains__(self, token: str) -> bool:
         return token in self._tokens
@@ -38,7 +40,7 @@ class TokenFinder:
     def spans(self, text: str) -> Iterator[tuple[int, int]]:
         at = 0
         # A few lookups per place where one may begin: models have thousands of reserved tokens,
-        # which an alternation would try one by one.
+        # which an alternation of them all would try one by one. They begin alike.
         while found := self._start.search(text, at):
             start = found.start()
             at = start + 1
