@@ -2,7 +2,8 @@
 """Measure what the bounds on chat templates cost: CPU time of ours against transformers' own.
 
 Both render the same template over the same conversation in one run, by turns, and the least time of
-each counts. Ours also tells which control tokens are the template's own. The ratio is to ``apply_chat_template(tokenize=False)``; 1.3 is the most it may be.
+each counts. Ours also tells which control tokens are the template's own. The ratio is to
+``apply_chat_template(tokenize=False)``; 1.3 is the most it may be.
 """
 
 import argparse

@@ -27,9 +27,14 @@ class TokenFinder:
 
     def __init__(self, tokens: Iterable[str]) -> None:
         self._tokens = frozenset(filter(None, tokens))
-        self._lengths = sorted({len(token) for token in self._tokens}, reverse=True)
-        starts = sorted({token[:_START_CHARS] for token in self._tokens})
-        self._start = re.compile("|".join(map(re.escape, starts)) or "(?!)")
+        lengths: dict[str, set[int]] = {}
+        for token in sorted(self._tokens, key=len):
+            starts = (token[:length] for length in range(1, _START_CHARS))
+            start = next((s for s in starts if s in lengths), token[:_START_CHARS])
+            lengths.setdefault(start, set()).add(len(token))
+        self._lengths = {start: sorted(some, reverse=True) for start, some in lengths.items()}
+        """Of the tokens with the same start. No start is the beginning of another."""
+        self._start = re.compile("|".join(map(re.escape, self._lengths)) or "(?!)")
 
     def __contains__(self, token: str) -> bool:
         return token in self._tokens
@@ -44,7 +49,7 @@ class TokenFinder:
         while found := self._start.search(text, at):
             start = found.start()
             at = start + 1
-            for length in self._lengths:
+            for length in self._lengths[found[0]]:
                 token = text[start : start + length]
                 if token in self._tokens:
                     at = start + len(token)
