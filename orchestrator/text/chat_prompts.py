@@ -6,7 +6,7 @@ from tokenizers import Tokenizer
 
 from mlx_dp.orchestrator.text.chat_encoder import ChatEncoder
 from mlx_dp.orchestrator.text.chat_renderer import ChatRenderer, probe_prompts, template_literals
-from mlx_dp.orchestrator.text.chat_template import LIMIT_S, ChatTemplate
+from mlx_dp.orchestrator.text.chat_template import LIMIT_S, ChatTemplate, Rendering
 from mlx_dp.orchestrator.text.control_tokens import control_tokens
 from mlx_dp.orchestrator.text.text_model import Chat, RenderedChat
 
@@ -32,7 +32,7 @@ class ChatPrompts:
             tokenizer.get_added_tokens_decoder(),
             end_ids=end_ids,
             unknown=unknown,
-            written=[*literals, *probe_prompts(lambda chat: self._text(chat, LIMIT_S))],
+            written=[*literals, *probe_prompts(lambda chat: self._rendering(chat, LIMIT_S).text)],
         )
         normalizer = tokenizer.normalizer if tokens.any_normalized else None
         self._renderer = ChatRenderer(
@@ -42,14 +42,14 @@ class ChatPrompts:
 
     def render(self, chat: Chat, *, limit_s: float) -> RenderedChat:
         """Return the prompt, within ``limit_s`` a rendering. Raises ChatTemplateError."""
-        return self._renderer.render(chat, lambda changed: self._text(changed, limit_s))
+        return self._renderer.render(chat, lambda changed: self._rendering(changed, limit_s))
 
     def encode(self, chat: RenderedChat) -> tuple[int, ...]:
         """Return its token ids. Raises ChatTemplateError."""
         return self._encoder.encode(chat)
 
-    def _text(self, chat: Chat, limit_s: float) -> str:
-        return self._template.render(
+    def _rendering(self, chat: Chat, limit_s: float) -> Rendering:
+        return self._template.rendering(
             chat.messages,
             add_generation_prompt=chat.add_generation_prompt,
             arguments=chat.arguments,

@@ -1,9 +1,10 @@
 """Renders chats and tells which control tokens of the prompt the template wrote.
 
 The prompt alone does not tell: pieces of a conversation can join into a control token, and filters
-can make one. Strings with a mark of their origin lose it in the first method called on them, and
-would then count as the template's. So the characters themselves carry the origin: the conversation
-is rendered a second time with placeholders for all characters that control tokens consist of, so
+can make one. The rendering knows the origin of what the template wrote as it is or only joined,
+which is nearly all there is. Whatever else is a control token is in doubt: a method called on text
+hides where it comes from. Then the characters themselves carry the origin: the conversation
+is rendered again with placeholders for all characters that control tokens consist of, so
 that its text cannot become one, whatever the template does to it. If both prompts are equal apart
 from the placeholders, the second shows the origin of each character of the first.
 """
@@ -11,19 +12,26 @@ from the placeholders, the second shows the origin of each character of the firs
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any, Final, Protocol, TypeGuard
+from typing import Any, Final, Protocol
 
 import jinja2
 
-from mlx_dp.orchestrator.text.chat_template import ChatTemplateError, ChatTemplateTimeoutError
-from mlx_dp.orchestrator.text.control_tokens import ROLES, ControlTokens, TokenFinder
+from mlx_dp.orchestrator.text.chat_template import (
+    ROLES,
+    ChatTemplateError,
+    ChatTemplateTimeoutError,
+    Rendering,
+)
+from mlx_dp.orchestrator.text.control_tokens import ControlTokens, TokenFinder
 from mlx_dp.orchestrator.text.placeholders import NoSymbolLeftError, Placeholders, is_coverable
 from mlx_dp.orchestrator.text.text_model import Chat, RenderedChat
 
-Render = Callable[[Chat], str]
+Render = Callable[[Chat], Rendering]
 Change = Callable[[str, bool], str]
 """What becomes of a string; the flag tells that an assistant wrote it."""
 
+_SAID: Final = frozenset({"content", "reasoning_content", "thinking", "reasoning"})
+"""Members of an assistant's message that have what it wrote as it wrote it."""
 _PROBED_ROLES: Final = (
     ("user",),
     ("system", "user"),
@@ -47,7 +55,7 @@ def template_literals(source: str) -> tuple[str, ...]:
     return tuple(str(token.value) for token in tokens if token.type in ("data", "string"))
 
 
-def probe_prompts(render: Render) -> Iterator[str]:
+def probe_prompts(render: Callable[[Chat], str]) -> Iterator[str]:
     """Yield prompts with every role: a template may put a token together from its parts."""
     for roles in _PROBED_ROLES:
         messages = [{"role": role, "content": "x"} for role in roles]
@@ -102,16 +110,28 @@ class ChatRenderer:
 
     def render(self, chat: Chat, render: Render) -> RenderedChat:
         """Return the prompt, with what shows its own control tokens where that is in doubt."""
+        texts = _strings(chat)
         try:
-            texts = list(_strings([getattr(chat, field.name) for field in fields(chat)]))
+            rendering = None if self._has_token(texts) else render(chat)
+            if rendering is not None and self._is_plain(rendering):
+                return RenderedChat(rendering.text)
             folded = self._folded(texts)
             if not self._in_doubt(texts, folded):
-                return RenderedChat(render(chat))
-            return self._render_twice(chat, render, texts, folded)
+                return RenderedChat((rendering or render(chat)).text)
+            return self._render_again(chat, render, texts, folded)
         except NoSymbolLeftError as error:
             raise ChatTemplateError("the text has too many different characters") from error
         except RecursionError as error:
             raise ChatTemplateError("the messages are nested too deeply") from error
+
+    def _has_token(self, texts: list[str]) -> bool:
+        """Whether a control token is in one of the texts: no template may see it there."""
+        return any(True for _ in self._tokens.anywhere.spans("\0".join(texts)))
+
+    def _is_plain(self, rendering: Rendering) -> bool:
+        """Whether all control tokens are the template's own, to a tokenizer that sees this text."""
+        spans = self._tokens.anywhere.spans(rendering.text)
+        return self._normalize is None and rendering.is_templates_own(spans)
 
     def _folded(self, texts: list[str]) -> frozenset[str]:
         """Characters of the texts that the tokenizer turns into those of control tokens."""
@@ -122,13 +142,12 @@ class ChatRenderer:
         return frozenset(c for c in characters if not signs.isdisjoint(self._normalize(c)))
 
     def _in_doubt(self, texts: list[str], folded: frozenset[str]) -> bool:
-        # Most conversations have none of these characters, and are rendered once.
         signs = self._alphabet.first_signs
         if self._has_parts or folded:
             return True
         return any(sign in text for text in texts for sign in signs)
 
-    def _render_twice(
+    def _render_again(
         self, chat: Chat, render: Render, texts: list[str], folded: frozenset[str]
     ) -> RenderedChat:
         everything = self._alphabet.all | folded
@@ -136,7 +155,7 @@ class ChatRenderer:
 
         def rendered(covered: frozenset[str]) -> str:
             changed = _changed(chat, lambda text, own: self._covered(text, own, covers, covered))
-            return covers.unescape(render(changed))
+            return covers.unescape(render(changed).text)
 
         neutral = rendered(frozenset())
         signs = self._alphabet.signs | folded
@@ -212,20 +231,24 @@ class ChatRenderer:
         return False
 
 
-def _strings(value: object) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        yield from filter(_is_string, value)
-        for item in value.values():
-            yield from _strings(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _strings(item)
-
-
-def _is_string(value: object) -> TypeGuard[str]:
-    return isinstance(value, str)
+def _strings(chat: Chat) -> list[str]:
+    """Return all strings of a chat, and names of members, in no order."""
+    # Most of a long chat are messages of two strings.
+    waiting: list[object] = [*set().union(*chat.messages)]
+    for message in chat.messages:
+        waiting += message.values()
+    waiting += [getattr(chat, field.name) for field in fields(chat) if field.name != "messages"]
+    found: list[str] = []
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            found.append(value)
+        elif isinstance(value, Mapping):
+            waiting += value
+            waiting += value.values()
+        elif isinstance(value, list | tuple):
+            waiting += value
+    return found
 
 
 def _changed(chat: Chat, change: Change) -> Chat:
@@ -241,8 +264,8 @@ def _changed(chat: Chat, change: Change) -> Chat:
 
 def _changed_message(message: Mapping[str, object], change: Change) -> Mapping[str, object]:
     role = message.get("role")
-    by_assistant = role == "assistant"
-    changed = {key: _walked(value, change, by_assistant) for key, value in message.items()}
+    by_assistant = _SAID if role == "assistant" else frozenset()
+    changed = {key: _walked(value, change, key in by_assistant) for key, value in message.items()}
     if isinstance(role, str) and role in ROLES:
         changed["role"] = role
     return changed

@@ -1,9 +1,10 @@
 """Renders chat templates as transformers' ``apply_chat_template`` does, within bounds."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, get_args
 
 import jinja2
 from jinja2 import nodes
@@ -18,7 +19,9 @@ from mlx_dp.orchestrator.text.template.budget import (
     budget,
     limited_to,
 )
+from mlx_dp.orchestrator.text.template.origins import Origins, Span, constants, is_distinct
 from mlx_dp.orchestrator.text.template.sandbox import MAX_SOURCE_CHARS, BoundedSandbox
+from mlx_dp.orchestrator.text.text_model import Role
 from mlx_dp.proto.errors import ConfigError
 
 LIMIT_S: Final = 2.0
@@ -28,6 +31,9 @@ _REASONING_FIRST: Final = ("reasoning_content", "thinking", "reasoning")
 """Names of a message's reasoning: templates read the first, older ones the second."""
 _REASONING: Final = frozenset(_REASONING_FIRST)
 _CHARS_OF_A_DATE_FIELD: Final = 256
+
+ROLES: Final = frozenset[str](get_args(Role))
+"""Values of ``role`` that the API lets through: templates write some of them into a token."""
 
 
 class ChatTemplateError(Exception):
@@ -59,6 +65,18 @@ def _raise_exception(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
 
 
+@dataclass(frozen=True, slots=True)
+class Rendering:
+    """A prompt, and where its parts come from."""
+
+    text: str
+    _origins: Origins
+
+    def is_templates_own(self, spans: Iterable[Span]) -> bool:
+        """Whether each of these spans, in their order, surely is nothing that a client sent."""
+        return self._origins.wrote(self.text, spans)
+
+
 class ChatTemplate:
     """One model's template. ``special_tokens`` are the names it may use, such as bos_token."""
 
@@ -87,17 +105,25 @@ class ChatTemplate:
         # Python's compiler has limits of its own, on nesting for one.
         except Exception as error:
             raise ChatTemplateError(str(error) or type(error).__name__) from error
-        self._special_tokens = dict(special_tokens)
+        self._special_tokens = {name: _copy(token) for name, token in special_tokens.items()}
+        self._roles = {role: _copy(role) for role in ROLES}
+        distinct = filter(is_distinct, self._special_tokens.values())
+        own = [*constants(self._template), *distinct, *self._roles.values()]
+        self._own = frozenset(map(id, own))
 
-    def render(
+    def render(self, messages: Sequence[Mapping[str, object]], **how: Any) -> str:
+        """Return the text of ``rendering``."""
+        return self.rendering(messages, **how).text
+
+    def rendering(
         self,
         messages: Sequence[Mapping[str, object]],
         *,
         add_generation_prompt: bool = True,
         arguments: Mapping[str, object] | None = None,
         limit_s: float = LIMIT_S,
-    ) -> str:
-        """Return the prompt's text. Raises ChatTemplateError.
+    ) -> Rendering:
+        """Return the prompt. Raises ChatTemplateError.
 
         ``limit_s`` is CPU time of this thread, for each thousand messages and each mebibyte begun:
         a busy machine refuses nothing that an idle one serves.
@@ -110,11 +136,11 @@ class ChatTemplate:
             **(arguments or {}),
         }
         try:
-            limits = Budget(seen, variables, limit_s=limit_s)
+            limits = Budget(seen, variables, limit_s=limit_s, own=self._own)
             variables["messages"] = seen
             variables["add_generation_prompt"] = add_generation_prompt
             with limited_to(limits):
-                return self._template.render(variables)
+                return Rendering(self._template.render(variables), limits.origins)
         except TemplateTimeoutError as error:
             raise ChatTemplateTimeoutError(
                 f"it takes more than {limit_s:g} s of CPU time for each 1000 messages and each MiB"
@@ -127,12 +153,20 @@ class ChatTemplate:
         """What transformers makes of a message before a template sees it."""
         plain = type(message) is dict and None not in message.values()
         seen = message if plain else {k: v for k, v in message.items() if v is not None}
-        if not self._names_developer and seen.get("role") == "developer":
-            seen = {**seen, "role": "system"}
+        role = seen.get("role")
+        if role == "developer" and not self._names_developer:
+            role = "system"
+        if isinstance(role, str) and role in self._roles:
+            seen = {**seen, "role": self._roles[role]}
         if _REASONING.isdisjoint(seen):
             return seen
         reasoning = next(seen[name] for name in _REASONING_FIRST if name in seen)
         return {"thinking": reasoning, **seen, "reasoning_content": reasoning}
+
+
+def _copy(text: str) -> str:
+    """Return a string of its own with this text."""
+    return text.encode("utf-8", "surrogatepass").decode("utf-8", "surrogatepass")
 
 
 def read_template(path: Path) -> str:

@@ -8,17 +8,17 @@ what an assistant wrote, so that its history and a prefill can have them.
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, get_args
+from typing import Final
 
 from tokenizers import AddedToken
 
-from mlx_dp.orchestrator.text.text_model import Role
+from mlx_dp.orchestrator.text.chat_template import ROLES
 
-ROLES: Final = frozenset[str](get_args(Role))
-"""Templates write some of them into a token."""
 # Most templates call the assistant or the tool by one of these instead.
 _ROLE_NAMES: Final = ROLES | {"model", "bot", "human", "observation", "ipython", "environment"}
 _MARKER: Final = re.compile(r"think|thought|reason|channel|tool|func|call|arg|param", re.IGNORECASE)
+_START_CHARS: Final = 4
+"""Few places in code and markup begin as a token does for so long."""
 _NO_LETTERS: Final = re.compile(r"[\W_]+")
 
 
@@ -27,9 +27,14 @@ class TokenFinder:
 
     def __init__(self, tokens: Iterable[str]) -> None:
         self._tokens = frozenset(filter(None, tokens))
-        self._lengths = sorted({len(token) for token in self._tokens}, reverse=True)
-        first = "".join(sorted({token[0] for token in self._tokens}))
-        self._start = re.compile(f"[{re.escape(first)}]" if first else "(?!)")
+        lengths: dict[str, set[int]] = {}
+        for token in sorted(self._tokens, key=len):
+            starts = (token[:length] for length in range(1, _START_CHARS))
+            start = next((s for s in starts if s in lengths), token[:_START_CHARS])
+            lengths.setdefault(start, set()).add(len(token))
+        self._lengths = {start: sorted(some, reverse=True) for start, some in lengths.items()}
+        """Of the tokens with the same start. No start is the beginning of another."""
+        self._start = re.compile("|".join(map(re.escape, self._lengths)) or "(?!)")
 
     def __contains__(self, token: str) -> bool:
         return token in self._tokens
@@ -40,11 +45,11 @@ class TokenFinder:
     def spans(self, text: str) -> Iterator[tuple[int, int]]:
         at = 0
         # A few lookups per place where one may begin: models have thousands of reserved tokens,
-        # which an alternation would try one by one.
+        # which an alternation of them all would try one by one. They begin alike.
         while found := self._start.search(text, at):
             start = found.start()
             at = start + 1
-            for length in self._lengths:
+            for length in self._lengths[found[0]]:
                 token = text[start : start + length]
                 if token in self._tokens:
                     at = start + len(token)

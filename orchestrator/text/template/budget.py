@@ -23,6 +23,8 @@ from itertools import chain
 from types import NoneType
 from typing import Any, Final
 
+from mlx_dp.orchestrator.text.template.origins import Origins
+
 SMALL: Final = 1024
 """Up to this size an operation is covered by the cost of the nodes around it."""
 NODE_COST: Final = 16
@@ -69,6 +71,7 @@ class Budget:
         "_sizes",
         "_started_at",
         "max_size",
+        "origins",
     )
 
     def __init__(
@@ -77,10 +80,14 @@ class Budget:
         others: Mapping[str, object],
         *,
         limit_s: float,
+        own: frozenset[int] = frozenset(),
         cpu_time: Callable[[], float] = time.thread_time,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``limit_s`` is for each thousand messages and each mebibyte of the input begun."""
+        """``limit_s`` is for each thousand messages and each mebibyte of the input begun.
+
+        ``own`` are the identities of strings that are the template's.
+        """
         self._cpu_time = cpu_time
         self._now = now
         self._started_at: float | None = None
@@ -92,6 +99,7 @@ class Budget:
         self._next_look = 0
         size = self._size_of_all(messages, others)
         self.max_size = _BASE_SIZE + _SIZE_PER_INPUT * size
+        self.origins = Origins(own, self.max_size)
         self._left = _BASE_WORK + _WORK_PER_INPUT * size + len(messages) * self.max_size
         self._next_look = self._left
         units = 1 + len(messages) / _MESSAGES_PER_LIMIT + size / _SIZE_PER_LIMIT

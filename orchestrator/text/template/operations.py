@@ -72,9 +72,12 @@ def add(*parts: Any) -> Any:
             break
         size += len(part)
     else:
+        limits = budget()
         if size > SMALL:
-            budget().make(size)
-        return "".join(parts)
+            limits.make(size)
+        text = "".join(parts)
+        limits.origins.joined(text, parts)
+        return text
     made = parts[0]
     for part in parts[1:]:
         made = _add(made, part)

@@ -128,10 +128,12 @@ class BoundedSandbox(ImmutableSandboxedEnvironment):
         """Join what a template, a block or a macro wrote out: jinja2's compiled code calls it."""
         if type(pieces) is not list:
             pieces = list(_bounded_pieces(iter(pieces)))
-        size = sum(map(len, pieces))
+        limits, size = budget(), sum(map(len, pieces))
         if size > SMALL:
-            budget().make(size)
-        return "".join(pieces)
+            limits.make(size)
+        text = "".join(pieces)
+        limits.origins.joined(text, pieces)
+        return text
 
     @staticmethod
     def spend(cost: int) -> None:
@@ -164,12 +166,19 @@ class BoundedSandbox(ImmutableSandboxedEnvironment):
 
     @staticmethod
     def concatenate(join: Callable[[Iterable[Any]], str], operands: tuple[Any, ...]) -> str:
-        size = 0
+        limits, size, all_text = budget(), 0, True
         for operand in operands:
-            size += len(operand) if type(operand) is str else budget().measure(operand)
+            if type(operand) is str:
+                size += len(operand)
+            else:
+                size += limits.measure(operand)
+                all_text = False
         if size > SMALL:
-            budget().make(size)
-        return join(operands)
+            limits.make(size)
+        text = join(operands)
+        if all_text:
+            limits.origins.joined(text, operands)
+        return text
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         kind = type(obj)

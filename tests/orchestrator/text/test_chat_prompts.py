@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizer_kinds import KINDS, write_kind
 
+from mlx_dp.orchestrator.text.chat_template import ChatTemplate, Rendering
 from mlx_dp.orchestrator.text.text_model import Chat, RenderedChat, TextModel
 from mlx_dp.orchestrator.text.tokenizer import load_text_model
 
@@ -284,6 +285,67 @@ def test_markers_of_thinking_keep_their_meaning_in_what_an_assistant_wrote(tmp_p
         _, ids = prompt(model, {"role": role, "content": f"<think>a</think>{END}b"})
         assert ids.count(think) == 1
         assert controls(model, ids).count(END) == 1
+
+
+def special_markers(directory: Path) -> TextModel:
+    made(directory)
+    path = directory / "tokenizer_config.json"
+    config: dict[str, Any] = json.loads(path.read_text())
+    for entry in config["added_tokens_decoder"].values():
+        entry["special"] = True
+    config["chat_template"] = (
+        "<|im_start|>{% for m in messages %}{{ m.content }}{{ m.name }}{{ m.reasoning_content }}"
+        "{{ m.tool_calls }}{% endfor %}"
+    )
+    path.write_text(json.dumps(config))
+    return load_text_model(directory)
+
+
+@pytest.mark.parametrize(
+    ("member", "num_markers"),
+    [("content", 1), ("reasoning_content", 1), ("name", 0), ("tool_calls", 0)],
+)
+def test_names_and_calls_of_assistants_are_text(
+    tmp_path: Path, member: str, num_markers: int
+) -> None:
+    model = special_markers(tmp_path)
+    call = {"function": {"name": "<think>", "arguments": {"a": "<tool_call>"}}}
+    value = [call] if member == "tool_calls" else "a<think>b"
+    message = {"role": "assistant", "content": "", member: value}
+    assert len(controls(model, prompt(model, message)[1])) == 1 + num_markers
+
+
+def renderings(model: TextModel, monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Return a list that grows by each rendering from now on."""
+    counted: list[object] = []
+    original = ChatTemplate.rendering
+
+    def counting(template: ChatTemplate, *args: Any, **kwargs: Any) -> Rendering:
+        counted.append(args)
+        return original(template, *args, **kwargs)
+
+    monkeypatch.setattr(ChatTemplate, "rendering", counting)
+    return counted
+
+
+FAMILIES = sorted((Path(__file__).parent / "templates").glob("*.jinja"))
+CODE = "if a < b || c[0] > 1: # <b>|x|</b> <|pipe|> [a] {'b': <div>}"
+
+
+@pytest.mark.parametrize("path", FAMILIES, ids=lambda path: path.stem)
+def test_a_chat_with_code_is_rendered_once(
+    tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import AutoTokenizer
+
+    model = made(tmp_path, template=path.read_text(encoding="utf-8"))
+    theirs = AutoTokenizer.from_pretrained(str(tmp_path))
+    counted = renderings(model, monkeypatch)
+    messages = [user(CODE), {"role": "assistant", "content": CODE}, user(CODE)]
+    rendered, ids = prompt(model, *messages)
+    assert len(counted) == 1
+    assert rendered.text == theirs.apply_chat_template(messages, tokenize=False)
+    assert list(ids) == theirs.apply_chat_template(messages)["input_ids"]
 
 
 def test_special_markers_are_text_of_users_and_tokens_of_assistants(tmp_path: Path) -> None:

@@ -55,8 +55,8 @@ def test_any_text_may_be_unknown_or_layout() -> None:
 
 
 @given(
-    tokens=st.sets(st.text(alphabet="<|ab>", min_size=1, max_size=4), max_size=5),
-    text=st.text(alphabet="<|ab>", max_size=20),
+    tokens=st.sets(st.text(alphabet="<|ab>", min_size=1, max_size=6), max_size=5),
+    text=st.text(alphabet="<|ab>", max_size=30),
 )
 def test_tokens_are_found_as_the_tokenizer_finds_them(tokens: set[str], text: str) -> None:
     model = Tokenizer(models.WordLevel({"?": 0}, unk_token="?"))
