@@ -71,6 +71,7 @@ def _bytes_per_token(cache: CacheEntry) -> int:
 def _context_length(config: dict[str, Any]) -> int:
     for level in (config, config.get("text_config") or {}):
         for key in _CONTEXT_KEYS:
-            if isinstance(level.get(key), int):
+            # 0 and -1 are how some files say that there is no limit.
+            if isinstance(level.get(key), int) and level[key] >= 1:
                 return int(level[key])
     return _UNLIMITED_CONTEXT

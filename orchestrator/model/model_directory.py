@@ -104,6 +104,12 @@ def _without_config(path: Path) -> str:
 def _check_weights(path: Path) -> None:
     if not any(path.glob("model*.safetensors")):
         raise ModelSourceError(_without_weights(path))
+    for file in sorted(path.glob("model*.safetensors")):
+        if not file.exists():
+            raise ModelSourceError(
+                f"{file} is a link to {file.readlink()}, which does not exist: copy or download "
+                "the file again"
+            )
     index = path / _INDEX
     if not index.exists():
         return

@@ -1,6 +1,7 @@
 """What ``--model`` names, as a directory that mlx-lm can load."""
 
 import platform
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,10 +88,14 @@ def _resolve(
             f"--model {model} is neither a directory nor a .gguf file: name the directory that "
             "holds config.json and the weights, or a .gguf file"
         )
+    name, linked = hub_name(model)
+    if name != model and _names_gguf(model):
+        raise ModelSourceError(
+            f"--model {model} is a link to one file: download it, and give its path"
+        )
     if _means_path(model):
         where = "" if local.is_absolute() else f" in {Path.cwd()}"
         raise ModelSourceError(f"--model {model} does not exist{where}: check the path")
-    name, linked = hub_name(model)
     if None not in (revision, linked) and revision != linked:
         raise ModelSourceError(
             f"--revision {revision} is not the {linked} of the link {model}: name one of the two"
@@ -115,6 +120,10 @@ def _local_path(model: str) -> Path:
 def _means_path(model: str) -> bool:
     """It reads as a path, so that a typing error is not looked up on the hub."""
     return model.startswith(("/", "./", "../", "~")) or model.endswith(".gguf") or "\\" in model
+
+
+def _names_gguf(link: str) -> bool:
+    return re.split(r"[?#]", link, maxsplit=1)[0].strip().endswith(".gguf")
 
 
 def _refuse_revision(revision: str | None, what: str) -> None:

@@ -128,6 +128,13 @@ def test_a_pure_state_model_has_no_keys_and_no_context_limit():
     assert shape.context_length == 1 << 20
 
 
+@pytest.mark.parametrize("length", [0, -1])
+def test_a_context_length_below_one_is_no_limit(make_gguf, length):
+    tiny = make_gguf()
+    config = {**tiny.config, "max_position_embeddings": length}
+    assert measure_shape(tiny.model, config).context_length == 1 << 20
+
+
 def test_measuring_computes_no_weights():
     before = mx.get_active_memory()
     model = build(QWEN3_NEXT | {"vocab_size": 1_000_000})

@@ -16,8 +16,15 @@ class GgufFile:
     32; MLX expands every other type to floats.
     """
 
-    def __init__(self, arrays: dict[str, mx.array], metadata: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        arrays: dict[str, mx.array],
+        metadata: dict[str, Any],
+        *,
+        name: str = "the GGUF file",
+    ) -> None:
         self.arrays = arrays
+        self._name = name
         self._metadata = metadata
 
     @classmethod
@@ -36,7 +43,7 @@ class GgufFile:
                 "download it again, or name another"
             ) from error
         arrays, metadata = loaded
-        return cls(arrays, metadata)
+        return cls(arrays, metadata, name=f"the GGUF file {path}")
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._metadata)
@@ -48,13 +55,13 @@ class GgufFile:
         value = self._value(key, default)
         if isinstance(value, int) and not isinstance(value, bool):
             return value
-        raise ConfigError(f"the GGUF key {key} is {value!r}, not a whole number")
+        raise ConfigError(f"{self._name} has a key {key} that is {value!r}, not a whole number")
 
     def real(self, key: str, default: float | None = None) -> float:
         value = self._value(key, default)
         if isinstance(value, int | float):
             return float(value)
-        raise ConfigError(f"the GGUF key {key} is {value!r}, not a number")
+        raise ConfigError(f"{self._name} has a key {key} that is {value!r}, not a number")
 
     def flag(self, key: str, default: bool) -> bool:
         return bool(self._value(key, default))
@@ -63,29 +70,29 @@ class GgufFile:
         value = self._value(key, default)
         if isinstance(value, str):
             return value
-        raise ConfigError(f"the GGUF key {key} is {value!r}, not text")
+        raise ConfigError(f"{self._name} has a key {key} that is {value!r}, not text")
 
     def strings(self, key: str) -> list[str]:
         value = self._value(key, None)
         if isinstance(value, list):
             return [str(item) for item in value]
-        raise ConfigError(f"the GGUF key {key} is not a list of texts")
+        raise ConfigError(f"{self._name} has a key {key} that is not a list of texts")
 
     def integers(self, key: str) -> list[int]:
         value = self._value(key, None)
         if isinstance(value, list):
             return [int(item) for item in value]
-        raise ConfigError(f"the GGUF key {key} is not a list of numbers")
+        raise ConfigError(f"{self._name} has a key {key} that is not a list of numbers")
 
     def reals(self, key: str) -> list[float]:
         value = self._value(key, None)
         if isinstance(value, list):
             return [float(item) for item in value]
-        raise ConfigError(f"the GGUF key {key} is not a list of numbers")
+        raise ConfigError(f"{self._name} has a key {key} that is not a list of numbers")
 
     def _value(self, key: str, default: object) -> object:
         """The plain Python value: MLX gives numbers as arrays, strings and lists as they are."""
         value = self._metadata.get(key, default)
         if value is None:
-            raise ConfigError(f"the GGUF file has no key {key}")
+            raise ConfigError(f"{self._name} has no key {key}")
         return value.tolist() if isinstance(value, mx.array) else value

@@ -52,7 +52,16 @@ def hub_cache(path: Path) -> None:
     (path / "snapshots").mkdir()
 
 
+def dangling_weights(path: Path) -> None:
+    remove("model.safetensors")(path)
+    (path / "model.safetensors").symlink_to("blobs/gone")
+
+
 FAULTS = {
+    "weights that are a link to nothing": (
+        dangling_weights,
+        r"model\.safetensors is a link to blobs/gone, which does not exist: copy or download",
+    ),
     "a config without a type": (
         write("config.json", "{}"),
         r"config\.json names no model_type.*: copy it again",

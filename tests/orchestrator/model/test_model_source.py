@@ -139,6 +139,13 @@ def test_a_link_to_the_hub_means_the_model_behind_it(tmp_path, resolve, monkeypa
     assert calls == [asked]
 
 
+@pytest.mark.parametrize("query", ["", "?download=true"])
+def test_a_link_to_a_gguf_file_is_told_to_be_one(resolve, query):
+    link = f"https://huggingface.co/org/name-GGUF/resolve/main/name.Q4_0.gguf{query}"
+    with pytest.raises(ModelSourceError, match="link to one file: download it, and give its path"):
+        resolve(link)
+
+
 def test_a_link_and_another_revision_are_refused(resolve):
     with pytest.raises(ModelSourceError, match="--revision v2 is not the v1 of the link"):
         resolve("https://huggingface.co/org/name/tree/v1", revision="v2")

@@ -1,3 +1,5 @@
+import struct
+
 import pytest
 
 from mlx_dp.proto.errors import ConfigError
@@ -148,6 +150,13 @@ def test_metadata_that_mlx_lm_cannot_follow_is_refused(make_gguf, key, value, wo
     tiny.metadata[key] = value
     with pytest.raises(ConfigError, match=words):
         convert(tiny)
+
+
+def test_a_missing_key_is_told_with_the_file(tmp_path):
+    path = tmp_path / "bare.gguf"
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 0))
+    with pytest.raises(ConfigError, match=r"bare\.gguf has no key general\.architecture"):
+        GgufFile.read(path).text("general.architecture")
 
 
 @pytest.mark.parametrize(
