@@ -58,11 +58,30 @@ class EmbeddedServer:
     async def run(self) -> None:
         """Serve until ``stop``."""
         asyncio.get_running_loop().set_exception_handler(_LoopErrors())
-        await self._server.serve(sockets=[self._listener])
+        server_log = logging.getLogger("uvicorn.error")
+        server_log.addFilter(is_no_cut_request)
+        try:
+            await self._server.serve(sockets=[self._listener])
+        finally:
+            server_log.removeFilter(is_no_cut_request)
 
     def stop(self) -> None:
         """Close the socket and let the last answers leave. Idempotent."""
         self._server.should_exit = True
+
+
+def is_no_cut_request(record: logging.LogRecord) -> bool:
+    """Whether a record says more than that the end of the service cut a request.
+
+    uvicorn counts those in one line, and then gives a traceback of each as an application's error.
+    """
+    return record.exc_info is None or not _is_cancelled(record.exc_info[1])
+
+
+def _is_cancelled(error: BaseException | None) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(_is_cancelled, error.exceptions))
+    return isinstance(error, asyncio.CancelledError)
 
 
 class _Server(uvicorn.Server):
