@@ -55,7 +55,10 @@ def probe(
     vocabulary: bool = False,
     trust_remote_code: bool = False,
 ) -> dict[str, Any]:
-    """Sizes, dtype, quantization and device as one JSON object, and what each of some ranks would hold."""
+    """Sizes, precision, batching, quantization and device as one JSON object.
+
+    ``ranks``: with what each of so many would hold.
+    """
     check_weight_files(path)
     model, config = load_model(path, lazy=True, trust_remote_code=trust_remote_code)
     quantization = config.get("quantization") or {}

@@ -88,7 +88,8 @@ def compare(trial: Callable[[int], Trial], noise: Callable[[int], float]) -> Com
 
 
 def max_of_medians(trials: Sequence[Sequence[float]]) -> float:
-    return max(median(places) for places in zip(*trials, strict=True))
+    worst: float = max(median(places) for places in zip(*trials, strict=True))
+    return worst
 
 
 def differences(expected: Sequence[mx.array], found: Sequence[mx.array]) -> list[float]:

@@ -1,4 +1,4 @@
-"""What counts as rounding: what the device shows by itself, and what several prompts do not share."""
+"""Rounding is what a device shows by itself, and what several prompts do not share."""
 
 import math
 
