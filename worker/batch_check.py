@@ -62,6 +62,7 @@ def choose_form(loaded: LoadedModel) -> BatchForm:
 
 def _fault(loaded: LoadedModel, form: BatchForm) -> str | None:
     """Say what is wrong with a batch of this model; None: nothing."""
+    # What a model raises here is no fault of batches: it cannot run at all.
     alone = _alone(loaded, 0)
     try:
         found = compare(
