@@ -183,11 +183,16 @@ def test_padding_is_told_from_rounding_that_depends_on_other_rows(leak, kept_out
     assert ("when its tokens are others" in caplog.text) == (not kept_out)
 
 
-def test_expert_blocks_are_sums_of_their_shards_under_tf32():
-    model = ARCHITECTURES["mixtral"].build()
-    with matmul_noise(TF32):
+COARSE = MatmulNoise(tf32=True, ulps=2.0**12)
+"""Beyond the least tolerance of one block already."""
+
+
+@pytest.mark.parametrize("name", ["llama", "mixtral"])
+def test_blocks_are_sums_of_their_shards_where_rows_are_rounded_otherwise(name):
+    model = ARCHITECTURES[name].build()
+    with matmul_noise(COARSE):
         blocks = shard_model(model, rank=0, size=2, runner=AloneRunner()).records
-    assert [block.name.rsplit(".", 1)[1] for block in blocks] == ["block_sparse_moe"] * 2
+    assert len(blocks) == len(model.layers)
 
 
 class AloneRunner:
@@ -217,8 +222,8 @@ class Mixing(Residual):
 @pytest.mark.parametrize(
     ("mlp", "failure"), [(Residual, "is no sum of its shards"), (Mixing, "mixes its rows")]
 )
-def test_a_block_that_cannot_be_divided_is_found_under_tf32(mlp, failure):
+def test_a_block_that_cannot_be_divided_is_found_under_the_noise(mlp, failure):
     model = ARCHITECTURES["llama"].build()
     model.layers[1].mlp = mlp()
-    with matmul_noise(TF32), pytest.raises(UnsupportedModelError, match=failure):
+    with matmul_noise(COARSE), pytest.raises(UnsupportedModelError, match=failure):
         shard_model(model, rank=0, size=2, runner=AloneRunner())
