@@ -1,6 +1,8 @@
 """What a model's batch may look like."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from mlx_dp.proto.batching import Batching
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,6 +17,7 @@ class BatchForm:
     may go on from any cached prefix.
     ``pads``: chunks of prompts can share a pass that is padded to the longest, for models whose
     states keep the padding out. Those without states need no padding.
+    ``reason``: why a ``single`` form was chosen; empty for others.
     """
 
     split: bool
@@ -22,6 +25,15 @@ class BatchForm:
     single: bool = False
     resumes: bool = True
     pads: bool = False
+    reason: str = field(default="", compare=False)
+
+    @property
+    def batching(self) -> Batching:
+        if self.single:
+            return Batching.ONE_BY_ONE
+        if self.split:
+            return Batching.SEVERAL_SLABS
+        return Batching.GROUPED_MASK if self.grouped_mask else Batching.ONE_SLAB
 
     def __str__(self) -> str:
         if self.single:

@@ -75,6 +75,12 @@ class CacheLayout:
         return tuple(dict.fromkeys(names))
 
     @property
+    def unbatchable(self) -> str | None:
+        """Why no batch can hold these caches; None: they rule none out."""
+        kinds = " and ".join(self.other_kinds)
+        return f"no batch can hold {kinds} caches" if kinds else None
+
+    @property
     def hybrid(self) -> bool:
         return any(leaf.kind is LeafKind.STATE for leaf in self.leaves)
 

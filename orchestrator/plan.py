@@ -78,6 +78,8 @@ def make_plan(flags: Flags, ownership: Ownership, model: PreparedModel) -> Servi
     )
     warnings = [*ownership.warnings]
     warnings += _idle_flag_warnings(flags, model)
+    if model.unbatchable is not None:
+        warnings.append(f"requests will run one by one: {model.unbatchable}")
     # Owners are alike, so each sentence is said once.
     warnings += [text for owner in owners for text in _owner_warnings(flags, owner)]
     warnings += [

@@ -8,6 +8,7 @@ from rich.text import Text
 
 from mlx_dp.orchestrator.plan import PlannedOwner, ServicePlan
 from mlx_dp.orchestrator.planned_weights import PlannedWeights
+from mlx_dp.proto.batching import Batching
 from mlx_dp.proto.parallel import ReplicaMode
 
 _REMOTE: Final = "remote"
@@ -40,6 +41,8 @@ def plan_json(plan: ServicePlan) -> dict[str, Any]:
         "mode": plan.ownership.mode.value,
         "device": None if model.device is None else model.device.kind,
         "device_name": None if model.device is None else model.device.name,
+        # Others choose the form of their batch when they are loaded.
+        "batching": None if model.unbatchable is None else Batching.ONE_BY_ONE.value,
         "memory_share_nbytes": plan.share_nbytes,
         "weights": _weights_json(plan.weights),
         "owners": [_owner_json(owner) for owner in plan.owners],

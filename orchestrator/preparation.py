@@ -45,6 +45,10 @@ class PreparedModel:
     device: DeviceFacts | None = None
     memory: SharedMemory | None = None
     cuda_devices: tuple[str, ...] = ()
+    float32: bool = False
+    """It computes in float32."""
+    unbatchable: str | None = None
+    """Why no batch can hold its caches. Whether others batch is found out at load."""
 
 
 def prepare_model(flags: Flags, environment: Mapping[str, str]) -> PreparedModel:
@@ -77,6 +81,8 @@ def prepare_model(flags: Flags, environment: Mapping[str, str]) -> PreparedModel
             probe.device, ram_nbytes=ram_nbytes(), cuda_devices=max(1, len(devices))
         ),
         cuda_devices=devices,
+        float32=probe.float32,
+        unbatchable=probe.unbatchable,
     )
 
 

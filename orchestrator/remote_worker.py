@@ -17,7 +17,7 @@ from rich.console import Console
 from mlx_dp.orchestrator.configuration import LOG_LEVELS
 from mlx_dp.orchestrator.control.worker_process import Launcher
 from mlx_dp.orchestrator.model.fingerprint import model_fingerprint
-from mlx_dp.orchestrator.model.model_probe import DeviceFacts, probe_model
+from mlx_dp.orchestrator.model.model_probe import ModelProbe, probe_model
 from mlx_dp.orchestrator.process.connection_fault import ControllerPlace
 from mlx_dp.orchestrator.process.cuda_devices import cuda_devices
 from mlx_dp.orchestrator.process.host_memory import ram_nbytes
@@ -137,7 +137,7 @@ class Here:
         self._options: Final = options
         self._environment: Final = environment
         self._write_line: Final = write_line
-        self._device: DeviceFacts | None = None
+        self._probes: Final[dict[Path, ModelProbe]] = {}
 
     def launcher(self, launch: Launch) -> Launcher:
         """Check what is here against what the controller has. Raises ConfigError."""
@@ -149,7 +149,8 @@ class Here:
             check_descriptor_limit()
             path = self._model(launch)
             trusted = self._options.trust_remote_code
-            device = self._find_device(path)
+            probe = self._find_probe(path)
+            device = probe.device
             devices = cuda_devices(self._environment) if device.kind == "cuda" else ()
             memory = shared_memory(
                 device, ram_nbytes=ram_nbytes(), cuda_devices=max(1, len(devices))
@@ -159,7 +160,11 @@ class Here:
             command += ["--model-path", str(path), "--memory-nbytes", str(share)]
             command += ["--trust-remote-code" if trusted else "--no-trust-remote-code"]
             environment = worker_environment(
-                self._environment, device=device.kind, cuda_devices=devices, workers=1
+                self._environment,
+                device=device.kind,
+                float32=probe.float32,
+                cuda_devices=devices,
+                workers=1,
             )
         return ProcessLauncher(
             environment.of,
@@ -168,12 +173,12 @@ class Here:
             command=tuple(command),
         )
 
-    def _find_device(self, path: Path) -> DeviceFacts:
-        """Ask a child, once: the device stays, and a restart is not to wait for it again."""
-        if self._device is None:
-            probe = probe_model(path, trust_remote_code=self._options.trust_remote_code)
-            self._device = probe.device
-        return self._device
+    def _find_probe(self, path: Path) -> ModelProbe:
+        """Ask a child, once for each model: a restart is not to wait for it again."""
+        if path not in self._probes:
+            trusted = self._options.trust_remote_code
+            self._probes[path] = probe_model(path, trust_remote_code=trusted)
+        return self._probes[path]
 
     def _model(self, launch: Launch) -> Path:
         path = self._options.model or Path(launch.model_path)

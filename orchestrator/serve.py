@@ -60,6 +60,7 @@ def serve(flags: Flags, environment: Mapping[str, str]) -> int:
         workers = worker_environment(
             environment,
             device=None if model.device is None else model.device.kind,
+            float32=model.float32,
             cuda_devices=model.cuda_devices,
             workers=max(1, len(plan.owners) - len(remote.ranks)),
         )

@@ -9,6 +9,7 @@ from mlx_dp.orchestrator.control.counters import ControllerCounters, RequestObse
 from mlx_dp.orchestrator.worker_states import WorkerState
 from mlx_dp.orchestrator.worker_states import WorkerStatus as WorkerStatus
 from mlx_dp.proto.admission import AdmissionLimits
+from mlx_dp.proto.batching import Batching
 from mlx_dp.proto.grammar import Grammar
 from mlx_dp.proto.messages import FinishReason, TokenLogprob
 from mlx_dp.proto.model_shape import ModelShape
@@ -194,6 +195,8 @@ class OwnerState:
     """It is silent, or makes no progress, for longer than its step may take."""
     passes: PassTotals | None = None
     """Of its present process, as a rank of a group."""
+    batching: Batching | None = None
+    """The form of its model's batch; None: not known yet, or there is no model."""
 
     @property
     def budget_nbytes(self) -> int | None:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from mlx_dp.proto.batching import Batching
+
 
 class WorkerStatus(StrEnum):
     """A worker's life as the controller sees it."""
@@ -44,3 +46,7 @@ class WorkerState:
     """Frames of ours that its present incarnation could not read."""
     host: str | None = ""
     """The machine it has a place on: "" is the controller's, None is none at present."""
+    batching: Batching | None = None
+    """The form of its model's batch; None: not known yet, or there is no model."""
+    unbatched_reason: str = ""
+    """Why its requests run one by one, where they do."""

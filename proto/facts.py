@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
+from mlx_dp.proto.batching import Batching
 from mlx_dp.proto.fields import MAX_REQUEST_TOKENS, Epoch, RequestId, Seconds, Text
 from mlx_dp.proto.model_shape import Count, ModelShape
 from mlx_dp.proto.ownership import OwnerCapacity
@@ -77,6 +78,10 @@ class Ready:
     """The limit that holds for requests: the model's, or a smaller one that was asked for."""
     device: Text
     load_s: Seconds
+    batching: Batching | None = None
+    """None: the engine has no model."""
+    unbatched_reason: Text = ""
+    """Why requests run one by one, where they do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

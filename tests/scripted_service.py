@@ -26,6 +26,7 @@ from mlx_dp.orchestrator.service import (
 )
 from mlx_dp.orchestrator.worker_states import RestartRefusedError, WorkerState
 from mlx_dp.proto.admission import AdmissionLimits
+from mlx_dp.proto.batching import Batching
 from mlx_dp.proto.messages import FinishReason
 from mlx_dp.proto.parallel import ReplicaMode
 
@@ -142,6 +143,8 @@ class ScriptedService:
                 restart_asked=owner.owner in self.restarting,
                 malformed_frames=0,
                 host=self.hosts.get(owner.owner, ""),
+                batching=owner.batching,
+                unbatched_reason="no batch" if owner.batching is Batching.ONE_BY_ONE else "",
             )
             for owner in self.current.owners
         )

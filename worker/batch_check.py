@@ -17,7 +17,8 @@ from mlx_dp.kvcache.row_content import read_caches
 from mlx_dp.worker.failure import says_of_model
 from mlx_dp.worker.loaded_model import LoadedModel
 from mlx_dp.worker.padding_check import keeps_padding_out
-from mlx_dp.worker.rounding import difference, tolerance
+from mlx_dp.worker.rounding import Trial, compare
+from mlx_dp.worker.row_noise import continued, decode_noise, prefilled
 from mlx_dp.worker.sparse_attention import narrowed
 
 logger = logging.getLogger(__name__)
@@ -38,12 +39,12 @@ STEPS: Final = 2
 def choose_form(loaded: LoadedModel) -> BatchForm:
     """Return the first form in which this model's batch gives what single requests give.
 
-    When there is none, requests run one by one. Running out of memory says nothing about it.
+    When there is none, requests run one by one, and the form says why. Running out of memory says
+    nothing about it.
     """
     if loaded.batch is None:
-        kinds = " and ".join(loaded.layout.other_kinds) or "odd"
-        logger.warning("requests run one by one: no batch can hold %s caches", kinds)
-        return ALONE
+        unwritten = "one of its caches is not written by every pass"
+        return replace(ALONE, reason=loaded.layout.unbatchable or unwritten)
     faults: dict[BatchForm, str] = {}
     for form in FORMS:
         fault = _fault(loaded, form)
@@ -56,15 +57,20 @@ def choose_form(loaded: LoadedModel) -> BatchForm:
         logger.info("batch check: %s this model %s", form, fault)
         faults[form] = fault
     # The other forms fail most models for reasons of their own, which say nothing about this one.
-    logger.warning("requests run one by one: this model %s", faults[PLAIN])
-    return ALONE
+    return replace(ALONE, reason=f"this model {faults[PLAIN]}")
 
 
 def _fault(loaded: LoadedModel, form: BatchForm) -> str | None:
     """Say what is wrong with a batch of this model; None: nothing."""
-    expected = [_continued(loaded, _prefilled(loaded, prompt)) for prompt in _prompts(loaded)]
+    # What a model raises here is no fault of batches: it cannot run at all.
+    alone = _alone(loaded, 0)
     try:
-        worst = max(difference(expected, found) for found in _runs(loaded, form))
+        found = compare(
+            lambda trial: Trial.of(
+                _alone(loaded, trial) if trial else alone, *_runs(loaded, form, trial)
+            ),
+            lambda trial: decode_noise(loaded, _prompts(loaded, trial)[0], _tokens(loaded, trial)),
+        )
     except NotSplittableError as error:
         return f"cannot be served, since {error}"
     except Exception as error:
@@ -74,63 +80,59 @@ def _fault(loaded: LoadedModel, form: BatchForm) -> str | None:
         return (
             f"cannot run a batch of requests of different lengths ({type(error).__name__}: {error})"
         )
-    if worst > tolerance(expected):
+    if not found.agrees:
         return (
-            "gives other results in a batch than alone (logits differ by "
-            f"{worst:.2g} of the largest one)"
+            f"gives other results in a batch than alone (logits differ by {found.worst:.2g} of the "
+            f"largest one, and rounding explains {found.allowed:.2g})"
         )
     return None
+
+
+def _alone(loaded: LoadedModel, trial: int) -> list[mx.array]:
+    """Logits [STEPS, vocab] of each prompt's next tokens, in mlx-lm's own caches."""
+    tokens = _tokens(loaded, trial)
+    prompts = _prompts(loaded, trial)
+    return [continued(loaded, prefilled(loaded, prompt), tokens)[0] for prompt in prompts]
 
 
 def _resumes(loaded: LoadedModel, form: BatchForm) -> bool:
     """False for a model whose masks are wider than its caches: within a chunk a token sees more
     than behind its border."""
-    batch = _batch_of(loaded, form, _prompts(loaded)[:1])
+    batch = _batch_of(loaded, form, _prompts(loaded, 0)[:1])
     batch.begin_step()
-    loaded.model(mx.array([[_continuation(loaded, 0)]], dtype=mx.int32), cache=batch.caches)
+    loaded.model(mx.array([_tokens(loaded, 0)[:1]], dtype=mx.int32), cache=batch.caches)
     batch.end_step()
     return not batch.kv.asks_wide
 
 
-def _prompts(loaded: LoadedModel) -> list[list[int]]:
+def _prompts(loaded: LoadedModel, trial: int) -> list[list[int]]:
     vocab = loaded.shape.vocab_size
-    return [[(17 + 31 * row + 7 * i) % vocab for i in range(n)] for row, n in enumerate(LENGTHS)]
+    return [
+        [(17 + 31 * row + 7 * i + 97 * trial) % vocab for i in range(n)]
+        for row, n in enumerate(LENGTHS)
+    ]
 
 
-def _continuation(loaded: LoadedModel, step: int) -> int:
+def _tokens(loaded: LoadedModel, trial: int) -> list[int]:
     """The same arbitrary tokens for all rows, so that no argmax can part the two runs."""
-    return (5 + 11 * step) % loaded.shape.vocab_size
+    return [(5 + 11 * step + 53 * trial) % loaded.shape.vocab_size for step in range(STEPS)]
 
 
-def _prefilled(loaded: LoadedModel, prompt: list[int]) -> list[Any]:
-    caches: list[Any] = make_prompt_cache(loaded.model)
-    loaded.model(mx.array([prompt], dtype=mx.int32), cache=caches)
-    return caches
-
-
-def _continued(loaded: LoadedModel, caches: list[Any]) -> mx.array:
-    """Logits [STEPS, vocab] of the tokens that follow, alone, in mlx-lm's own caches."""
-    steps = []
-    for step in range(STEPS):
-        token = mx.array([[_continuation(loaded, step)]], dtype=mx.int32)
-        steps.append(loaded.model(token, cache=caches)[0, -1])
-    return mx.stack(steps)
-
-
-def _runs(loaded: LoadedModel, form: BatchForm) -> Iterator[list[mx.array]]:
+def _runs(loaded: LoadedModel, form: BatchForm, trial: int) -> Iterator[list[mx.array]]:
     """The ways in which a batch of this form can be run."""
-    prompts = _prompts(loaded)
+    prompts, tokens = _prompts(loaded, trial), _tokens(loaded, trial)
     if form.split:
         # It also serves in one slab, as below, where the model itself attends with a mask.
         guest = None if loaded.layout.hybrid else prompts[GUEST]
-        yield _batched(loaded, form, prompts[:GUEST], guest=guest, spread=True)
-    yield _batched(loaded, form, prompts[:GUEST])
+        yield _batched(loaded, form, prompts[:GUEST], tokens, guest=guest, spread=True)
+    yield _batched(loaded, form, prompts[:GUEST], tokens)
 
 
 def _batched(
     loaded: LoadedModel,
     form: BatchForm,
     prompts: list[list[int]],
+    tokens: list[int],
     *,
     guest: list[int] | None = None,
     spread: bool = False,
@@ -139,12 +141,12 @@ def _batched(
     batch = _batch_of(loaded, form, prompts, spread=spread)
     rows: list[list[mx.array]] = [[] for _ in prompts]
     guest_caches: list[Any] = make_prompt_cache(loaded.model)
-    for step in range(STEPS):
+    for step, token in enumerate(tokens):
         chunks = []
         if guest is not None:
             chunks = [_guest_chunk(loaded.layout.flatten(guest_caches), step)]
         order = batch.begin_step(chunks)
-        ids = [_continuation(loaded, step)] * len(order)
+        ids = [token] * len(order)
         for chunk in chunks:
             assert guest is not None, "a chunk has a guest"
             ids += guest[chunk.position : chunk.position + chunk.num_tokens]
@@ -153,7 +155,7 @@ def _batched(
         for row, key in enumerate(order):
             rows[key].append(logits[row, -1])
     found = [mx.stack(row) for row in rows]
-    return found if guest is None else [*found, _continued(loaded, guest_caches)]
+    return found if guest is None else [*found, continued(loaded, guest_caches, tokens)[0]]
 
 
 def _batch_of(
@@ -163,7 +165,7 @@ def _batch_of(
     assert loaded.batch is not None, "there is nothing to check"
     batch = BatchCaches(loaded.layout, form, loaded.batch.state_sizes)
     for key, prompt in enumerate(prompts):
-        content = read_caches(loaded.layout, _prefilled(loaded, prompt), len(prompt))
+        content = read_caches(loaded.layout, prefilled(loaded, prompt), len(prompt))
         assert content is not None, "a state is not written by a whole prompt"
         wide = spread and key == len(prompts) - 1
         batch.join(key, content, room=2 * MIN_WIDTH if wide else MIN_WIDTH)

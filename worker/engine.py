@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from mlx_dp.kvcache.cached_prefix import CachedPrefix, PrefixStore, Save
+from mlx_dp.proto.batching import Batching
 from mlx_dp.proto.grammar import Grammar
 from mlx_dp.proto.messages import TokenLogprob
 from mlx_dp.proto.model_shape import ModelShape
@@ -24,7 +25,8 @@ class EngineFacts:
     ``stateful``: a prefix can be continued only from a snapshot of state (recurrent layers,
     sliding windows). ``trims_to`` is how many tokens such a state may cover and still be cut back
     to fewer; 0: never. ``buffer_limit`` is how many buffers the device lets it hold; None: any.
-    Each takes a multiple of ``page_nbytes``.
+    Each takes a multiple of ``page_nbytes``. ``batching`` is how requests that run at the same time
+    share passes; None: there is no model. ``unbatched_reason`` says why they do not, if so.
     """
 
     shape: ModelShape
@@ -35,6 +37,8 @@ class EngineFacts:
     trims_to: int = 0
     buffer_limit: int | None = None
     page_nbytes: int = 1
+    batching: Batching | None = None
+    unbatched_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

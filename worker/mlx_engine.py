@@ -14,6 +14,7 @@ from mlx_dp.kvcache.batch_form import BatchForm
 from mlx_dp.kvcache.cached_prefix import Save
 from mlx_dp.kvcache.segments import Segments
 from mlx_dp.proto.admission import next_tokens
+from mlx_dp.proto.fields import clip_text
 from mlx_dp.proto.messages import Start
 from mlx_dp.proto.ownership import OwnerCapacity
 from mlx_dp.proto.token_pool import pool_tokens
@@ -110,6 +111,8 @@ class MlxEngine:
             trims_to=loaded.layout.trims_to,
             buffer_limit=device.buffer_limit(),
             page_nbytes=device.page_nbytes(),
+            batching=form.batching,
+            unbatched_reason=clip_text(form.reason),
         )
         grammars = GrammarCompiler(
             Path(start.model_path),

@@ -7,8 +7,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
+from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
+from mlx_dp.kvcache.layout import inspect_caches
 from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.fields import clip_text
 from mlx_dp.proto.rank_weights import RankWeights
@@ -52,13 +55,20 @@ def probe(
     vocabulary: bool = False,
     trust_remote_code: bool = False,
 ) -> dict[str, Any]:
-    """Sizes, quantization and device as one JSON object, and what each of some ranks would hold."""
+    """Sizes, precision, batching, quantization and device as one JSON object.
+
+    ``ranks``: with what each of so many would hold.
+    """
     check_weight_files(path)
     model, config = load_model(path, lazy=True, trust_remote_code=trust_remote_code)
     quantization = config.get("quantization") or {}
+    caches = make_prompt_cache(model)
+    logits = model(mx.zeros((1, 1), dtype=mx.int32), cache=caches)
     return {
         "model_type": str(config["model_type"]),
         "shape": asdict(measure_shape(model, config)),
+        "float32": logits.dtype == mx.float32,
+        "unbatchable": inspect_caches(caches).unbatchable,
         "quantization_bits": quantization.get("bits"),
         "device": device.facts(),
         "rank_weights": None

@@ -85,6 +85,8 @@ def run_worker(
             context_length=started.context_length,
             device=facts.device,
             load_s=clock() - began_at,
+            batching=facts.batching,
+            unbatched_reason=facts.unbatched_reason,
         )
     )
     code = _loop(start, started, channel, clock).run()

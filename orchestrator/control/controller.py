@@ -58,7 +58,9 @@ class Controller:
             self._settle_after,
         )
         core = self._core
-        self._workers: Final = WorkerView(core.supervisor, core.fleet, core.restarts, clock)
+        self._workers: Final = WorkerView(
+            core.supervisor, core.fleet, core.book, core.restarts, clock
+        )
         self._host_of: Final = host_of
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = False

@@ -164,12 +164,13 @@ class Fleet:
         # The exit of a process may be seen before its last messages, of which this is one.
         owner.closed = index in self._supervisor.domains.of(index).exits
         _logger.info(
-            "worker %s: ready, %s, after %.1f s on %s: %s request slots, %s KV tokens",
+            "worker %s: ready, %s, after %.1f s on %s: %s request slots, %s KV tokens, batching %s",
             *(index, self._supervisor.workers[index].tag, ready.load_s, ready.device),
-            *(ready.capacity.request_slots, ready.capacity.pool_tokens),
+            *(ready.capacity.request_slots, ready.capacity.pool_tokens, ready.batching),
         )
         surprise = self._starts.surprise(index, ready)
-        for warning in (*ready.capacity.warnings, *((surprise,) if surprise else ())):
+        unbatched = ready.unbatched_reason and f"requests run one by one: {ready.unbatched_reason}"
+        for warning in filter(None, (*ready.capacity.warnings, surprise, unbatched)):
             _logger.warning("worker %s: %s", index, warning)
 
     def _drain(self, index: int) -> None:

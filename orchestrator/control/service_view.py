@@ -95,4 +95,5 @@ class ServiceView:
             restarting=self._restarts.replaces(worker.index),
             overdue=owner is not None and owner.overdue,
             passes=None if beat is None else beat.passes,
+            batching=None if owner is None else owner.ready.batching,
         )

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Final
 
 from mlx_dp.orchestrator.control.fleet import Fleet
+from mlx_dp.orchestrator.control.owner_book import OwnerBook
 from mlx_dp.orchestrator.control.rolling_restart import RollingRestart
 from mlx_dp.orchestrator.control.supervisor import Supervisor
 from mlx_dp.orchestrator.control.worker_record import WorkerRecord
@@ -17,11 +18,13 @@ class WorkerView:
         self,
         supervisor: Supervisor,
         fleet: Fleet,
+        book: OwnerBook,
         restarts: RollingRestart,
         clock: Callable[[], float],
     ) -> None:
         self._supervisor: Final = supervisor
         self._fleet: Final = fleet
+        self._book: Final = book
         self._restarts: Final = restarts
         self._clock: Final = clock
 
@@ -31,6 +34,7 @@ class WorkerView:
 
     def _state(self, worker: WorkerRecord, now: float) -> WorkerState:
         beat = self._fleet.beat_of(worker.index)
+        owner = self._book.get(worker.index)
         budget = self._supervisor.domains.of(worker.index).budget
         return WorkerState(
             index=worker.index,
@@ -47,4 +51,6 @@ class WorkerView:
             restart_asked=self._restarts.concerns(worker.index),
             malformed_frames=0 if beat is None else beat.malformed_frames,
             host=worker.host,
+            batching=None if owner is None else owner.ready.batching,
+            unbatched_reason="" if owner is None else owner.ready.unbatched_reason,
         )

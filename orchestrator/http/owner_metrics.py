@@ -52,6 +52,13 @@ def owner_metrics(owners: Iterable[OwnerState]) -> Iterator[Metric]:
         for rank, totals in ranks:
             counter.add_metric([rank], total(totals))
         yield counter
+    batching = GaugeMetricFamily(
+        "mlx_dp:owner_batching", "1 for the form of its batch", labels=["dp_rank", "form"]
+    )
+    for owner in owners:
+        if owner.batching is not None:
+            batching.add_metric([str(owner.owner), owner.batching.value], 1)
+    yield batching
     for family_of, table in (
         (GaugeMetricFamily, _OWNER_GAUGES),
         (CounterMetricFamily, _OWNER_COUNTERS),

@@ -54,4 +54,6 @@ def _worker(worker: WorkerState, now: float) -> Mapping[str, Any]:
         "malformed_frames": worker.malformed_frames,
         "remote": worker.host != "",
         "host": worker.host or None,
+        "batching": worker.batching,
+        "unbatched_reason": worker.unbatched_reason or None,
     }

@@ -28,10 +28,15 @@ class DeviceFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelProbe:
-    """A model's sizes beside the device's. ``rank_weights``: of the ranks that were asked for."""
+    """A model's sizes beside the device's. ``rank_weights``: of the ranks that were asked for.
+
+    ``float32``: it computes in float32. ``unbatchable``: why no batch can hold its caches.
+    """
 
     shape: ModelShape
     device: DeviceFacts
+    float32: bool = False
+    unbatchable: str | None = None
     rank_weights: RankWeights | None = None
 
 

@@ -27,11 +27,20 @@ def worker_environment(
     device: str | None,
     cuda_devices: tuple[str, ...],
     workers: int,
+    float32: bool = False,
+    platform: str = sys.platform,
 ) -> WorkerEnvironment:
-    """Start from ours. ``device`` is the kind that MLX computes on, None for the fake engine."""
+    """Start from ours. ``device`` is the kind that MLX computes on, None for the fake engine.
+
+    ``float32``: the model computes in float32.
+    """
     # A worker that crashes must not take its last lines with it.
     common = {**environment, "PYTHONUNBUFFERED": "1"}
-    if not (device == "cpu" and sys.platform == "linux"):
+    if float32 and platform == "darwin":
+        # From M5 on, products of several rows would be rounded to TF32 and those of one row not,
+        # so that an answer would depend on what else is in the batch.
+        common.setdefault("MLX_ENABLE_TF32", "0")
+    if not (device == "cpu" and platform == "linux"):
         return WorkerEnvironment(common=common, cuda_devices=cuda_devices)
     blas = choose_blas(environment, library=find_openblas(), cores=usable_cores(), workers=workers)
     return WorkerEnvironment(common={**common, **blas.variables}, warning=blas.warning)

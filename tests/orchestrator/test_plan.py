@@ -183,6 +183,16 @@ def test_json_has_every_figure() -> None:
     assert sum(owner[part] for part in parts) <= 4 * GB
 
 
+def test_a_model_that_no_batch_can_hold_is_planned_with_a_warning() -> None:
+    model = replace(real(DENSE), unbatchable="no batch can hold ChunkedKVCache caches")
+    plan = planned(flags(model=ModelFlags()), model)
+    assert plan_json(plan)["batching"] == "one_by_one"
+    said = "requests will run one by one: no batch can hold ChunkedKVCache caches"
+    assert said in plan.warnings
+    # Whether others batch is found out when they are loaded.
+    assert plan_json(planned(flags(model=ModelFlags()), real(DENSE)))["batching"] is None
+
+
 @pytest.mark.parametrize(("model", "limit"), [(FAKE, 8192), (real(DENSE), 4096)])
 def test_a_context_beyond_the_models_is_refused(model: PreparedModel, limit: int) -> None:
     asked = limit + 1

@@ -72,19 +72,19 @@ def test_every_tiny_model_gets_its_form(name, tmp_path, caplog):
     assert bool(reason) == bool(found)
 
 
-def test_dynamic_rope_is_served_one_row_at_a_time(tmp_path, caplog):
-    with caplog.at_level(logging.INFO):
-        form = choose_form(loaded(DYNAMIC_ROPE, tmp_path))
+def test_dynamic_rope_is_served_one_row_at_a_time(tmp_path):
+    form = choose_form(loaded(DYNAMIC_ROPE, tmp_path))
     assert form == ALONE
-    assert "requests of different lengths (ValueError" in caplog.text
+    assert "requests of different lengths (ValueError" in form.reason
 
 
 @pytest.mark.parametrize(
     ("name", "kind"), [("llama4", "ChunkedKVCache"), ("deepseek_v41", "LayerCache")]
 )
-def test_caches_that_only_their_model_understands_are_run_one_by_one(name, kind, tmp_path, caplog):
-    assert choose_form(loaded(ARCHITECTURES[name], tmp_path)) == ALONE
-    assert f"no batch can hold {kind} caches" in caplog.text
+def test_caches_that_only_their_model_understands_are_run_one_by_one(name, kind, tmp_path):
+    form = choose_form(loaded(ARCHITECTURES[name], tmp_path))
+    assert form == ALONE
+    assert form.reason == f"no batch can hold {kind} caches"
 
 
 def attend_alone(
@@ -150,22 +150,22 @@ def raise_on_two(logits: mx.array) -> mx.array:
         (raise_on_two, r"different lengths \(RuntimeError: one row only\)"),
     ],
 )
-def test_a_model_that_batches_wrongly_is_served_one_row_at_a_time(llama, change, reason, caplog):
-    with caplog.at_level(logging.INFO):
-        assert choose_form(replace(llama, model=Altered(llama.model, change))) == ALONE
-    assert re.search(reason, caplog.text)
+def test_a_model_that_batches_wrongly_is_served_one_row_at_a_time(llama, change, reason):
+    form = choose_form(replace(llama, model=Altered(llama.model, change)))
+    assert form == ALONE
+    assert re.search(reason, form.reason)
 
 
 def test_a_model_that_fails_in_every_form_runs_one_by_one_for_the_plainest_reason(
-    llama, monkeypatch, caplog
+    llama, monkeypatch
 ):
     def refuse(*arguments: Any) -> Any:
         raise TypeError("not my kind of cache")
 
     monkeypatch.setattr("mlx_dp.kvcache.batched_kv_cache.BatchedKVCache.update_and_fetch", refuse)
-    assert choose_form(llama) == ALONE
-    (record,) = caplog.records
-    assert re.search(r"different lengths \(TypeError: not my kind of cache", record.message)
+    form = choose_form(llama)
+    assert form == ALONE
+    assert "different lengths (TypeError: not my kind of cache" in form.reason
 
 
 def test_a_guest_that_goes_wrong_costs_the_form_that_takes_guests(llama, monkeypatch, caplog):
@@ -175,28 +175,30 @@ def test_a_guest_that_goes_wrong_costs_the_form_that_takes_guests(llama, monkeyp
     assert "gives other results" in caplog.text
 
 
-def test_windows_that_go_wrong_only_in_a_batch_are_found(tmp_path, monkeypatch, caplog):
+def test_windows_that_go_wrong_only_in_a_batch_are_found(tmp_path, monkeypatch):
     model = loaded(ARCHITECTURES["gemma3_text"], tmp_path)
 
     def in_time(kv: LayerKV, length: int) -> LayerKV:
         return kv
 
     monkeypatch.setattr("mlx_dp.kvcache.batch_caches.to_ring", in_time)
-    assert choose_form(model) == ALONE
-    assert "gives other results" in caplog.text
+    form = choose_form(model)
+    assert form == ALONE
+    assert "gives other results" in form.reason
 
 
-def test_states_that_change_rows_in_a_batch_are_found(tmp_path, monkeypatch, caplog):
+def test_states_that_change_rows_in_a_batch_are_found(tmp_path, monkeypatch):
     model = loaded(ARCHITECTURES["qwen3_next"], tmp_path)
     monkeypatch.setattr(
         "mlx_dp.kvcache.kv_step.KVStep.keys",
         property(lambda step: tuple(row.key for slab in step._slabs for row in slab.rows)[::-1]),
     )
-    assert choose_form(model) == ALONE
-    assert "gives other results" in caplog.text
+    form = choose_form(model)
+    assert form == ALONE
+    assert "gives other results" in form.reason
 
 
-def test_masks_that_go_wrong_only_in_one_slab_are_found(llama, monkeypatch, caplog):
+def test_masks_that_go_wrong_only_in_one_slab_are_found(llama, monkeypatch):
     # Where rows are in several slabs, or a guest rides, the shared function masks by itself.
     shared = sys.modules["mlx_lm.models.llama"].scaled_dot_product_attention
 
@@ -205,9 +207,9 @@ def test_masks_that_go_wrong_only_in_one_slab_are_found(llama, monkeypatch, capl
         return shared(*arguments, mask=None if ignored else mask, **named)
 
     monkeypatch.setattr("mlx_lm.models.llama.scaled_dot_product_attention", unmasked)
-    with caplog.at_level(logging.INFO):
-        assert choose_form(llama) == ALONE
-    assert "gives other results" in caplog.text
+    form = choose_form(llama)
+    assert form == ALONE
+    assert "gives other results" in form.reason
 
 
 def test_running_out_of_memory_is_not_the_models_fault(llama):
@@ -220,7 +222,7 @@ def test_running_out_of_memory_is_not_the_models_fault(llama):
         choose_form(replace(llama, model=Altered(llama.model, exhaust)))
 
 
-def test_positions_that_go_wrong_only_in_a_batch_are_found(llama, monkeypatch, caplog):
+def test_positions_that_go_wrong_only_in_a_batch_are_found(llama, monkeypatch):
     rope = mx.fast.rope
 
     def forgetful(*arguments: Any, offset: Any, **named: Any) -> mx.array:
@@ -229,6 +231,6 @@ def test_positions_that_go_wrong_only_in_a_batch_are_found(llama, monkeypatch, c
         return rope(*arguments, offset=offset, **named)
 
     monkeypatch.setattr(mx.fast, "rope", forgetful)
-    with caplog.at_level(logging.INFO):
-        assert choose_form(llama) == ALONE
-    assert "gives other results" in caplog.text
+    form = choose_form(llama)
+    assert form == ALONE
+    assert "gives other results" in form.reason

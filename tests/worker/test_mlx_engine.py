@@ -174,3 +174,16 @@ class TestWhatAStepCopies:
 
 def prompt_of(length: int) -> EngineRequest:
     return request(*(7 * i % 250 for i in range(length)), max_tokens=60)
+
+
+@pytest.mark.parametrize(
+    ("name", "batching", "reason"),
+    [("one by one", "one_by_one", "requests of different lengths"), ("llama", "several_slabs", "")],
+)
+def test_the_form_of_the_batch_is_told_with_its_reason(name, batching, reason, tmp_path):
+    tiny = CONTRACT_MODELS.get(name) or DENSE[name]
+    engine = MlxEngine.load(mlx_start(tiny.write(tmp_path)))
+    assert engine.facts.batching == batching
+    assert reason in engine.facts.unbatched_reason
+    assert bool(reason) == bool(engine.facts.unbatched_reason)
+    engine.close()

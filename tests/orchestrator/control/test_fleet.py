@@ -1,6 +1,13 @@
 """What processes and messages have to do with each other."""
 
-from control_world import FakeWorker, World
+import logging
+from dataclasses import replace
+
+import pytest
+from control_world import FakeWorker, World, ready
+
+from mlx_dp.orchestrator.control.worker_view import WorkerView
+from mlx_dp.proto.batching import Batching
 
 
 def one_loading() -> tuple[World, FakeWorker]:
@@ -35,3 +42,32 @@ def test_at_the_stop_a_worker_that_loads_is_killed_and_one_that_serves_told_by_m
     assert serving.signals == []
     serving.receive()
     assert world.alive() == []
+
+
+def test_how_a_worker_batches_is_on_its_ready_line_and_why_not_is_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = World()
+    world.readies[0] = replace(ready(), batching=Batching.SEVERAL_SLABS)
+    world.readies[1] = replace(
+        ready(), batching=Batching.ONE_BY_ONE, unbatched_reason="this model rounds by 0.3"
+    )
+    with caplog.at_level(logging.INFO):
+        world.bring_up()
+    lines = [one.message for one in caplog.records if ": ready, " in one.message]
+    assert [line.rsplit(", ", 1)[1] for line in lines] == [
+        "batching several_slabs",
+        "batching one_by_one",
+    ]
+    warnings = [one.message for one in caplog.records if one.levelno == logging.WARNING]
+    assert warnings == ["worker 1: requests run one by one: this model rounds by 0.3"]
+    core = world.core
+    view = WorkerView(core.supervisor, core.fleet, core.book, core.restarts, world.clock)
+    assert [(worker.batching, worker.unbatched_reason) for worker in view.states()] == [
+        (Batching.SEVERAL_SLABS, ""),
+        (Batching.ONE_BY_ONE, "this model rounds by 0.3"),
+    ]
+    assert [owner.batching for owner in core.view.owners()] == [
+        Batching.SEVERAL_SLABS,
+        Batching.ONE_BY_ONE,
+    ]

@@ -30,6 +30,7 @@ from mlx_dp.orchestrator.http.histograms import RequestHistograms
 from mlx_dp.orchestrator.http.metrics import USUAL_STATUSES
 from mlx_dp.orchestrator.service import Service, WorkerStatus
 from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
+from mlx_dp.proto.batching import Batching
 from mlx_dp.proto.messages import FinishReason
 from mlx_dp.proto.pass_totals import PassTotals
 
@@ -177,6 +178,18 @@ def test_each_owner_tells_of_its_cache_and_its_memory() -> None:
         "sglang:kv_evictable_tokens": 600,
     }
     assert {name: found.get(name) for name in expected} == expected
+
+
+def test_each_owner_tells_the_form_of_its_batch() -> None:
+    forms = (Batching.SEVERAL_SLABS, Batching.ONE_BY_ONE, None)
+    owners = tuple(
+        replace(READY, owner=owner, batching=batching) for owner, batching in enumerate(forms)
+    )
+    page = page_of(ScriptedService(owners=owners))
+    assert [line for line in page.splitlines() if line.startswith("mlx_dp:owner_batching{")] == [
+        'mlx_dp:owner_batching{dp_rank="0",form="several_slabs"} 1.0',
+        'mlx_dp:owner_batching{dp_rank="1",form="one_by_one"} 1.0',
+    ]
 
 
 def test_ranks_of_a_group_tell_of_their_passes_and_weights() -> None:

@@ -8,6 +8,7 @@ from http_calls import call, error
 from scripted_service import STATE, ScriptedService
 
 from mlx_dp.orchestrator.service import WorkerStatus
+from mlx_dp.proto.batching import Batching
 
 
 def test_each_worker_has_an_entry_with_its_process_and_its_past() -> None:
@@ -40,6 +41,19 @@ def test_a_worker_on_another_machine_says_which_it_is() -> None:
     # It waits for a machine to offer it a place.
     service.hosts = {1: None}
     assert places() == [(False, None), (True, None)]
+
+
+def test_each_worker_says_how_it_batches_or_why_it_does_not() -> None:
+    first, second = STATE.owners
+    owners = (
+        replace(first, batching=Batching.SEVERAL_SLABS),
+        replace(second, batching=Batching.ONE_BY_ONE),
+    )
+    listed = call(ScriptedService(owners=owners), "GET", "/workers").json()["workers"]
+    assert [(worker["batching"], worker["unbatched_reason"]) for worker in listed] == [
+        ("several_slabs", None),
+        ("one_by_one", "no batch"),
+    ]
 
 
 def test_a_restart_is_planned_at_once_and_seen_in_the_list() -> None:

@@ -106,3 +106,30 @@ def test_three_ranks_share_the_mlps_of_the_demo_model(demo_model_dir):
     assert probe.rank_weights == RankWeights(
         nbytes=(probe.shape.weights_nbytes - mlps * 2 // 3,) * 3
     )
+
+
+@pytest.mark.mlx
+@pytest.mark.parametrize(
+    ("name", "dtype", "float32", "unbatchable"),
+    [
+        ("llama", "float32", True, None),
+        ("llama", "bfloat16", False, None),
+        ("llama4", "float32", True, "no batch can hold ChunkedKVCache caches"),
+    ],
+)
+def test_the_probe_tells_precision_and_what_no_batch_can_hold(
+    tmp_path, monkeypatch, name, dtype, float32, unbatchable
+):
+    mx = pytest.importorskip("mlx.core")
+    from tiny_models import ARCHITECTURES
+
+    from mlx_dp.worker import probe
+
+    model = ARCHITECTURES[name].build()
+    model.set_dtype(getattr(mx, dtype))
+    monkeypatch.setattr(probe, "check_weight_files", lambda _: None)
+    monkeypatch.setattr(
+        probe, "load_model", lambda *_, **__: (model, dict(ARCHITECTURES[name].config))
+    )
+    answer = probe.probe(tmp_path)
+    assert (answer["float32"], answer["unbatchable"]) == (float32, unbatchable)

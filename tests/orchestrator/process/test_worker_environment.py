@@ -1,6 +1,6 @@
 """What workers inherit, and what they get beside it."""
 
-import sys
+from collections.abc import Mapping
 
 import pytest
 
@@ -11,9 +11,22 @@ OURS = {"PATH": "/bin"}
 
 
 def given_on(
-    device: str | None, cuda_devices: tuple[str, ...] = (), workers: int = 2
+    device: str | None,
+    cuda_devices: tuple[str, ...] = (),
+    workers: int = 2,
+    *,
+    environment: Mapping[str, str] = OURS,
+    float32: bool = False,
+    platform: str = "linux",
 ) -> WorkerEnvironment:
-    return worker_environment(OURS, device=device, cuda_devices=cuda_devices, workers=workers)
+    return worker_environment(
+        environment,
+        device=device,
+        cuda_devices=cuda_devices,
+        workers=workers,
+        float32=float32,
+        platform=platform,
+    )
 
 
 def test_workers_get_ours_and_write_at_once() -> None:
@@ -22,7 +35,6 @@ def test_workers_get_ours_and_write_at_once() -> None:
 
 
 def test_a_linux_cpu_gets_a_blas_or_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(module, "usable_cores", lambda: 8)
     monkeypatch.setattr(module, "find_openblas", lambda: "libopenblas.so.0")
     given = given_on("cpu", workers=4)
@@ -35,9 +47,8 @@ def test_a_linux_cpu_gets_a_blas_or_a_warning(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize(("platform", "kind"), [("darwin", "metal"), ("linux", "cuda")])
 def test_other_devices_need_none(platform: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "platform", platform)
     monkeypatch.setattr(module, "find_openblas", lambda: None)
-    given = given_on(kind)
+    given = given_on(kind, platform=platform)
     assert given.warning is None
     assert "LD_PRELOAD" not in given.of(0)
 
@@ -45,3 +56,22 @@ def test_other_devices_need_none(platform: str, kind: str, monkeypatch: pytest.M
 def test_each_cuda_worker_sees_its_own_device() -> None:
     given = given_on("cuda", ("GPU-a", "GPU-b"))
     assert [given.of(index)["CUDA_VISIBLE_DEVICES"] for index in (0, 1)] == ["GPU-a", "GPU-b"]
+
+
+def test_float32_models_are_not_rounded_to_tf32_on_a_mac() -> None:
+    given = given_on("metal", float32=True, platform="darwin")
+    assert given.of(1)["MLX_ENABLE_TF32"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("float32", "platform"), [(False, "darwin"), (True, "linux"), (False, "linux")]
+)
+def test_other_models_and_systems_keep_what_mlx_does(float32: bool, platform: str) -> None:
+    given = given_on("metal", float32=float32, platform=platform)
+    assert "MLX_ENABLE_TF32" not in given.of(0)
+
+
+def test_a_users_own_choice_about_tf32_stays() -> None:
+    chosen = {**OURS, "MLX_ENABLE_TF32": "1"}
+    given = given_on("metal", environment=chosen, float32=True, platform="darwin")
+    assert given.of(0)["MLX_ENABLE_TF32"] == "1"

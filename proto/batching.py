@@ -1,0 +1,13 @@
+"""How a worker decodes the requests that run at the same time."""
+
+from enum import StrEnum
+
+
+class Batching(StrEnum):
+    """The form of a model's batch, chosen when it is loaded: the first that gives right results."""
+
+    SEVERAL_SLABS = "several_slabs"
+    ONE_SLAB = "one_slab"
+    GROUPED_MASK = "one_slab_grouped_mask"
+    ONE_BY_ONE = "one_by_one"
+    """No batch: each request runs in a forward pass of its own."""
