@@ -85,6 +85,7 @@ def run_worker(
             context_length=started.context_length,
             device=facts.device,
             load_s=clock() - began_at,
+            buffer_limit=facts.buffer_limit,
         )
     )
     code = _loop(start, started, channel, clock).run()
