@@ -32,7 +32,7 @@ PARTS: Mapping[str, Measure] = {
     "first-steps": first_steps,
 }
 EPILOG = """\
-Takes about ten minutes on a Mac, and longer with --all. Writes report.md and report.json; please
+Leave the machine alone meanwhile: it measures times. Writes report.md and report.json; please
 attach both to an issue. Exits with 1 when a part failed, whatever the others found.
 
 examples:

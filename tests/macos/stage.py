@@ -71,4 +71,6 @@ def run_pytest(arguments: tuple[str, ...]) -> int:
 
 
 if __name__ == "__main__":
+    if sys.platform != "linux":
+        sys.exit("macOS is imitated on Linux only: leave --macos out")
     sys.exit(run_pytest(with_tests(tuple(sys.argv[1:]))))
