@@ -29,7 +29,7 @@ QUICK = (
 def test_the_quick_part_of_the_stage_passes() -> None:
     paths = [str(TESTS / name) for name in QUICK]
     done = subprocess.run(
-        [sys.executable, str(STAGE), "-q", *paths], capture_output=True, text=True, timeout=280.0
+        [sys.executable, str(STAGE), "-qx", *paths], capture_output=True, text=True, timeout=280.0
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "runs inside the imitation" not in done.stdout, "it was not there"
