@@ -181,6 +181,10 @@ class OwnerState:
     prefix_nbytes: int
     held_nbytes: int
     """What rows, cached prefixes and states take."""
+    held_buffers: int
+    """Buffers on its device that these and the weights are made of."""
+    buffer_limit: int | None
+    """What ``held_buffers`` may come to; None: its device counts none, or it is not known yet."""
     step: int
     prompt_tokens_total: int
     cached_tokens_total: int

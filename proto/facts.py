@@ -82,6 +82,8 @@ class Ready:
     """None: the engine has no model."""
     unbatched_reason: Text = ""
     """Why requests run one by one, where they do."""
+    buffer_limit: Count | None = None
+    """How many buffers its device lets it hold; None: as many as there is memory for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,6 +199,8 @@ class Heartbeat:
     cached_nbytes: Count = 0
     held_nbytes: Count = 0
     """What rows, cached prefixes and states take of ``OwnerCapacity.cache_nbytes``."""
+    held_buffers: Count = 0
+    """Buffers that these and the weights are made of."""
     step_tokens: Count = 0
     """Prompt tokens in the steps under way: no beat leaves until those are through."""
     prefill_token_s: Annotated[float, Meta(ge=0.0)] | None = None

@@ -1,6 +1,7 @@
 """Fixtures for every folder of tests."""
 
 import resource
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -8,6 +9,11 @@ from tempfile import TemporaryDirectory
 import pytest
 
 pytest_plugins = ["model_fixtures"]
+
+# Children inherit what is ignored, as under nohup or behind a shell's &, and tests send these.
+for _number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, signal.SIG_DFL)
 
 
 @pytest.fixture

@@ -93,6 +93,7 @@ class Pulse:
             cached_tokens=scheduler.cached_tokens,
             cached_nbytes=scheduler.cached_nbytes,
             held_nbytes=engine.held_nbytes,
+            held_buffers=engine.held_buffers,
             step_tokens=moment.step_tokens,
             prefill_token_s=moment.prefill_token_s,
             malformed_frames=moment.malformed_frames,

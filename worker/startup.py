@@ -87,6 +87,7 @@ def run_worker(
             load_s=clock() - began_at,
             batching=facts.batching,
             unbatched_reason=facts.unbatched_reason,
+            buffer_limit=facts.buffer_limit,
         )
     )
     code = _loop(start, started, channel, clock).run()

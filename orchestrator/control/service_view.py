@@ -84,6 +84,8 @@ class ServiceView:
             prefix_tokens=0 if beat is None or owner is None else beat.cached_tokens,
             prefix_nbytes=0 if beat is None or owner is None else beat.cached_nbytes,
             held_nbytes=0 if beat is None or owner is None else beat.held_nbytes,
+            held_buffers=0 if beat is None or owner is None else beat.held_buffers,
+            buffer_limit=None if owner is None else owner.ready.buffer_limit,
             step=0 if beat is None else beat.step,
             prompt_tokens_total=self._tally.prompt_by_owner[worker.index],
             cached_tokens_total=self._tally.cached_by_owner[worker.index],

@@ -64,6 +64,8 @@ def _owner(owner: OwnerState) -> Json:
         "prefix_cache_nbytes": owner.prefix_nbytes,
         "held_nbytes": owner.held_nbytes,
         "budget_nbytes": owner.budget_nbytes,
+        "held_buffers": owner.held_buffers,
+        "buffer_limit": owner.buffer_limit,
         "utilization": _ratio(owner.running, slots),
         "max_running_requests": slots,
     }

@@ -140,6 +140,8 @@ def _owner(owner: OwnerState) -> Mapping[str, Any]:
         "prefix_cache_nbytes": owner.prefix_nbytes,
         "held_nbytes": owner.held_nbytes,
         "budget_nbytes": owner.budget_nbytes,
+        "held_buffers": owner.held_buffers,
+        "buffer_limit": owner.buffer_limit,
         "prompt_tokens_total": owner.prompt_tokens_total,
         "cached_tokens_total": owner.cached_tokens_total,
         "generated_tokens_total": owner.generated_tokens_total,

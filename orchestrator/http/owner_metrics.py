@@ -28,6 +28,7 @@ _OWNER_GAUGES: Final[Sequence[tuple[str, str, Callable[[OwnerState], float]]]] =
     ("prefix_cache_bytes", "Memory of cached prefixes", lambda owner: owner.prefix_nbytes),
     ("held_bytes", "Memory of rows, prefixes and states", lambda owner: owner.held_nbytes),
     ("budget_bytes", "What those may take; 0: unbounded", lambda owner: owner.budget_nbytes or 0),
+    ("buffers", "Buffers that those and the weights are made of", lambda owner: owner.held_buffers),
 )
 _OWNER_COUNTERS: Final[Sequence[tuple[str, str, Callable[[OwnerState], float]]]] = (
     ("prompt_tokens", "Prompt tokens it was given", lambda owner: owner.prompt_tokens_total),
@@ -68,3 +69,15 @@ def owner_metrics(owners: Iterable[OwnerState]) -> Iterator[Metric]:
             for owner in owners:
                 family.add_metric([str(owner.owner)], value(owner))
             yield family
+    yield from _buffer_limits(owners)
+
+
+def _buffer_limits(owners: Iterable[OwnerState]) -> Iterator[Metric]:
+    limits = [(str(o.owner), o.buffer_limit) for o in owners if o.buffer_limit is not None]
+    if not limits:
+        return
+    text = "What its buffers may come to, on devices that count them"
+    family = GaugeMetricFamily("mlx_dp:owner_buffer_limit", text, labels=["dp_rank"])
+    for rank, limit in limits:
+        family.add_metric([rank], limit)
+    yield family

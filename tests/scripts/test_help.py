@@ -13,6 +13,7 @@ PROGRAMS = (
     "bench_dp_attention.py",
     "soak_engine.py",
     "chaos_run.py",
+    "mac_check.py",
     "measure_faults.py",
 )
 

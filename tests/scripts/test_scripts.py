@@ -39,6 +39,7 @@ case "$*" in
         seq -f 'pip says %g' 250
         [ ! -e $repo/slow ] || {{ sleep 600 & echo $! >$repo/sleeper; wait; }}
         [ ! -e $repo/broken ] ;;
+    *tests/macos/stage.py*) echo "$*"; exit 3 ;;
     "-m pytest"*) echo "$LD_PRELOAD|$OPENBLAS_NUM_THREADS|$*" ;;
     *) exec {python} "$@" ;;
 esac
@@ -224,6 +225,17 @@ def test_two_first_runs_at_once_install_once(checkout: Checkout) -> None:
 def test_slow_tests_run_only_when_asked_for(checkout: Checkout) -> None:
     assert checkout.run("test", "-q", "tests/a b")[1].endswith("-m not slow -q tests/a b\n")
     assert checkout.run("test", "--all", "-q")[1].endswith("|-m pytest -q\n")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="macOS itself has nothing to imitate")
+def test_all_tests_end_with_the_imitation_of_macos_and_fail_with_it(checkout: Checkout) -> None:
+    status, out, _ = checkout.run("test", "--all")
+    assert [line.rpartition("|")[2] for line in out.splitlines()] == [
+        "-m pytest",
+        "tests/macos/stage.py",
+    ]
+    assert status == 3
+    assert checkout.run("test", "--macos", "-x")[:2] == (3, "tests/macos/stage.py -x\n")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="macOS has Accelerate and preloads nothing")

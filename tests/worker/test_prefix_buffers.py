@@ -12,7 +12,7 @@ from tiny_models import ARCHITECTURES
 from worker_bench import FakeChannel, VirtualTime, submit
 from worker_starts import mlx_start
 
-from mlx_dp.proto.messages import Prefilled, Up
+from mlx_dp.proto.messages import Heartbeat, Prefilled, Up
 from mlx_dp.proto.ownership import OwnerCapacity
 from mlx_dp.worker.chunk_budget import ChunkBudget
 from mlx_dp.worker.loop import WorkerLoop
@@ -37,15 +37,15 @@ class Owner:
         self.engine.open(capacity)
         self.engine.warm_up()
         self.scheduler = Scheduler(capacity, self.engine, 1_000)
-        time = VirtualTime()
-        self.channel = FakeChannel(time)
+        self.time = VirtualTime()
+        self.channel = FakeChannel(self.time)
         self.loop = WorkerLoop(
             self.channel,
             self.engine,
             self.scheduler,
             ChunkBudget(512),
             Pulse(1.0, lambda: 4_096),
-            time.clock,
+            self.time.clock,
         )
         self.most_buffers = 0
 
@@ -60,6 +60,13 @@ class Owner:
             if not len(self.scheduler.requests):
                 break
         return next(m.cached_tokens for m in sent if isinstance(m, Prefilled))
+
+    def beat(self) -> Heartbeat:
+        """The next heartbeat."""
+        self.time.sleep(1.0)
+        assert self.loop.turn() is None
+        (beat,) = (message for message in self.channel.take() if isinstance(message, Heartbeat))
+        return beat
 
 
 def prompt_of(number: int) -> tuple[int, ...]:
@@ -90,6 +97,7 @@ def test_distinct_short_requests_stay_within_half_of_the_buffers(name, requests,
     assert owner.serve(requests + 6, prompt_of(0)) == 0
     assert owner.engine.held_nbytes <= settled
     assert owner.most_buffers <= RESOURCE_LIMIT // 2
+    assert owner.beat().held_buffers == owner.engine.held_buffers > 0
 
 
 def test_a_device_that_counts_none_holds_what_its_bytes_allow(tmp_path):

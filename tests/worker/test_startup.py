@@ -29,7 +29,7 @@ from mlx_dp.proto.messages import (
     WorkerPhase,
 )
 from mlx_dp.worker.__main__ import main as worker_command
-from mlx_dp.worker.fake.engine import AUXILIARY_BYTES_PER_SLOT, KV_BYTES_PER_TOKEN
+from mlx_dp.worker.fake.engine import AUXILIARY_BYTES_PER_SLOT, KV_BYTES_PER_TOKEN, FakeEngine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +175,21 @@ def become_ready(controller, worker_thread: Callable[[], Future[ExitCode]], star
     ready = controller.receive_until(Ready)
     controller.send(Shutdown())
     return ready
+
+
+def test_ready_tells_how_many_buffers_the_device_lets_it_hold(
+    controller,
+    worker_thread,
+    shares,
+    start_message,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    facts = FakeEngine.facts.fget
+    counted = property(lambda engine: replace(facts(engine), buffer_limit=249_500))
+    monkeypatch.setattr(FakeEngine, "facts", counted)
+    (share,) = shares()
+    ready = become_ready(controller, worker_thread, start_message(share))
+    assert ready.buffer_limit == 249_500
 
 
 def test_total_tokens_bound_the_pool_and_are_never_divided(

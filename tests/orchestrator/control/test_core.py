@@ -1078,15 +1078,19 @@ def test_owners_show_what_each_of_them_had_to_do() -> None:
 
 
 def test_owners_show_what_they_hold_and_nothing_once_they_are_lost() -> None:
-    world = World(serve_options(1)).bring_up()
-    world.worker(0).beat(cached_tokens=3, cached_nbytes=192, held_nbytes=500)
+    world = World(serve_options(1))
+    world.readies = {0: replace(ready(), buffer_limit=249_500)}
+    world.bring_up()
+    world.worker(0).beat(cached_tokens=3, cached_nbytes=192, held_nbytes=500, held_buffers=84)
     world.core.on_arrival()
     (owner,) = world.core.view.owners()
     assert (owner.prefix_tokens, owner.prefix_nbytes, owner.held_nbytes) == (3, 192, 500)
+    assert (owner.held_buffers, owner.buffer_limit) == (84, 249_500)
     world.worker(0).kill()
     world.pass_time(0.1)
     (owner,) = world.core.view.owners()
     assert (owner.prefix_tokens, owner.prefix_nbytes, owner.held_nbytes) == (0, 0, 0)
+    assert (owner.held_buffers, owner.buffer_limit) == (0, None)
 
 
 def test_the_salt_goes_along() -> None:

@@ -106,6 +106,8 @@ def test_loads_are_per_owner_and_the_queue_is_in_the_aggregate() -> None:
         prefix_tokens=300,
         prefix_nbytes=19200,
         held_nbytes=35200,
+        held_buffers=5838,
+        buffer_limit=249_500,
         capacity=replace(STATE.owners[0].capacity, cache_nbytes=64000),
         generation_tokens_per_s=9.0,
     )
@@ -130,13 +132,15 @@ def test_loads_are_per_owner_and_the_queue_is_in_the_aggregate() -> None:
         "prefix_cache_tokens": 300,
         "prefix_cache_nbytes": 19200,
         "held_nbytes": 35200,
+        "held_buffers": 5838,
+        "buffer_limit": 249_500,
         "budget_nbytes": 64000,
         "utilization": 0.5,
         "max_running_requests": 8,
     }
     assert expected.items() <= first.items()
     assert second["num_running_reqs"] == 0
-    assert second["budget_nbytes"] is None
+    assert second["budget_nbytes"] is second["buffer_limit"] is None
     aggregate = body["aggregate"]
     assert aggregate["num_waiting_reqs"] == aggregate["total_waiting_reqs"] == 3
     assert aggregate["num_total_tokens"] == aggregate["total_tokens"] == 320
@@ -169,6 +173,8 @@ def test_server_info_tells_what_each_owner_holds_and_what_it_had_to_give_up() ->
         prefix_tokens=300,
         prefix_nbytes=19200,
         held_nbytes=35200,
+        held_buffers=5838,
+        buffer_limit=249_500,
         prompt_tokens_total=400,
         cached_tokens_total=100,
         preemptions_total=3,
@@ -179,6 +185,8 @@ def test_server_info_tells_what_each_owner_holds_and_what_it_had_to_give_up() ->
         "prefix_cache_tokens": 300,
         "prefix_cache_nbytes": 19200,
         "held_nbytes": 35200,
+        "held_buffers": 5838,
+        "buffer_limit": 249_500,
         "budget_nbytes": None,
         "prompt_tokens_total": 400,
         "cached_tokens_total": 100,

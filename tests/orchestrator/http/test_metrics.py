@@ -160,6 +160,7 @@ def test_each_owner_tells_of_its_cache_and_its_memory() -> None:
         prefix_tokens=300,
         prefix_nbytes=19200,
         held_nbytes=35200,
+        held_buffers=5838,
         prompt_tokens_total=400,
         cached_tokens_total=100,
         generated_tokens_total=50,
@@ -171,6 +172,7 @@ def test_each_owner_tells_of_its_cache_and_its_memory() -> None:
         "mlx_dp:owner_prefix_cache_bytes{1}": 19200,
         "mlx_dp:owner_held_bytes{1}": 35200,
         "mlx_dp:owner_budget_bytes{1}": 64000,
+        "mlx_dp:owner_buffers{1}": 5838,
         "mlx_dp:owner_prompt_tokens_total{1}": 400,
         "mlx_dp:owner_cached_tokens_total{1}": 100,
         "mlx_dp:owner_generation_tokens_total{1}": 50,
@@ -190,6 +192,14 @@ def test_each_owner_tells_the_form_of_its_batch() -> None:
         'mlx_dp:owner_batching{dp_rank="0",form="several_slabs"} 1.0',
         'mlx_dp:owner_batching{dp_rank="1",form="one_by_one"} 1.0',
     ]
+
+
+def test_owners_on_devices_that_count_buffers_tell_how_many_they_may_hold() -> None:
+    counting = replace(READY, owner=1, held_buffers=5838, buffer_limit=249_500)
+    found = samples(page_of(ScriptedService(owners=(READY, counting))))
+    assert found["mlx_dp:owner_buffer_limit{1}"] == 249_500
+    assert "mlx_dp:owner_buffer_limit{0}" not in found, "its device counts none"
+    assert "mlx_dp:owner_buffer_limit" not in page_of(ScriptedService(owners=(READY,)))
 
 
 def test_ranks_of_a_group_tell_of_their_passes_and_weights() -> None:

@@ -1,0 +1,95 @@
+"""scripts/mac-check measures every part, and its report names nobody."""
+
+import getpass
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from script_modules import SCRIPTS
+
+pytest.importorskip("mlx.core")
+
+Load = Callable[[str], ModuleType]
+OUTPUT = """\
+.F..s
+FAILED tests/worker/test_device.py::test_it[1] - AssertionError: /Users/somebody/x
+1 failed, 3 passed, 1 skipped, 2 deselected in 3.25s
+"""
+
+
+@pytest.mark.mlx
+def test_a_quick_run_fills_every_part_of_the_report(load: Load, tmp_path: Path) -> None:
+    check = load("mac_check")
+    assert check.main(["--quick", "--skip", "tests", "--output", str(tmp_path)]) == 0
+    report = json.loads((tmp_path / "report.json").read_text())
+    text = (tmp_path / "report.md").read_text()
+    assert [part["name"] for part in report["parts"]] == list(check.PARTS)
+    tests, *measured = report["parts"]
+    assert tests["skipped"] == "by --only or --skip"
+    for part in measured:
+        assert part["lines"], part
+        assert all(line["value"] and line["good"] for line in part["lines"])
+        assert f"## {part['name']}" in text
+    assert report["machine"]["mlx"]
+    for personal in (str(Path.home()), str(SCRIPTS.parent), str(tmp_path)):
+        assert personal not in text
+
+
+@pytest.mark.mlx
+@pytest.mark.parametrize(
+    ("taken_s", "found"), [(0.008, ("1.25", "not good")), (0.1, ("0.1", "good"))]
+)
+def test_a_copy_of_the_slab_at_each_step_is_not_good(
+    taken_s: float,
+    found: tuple[str, str],
+    load: Load,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    models, sizes = load("mac_check_models"), load("mac_check_sizes").QUICK
+    by_width = {256: 0.010, 512: 0.020}
+    monkeypatch.setattr(models, "decode_s", lambda loaded, width, steps: by_width[width])
+    monkeypatch.setattr(models, "copy_s", lambda nbytes, pieces: taken_s)
+    last = models.slab_widths(tmp_path, sizes).lines[-1]
+    assert (last.value, last.verdict.value) == found
+
+
+@pytest.mark.mlx
+def test_a_part_that_fails_is_told_and_the_others_go_on(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    check = load("mac_check")
+    report = load("mac_check_report")
+
+    def broken(folder: Path, sizes: object) -> object:
+        raise ValueError(f"[metal::malloc] Resource limit exceeded in {SCRIPTS.parent}/x")
+
+    line = report.judged("it", 2.0, most=1.0, unit=" s", why="it should be quick")
+    parts = {"one": broken, "two": lambda folder, sizes: report.Part(name="two", lines=(line,))}
+    monkeypatch.setattr(check, "PARTS", parts)
+    assert check.main(["--output", str(tmp_path)]) == 1
+    text = (tmp_path / "report.md").read_text()
+    assert "failed: ValueError: [metal::malloc] Resource limit exceeded in REPOSITORY/x" in text
+    assert "| it | 2 s | not good | at most 1 s: it should be quick |" in text
+
+
+@pytest.mark.mlx
+def test_the_tests_are_told_by_counts_and_names(load: Load) -> None:
+    lines = load("mac_check_tests").lines_of(OUTPUT, 1)
+    assert [line.value for line in lines] == [
+        "1 failed, 3 passed, 1 skipped",
+        "tests/worker/test_device.py::test_it[1]",
+    ]
+    assert {line.verdict.value for line in lines} == {"not good"}
+
+
+def test_nobody_is_named(load: Load, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    report = load("mac_check_report")
+    monkeypatch.setattr(report.socket, "gethostname", lambda: "annas-studio.local")
+    monkeypatch.setattr(getpass, "getuser", lambda: "annaexample")
+    monkeypatch.setenv("HOME", "/Users/annaexample")
+    said = "in /Users/annaexample/models on annas-studio.local for annaexample"
+    assert report.impersonal(said) == "in HOME/models on MACHINE for USER"
