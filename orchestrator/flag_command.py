@@ -39,7 +39,7 @@ def takes_flags(command: Callable[..., None]) -> Callable[..., None]:
 def repeated(arguments: Sequence[str], flag: str) -> list[str]:
     """``--flag a b`` as ``--flag a --flag b``: vLLM's users type the first, typer reads the second.
 
-    No command of ours has arguments without a flag, which this would swallow.
+    Our commands take no arguments without a flag, which this would swallow.
     """
     spread: list[str] = []
     values: int | None = None
@@ -58,7 +58,7 @@ def repeated(arguments: Sequence[str], flag: str) -> list[str]:
 def at_home(value: Any) -> Any:
     """A path with its ``~`` expanded, which a shell leaves alone in quotes; else as it is.
 
-    Raises ConfigError for the home of a user who is not on this machine.
+    Raises ConfigError for the home directory of an unknown user.
     """
     if not isinstance(value, Path):
         return value

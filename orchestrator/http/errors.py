@@ -35,7 +35,7 @@ def too_long(param: str | None, message: str) -> ApiError:
 
 
 def internal_error() -> ApiError:
-    """A bug of ours. The log has the traceback; the client gets no part of it.
+    """Internal server error. The log has the traceback; the client gets no part of it.
 
     Its connection ends, since what is left of the request is unknown.
     """

@@ -14,7 +14,7 @@ import jinja2
 Span = tuple[int, int]
 
 _SHORTEST: Final = 2
-"""Python has one string for each character, whoever made it."""
+"""Python keeps one string object for each single character."""
 _STEPS_PER_CHARACTER: Final = 4
 
 
