@@ -30,6 +30,11 @@ BODY = {
 }
 
 
+def is_comment(event: str) -> bool:
+    """A stream that moves names its new owner in one, which clients pass over."""
+    return event.startswith(": x-dp-rank: ")
+
+
 class Stage:
     """A service over fake workers. The one that has drawn token ``dies_at`` dies, once."""
 
@@ -87,8 +92,9 @@ def whole(body: dict[str, Any], dies_at: int | None = None) -> dict[str, Any]:
 def stream(body: dict[str, Any], dies_at: int | None = None) -> dict[str, Any]:
     """The whole answer as a reader of the stream puts it together."""
     response = ask(body | {"stream": True, "stream_options": {"include_usage": True}}, dies_at)
-    *events, done, rest = response.text.split("\n\n")
+    *said, done, rest = response.text.split("\n\n")
     assert (done, rest) == ("data: [DONE]", ""), "nothing follows the end"
+    events = [event for event in said if not is_comment(event)]
     *chunks, last = [json.loads(event.removeprefix("data: ")) for event in events]
     assert len({(c["id"], c["created"], c["model"]) for c in chunks}) == 1
     deltas = [c["choices"][0]["delta"] for c in chunks]

@@ -72,7 +72,7 @@ def test_error_names_field_value_and_bound() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("stop", ["a"] * 17),
+        ("stop", [f"stop {at}" for at in range(17)]),
         ("stop", "x" * 257),
         ("stop", 1),
         ("stop", [1]),
