@@ -99,7 +99,7 @@ def no_mark(self: Penalties, ids: Any, mark: Any = Penalties._mark) -> Any:
     return mark(self, ids)
 
 
-def no_grammar(*_: Any) -> None:
+def no_grammar(*_: Any, **_named: Any) -> None:
     raise RuntimeError("no such grammar")
 
 
