@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
+from mlx_dp.kvcache.packed_arrays import copied
+
 
 class LayerKV(NamedTuple):
     """Keys and values of one layer, [rows, KV heads, tokens, head dim]. Widths may differ."""
@@ -17,7 +19,7 @@ class LayerKV(NamedTuple):
 
     def copied(self) -> "LayerKV":
         """Keys and values in buffers of their own, never views of a larger one."""
-        return LayerKV(_copied(self.keys), _copied(self.values))
+        return LayerKV(copied(self.keys), copied(self.values))
 
     @property
     def nbytes(self) -> int:
@@ -57,7 +59,3 @@ def _rolled(kv: LayerKV, first: int) -> LayerKV:
         mx.concatenate([ahead.keys, behind.keys], axis=2),
         mx.concatenate([ahead.values, behind.values], axis=2),
     )
-
-
-def _copied(array: mx.array) -> mx.array:
-    return mx.contiguous(array) if array.size else array

@@ -53,14 +53,15 @@ class PackedArrays:
         """Pack copies of what ``change`` makes of whole stacks; it keeps their first axis."""
         changed = {kind: change(stack) for kind, stack in self._stacks.items()}
         kinds = {kind: ((1, *stack.shape[1:]), stack.dtype) for kind, stack in changed.items()}
-        stacks = {kinds[kind]: _copied(stack) for kind, stack in changed.items()}
+        stacks = {kinds[kind]: copied(stack) for kind, stack in changed.items()}
         return PackedArrays(stacks, tuple((kinds[kind], place) for kind, place in self._places))
 
 
 def _stacked(group: Sequence[mx.array]) -> mx.array:
     # Joining a single array copies nothing.
-    return mx.concatenate(list(group)) if len(group) > 1 else _copied(group[0])
+    return mx.concatenate(list(group)) if len(group) > 1 else copied(group[0])
 
 
-def _copied(array: mx.array) -> mx.array:
+def copied(array: mx.array) -> mx.array:
+    """The array in a buffer of its own, never a view of a larger one."""
     return mx.contiguous(array) if array.size else array
