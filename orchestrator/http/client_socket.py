@@ -1,4 +1,4 @@
-"""How the sockets of clients are set up, so that one that is gone or stuck is noticed."""
+"""Socket options of client connections, so that a dead or stuck peer is noticed."""
 
 import socket
 from typing import Final
@@ -9,15 +9,15 @@ SEND_BUFFER_NBYTES: Final = 128 * 2**10
 _FIRST_PROBE_S: Final = 15
 _NEXT_PROBE_S: Final = 5
 _PROBES: Final = 3
-# Linux and macOS have different names for some of them, and not all of them.
+# Linux and macOS name this option differently.
 _SECONDS_OF_SILENCE: Final = ("TCP_KEEPIDLE", "TCP_KEEPALIVE")
 
 
 def set_up_client_socket(client: socket.socket, *, send_timeout_s: float) -> None:
-    """Bound what waits unsent, and have the system end a connection whose peer is gone.
+    """Bound the send buffer, and let the system end a connection whose peer is gone.
 
-    A client that lost its power sends no end. It would keep its request's slot: while nothing is
-    sent, probes find out, and while something is, that it is never acknowledged.
+    A client that loses power sends no FIN, and would keep its request's slot. Keep-alive probes
+    notice it while nothing is sent, and missing acknowledgements while something is.
     """
     client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_NBYTES)
     client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -1,11 +1,11 @@
-"""A connection's transport that knows how much was written to it."""
+"""A transport that counts the bytes written to it."""
 
 import asyncio
 from typing import Any
 
 
 class CountedTransport:
-    """asyncio tells only what is left of it, which hides how much a client has taken."""
+    """asyncio tells only the size of its buffer, which hides how much the client has read."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport

@@ -1,4 +1,4 @@
-"""What /metrics says of each owner, under names of ours.
+"""The metrics of each owner, under this project's names.
 
 The labels are bounded, since the number of owners is fixed.
 """
@@ -36,7 +36,7 @@ _OWNER_COUNTERS: Final[Sequence[tuple[str, str, Callable[[OwnerState], float]]]]
     ("generation_tokens", "Generated tokens", lambda owner: owner.generated_tokens_total),
     ("preemptions", "Requests it gave up", lambda owner: owner.preemptions_total),
 )
-# Of groups that compute together; they begin anew with each process.
+# For ranks of a group. They restart at 0 with each process.
 _PASS_COUNTERS: Final[Sequence[tuple[str, str, Callable[[PassTotals], float]]]] = (
     ("passes", "Forward passes of its group", lambda totals: totals.passes),
     ("idle_passes", "Those that had no rows of its own", lambda totals: totals.idle_passes),

@@ -11,7 +11,7 @@ from http_calls import CHAT, HI
 from scripted_service import ScriptedService, granted, says
 from served_app import served
 
-from mlx_dp.orchestrator.http import sse
+from mlx_dp.orchestrator.http import event_stream
 from mlx_dp.orchestrator.service import Ended, NewTokens, Started
 from mlx_dp.proto.messages import FinishReason
 
@@ -61,13 +61,13 @@ async def asking(service: ScriptedService, **fields: object) -> AsyncIterator[Cl
 @pytest.fixture
 def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream starts by its grant or its first event, and never because time has passed."""
-    monkeypatch.setattr(sse, "GRANT_GRACE_S", 2 * DEADLINE_S)
+    monkeypatch.setattr(event_stream, "GRANT_GRACE_S", 2 * DEADLINE_S)
 
 
 @pytest.fixture
 def no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream without an owner starts at once."""
-    monkeypatch.setattr(sse, "GRANT_GRACE_S", 0.0)
+    monkeypatch.setattr(event_stream, "GRANT_GRACE_S", 0.0)
 
 
 def head(data: bytes) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Server-sent events: starts the response once, and says that it lives while it has no news."""
+"""Server-sent events: starts the response once, and sends keep-alives while idle."""
 
 import asyncio
 import time
@@ -7,10 +7,10 @@ from typing import Final
 
 from starlette.types import Send
 
-from mlx_dp.orchestrator.openai.answer_format import KEEP_ALIVE
+from mlx_dp.orchestrator.openai.api_format import StreamWriter
 
-# For a stream that has no owner yet: until then a failure still has a status of its own, and an
-# owner that is about to have room can be named in the headers.
+# A response without an owner waits this long before it starts: until then a failure still has its
+# own status, and an owner that is about to have room is named in the headers.
 GRANT_GRACE_S: Final = 0.1
 
 _HEADERS: Final = (
@@ -23,8 +23,9 @@ _HEADERS: Final = (
 class EventStream:
     """One response of server-sent events. Writes from several tasks do not mix."""
 
-    def __init__(self, send: Send, keep_alive_s: float) -> None:
+    def __init__(self, send: Send, writer: StreamWriter, keep_alive_s: float) -> None:
         self._send = send
+        self._writer = writer
         self._keep_alive_s = keep_alive_s
         self._lock = asyncio.Lock()
         self._written_at = 0.0
@@ -49,15 +50,15 @@ class EventStream:
             await self._body(events, more=False)
 
     async def tick(self) -> float:
-        """For ``while_connected``: start after the grace, then fill silences."""
+        """For ``while_connected``: start after the grace, then send keep-alives while idle."""
         if not self._ticked:
             self._ticked = True
             return GRANT_GRACE_S
         await self.start()
-        silent_s = time.monotonic() - self._written_at
-        if silent_s < self._keep_alive_s:
-            return self._keep_alive_s - silent_s
-        await self.write(KEEP_ALIVE)
+        idle_s = time.monotonic() - self._written_at
+        if idle_s < self._keep_alive_s:
+            return self._keep_alive_s - idle_s
+        await self.write(self._writer.keep_alive())
         return self._keep_alive_s
 
     async def _start(self) -> None:
@@ -67,6 +68,8 @@ class EventStream:
         self._written_at = time.monotonic()
         headers: Sequence[tuple[bytes, bytes]] = [*_HEADERS, *self.headers]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        if opening := self._writer.start():
+            await self._body(opening, more=True)
 
     async def _body(self, events: bytes, *, more: bool) -> None:
         self._written_at = time.monotonic()
