@@ -8,16 +8,26 @@ from fastapi import FastAPI, Request, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from mlx_dp.orchestrator.http import cache, health, loads, models, workers
+from mlx_dp.orchestrator.http.cache import flush_cache
 from mlx_dp.orchestrator.http.context import AppContext
 from mlx_dp.orchestrator.http.errors import install_error_handlers
 from mlx_dp.orchestrator.http.format_table import FormatTable, api_formats
 from mlx_dp.orchestrator.http.generation import GenerationRoute
+from mlx_dp.orchestrator.http.health import health, health_generate, live
 from mlx_dp.orchestrator.http.histograms import RequestHistograms
+from mlx_dp.orchestrator.http.loads import get_load, loads
 from mlx_dp.orchestrator.http.metrics import CONTENT_TYPE, Metrics
 from mlx_dp.orchestrator.http.middleware import CloseWhenDraining, RequestMiddleware
+from mlx_dp.orchestrator.http.models import (
+    model,
+    model_info,
+    models,
+    server_info,
+    server_version,
+)
 from mlx_dp.orchestrator.http.openapi import install_document
 from mlx_dp.orchestrator.http.while_connected import while_connected
+from mlx_dp.orchestrator.http.workers import restart_worker, workers
 from mlx_dp.orchestrator.options import HttpOptions
 from mlx_dp.orchestrator.service import Service
 from mlx_dp.orchestrator.text.text_model import TextModel
@@ -98,15 +108,15 @@ def _add_health(app: FastAPI, context: AppContext) -> None:
 
     @app.api_route("/live", methods=methods, include_in_schema=False)
     async def live_route() -> Response:
-        return health.live()
+        return live()
 
     @app.api_route("/health", methods=methods, include_in_schema=False)
     async def health_route() -> Response:
-        return health.health(context)
+        return health(context)
 
     @app.get("/health_generate")
     async def health_generate_route(request: Request, dp_rank: str | None = None) -> Response:
-        return await while_connected(request.receive, health.health_generate(context, dp_rank))
+        return await while_connected(request.receive, health_generate(context, dp_rank))
 
     histograms = RequestHistograms()
     context.service.observe(histograms)
@@ -121,34 +131,34 @@ def _add_health(app: FastAPI, context: AppContext) -> None:
 def _add_metadata(app: FastAPI, context: AppContext) -> None:
     @app.get("/v1/models")
     async def models_route() -> Response:
-        return _json(models.models(context))
+        return _json(models(context))
 
     # Served names may contain slashes.
     @app.get("/v1/models/{name:path}")
     async def model_route(name: str) -> Response:
-        return _json(models.model(context, name))
+        return _json(model(context, name))
 
     @app.get("/v1/loads")
     async def loads_route() -> Response:
-        return _json(loads.loads(context))
+        return _json(loads(context))
 
     @app.get("/get_load")
     async def get_load_route() -> Response:
-        return _json(loads.get_load(context))
+        return _json(get_load(context))
 
     @app.get("/version")
     async def server_version_route() -> Response:
-        return _json(models.server_version())
+        return _json(server_version())
 
     @app.get("/server_info")
     @app.get("/get_server_info")
     async def server_info_route() -> Response:
-        return _json(models.server_info(context))
+        return _json(server_info(context))
 
     @app.get("/model_info")
     @app.get("/get_model_info")
     async def model_info_route() -> Response:
-        return _json(models.model_info(context))
+        return _json(model_info(context))
 
 
 def _add_administration(app: FastAPI, context: AppContext) -> None:
@@ -156,12 +166,12 @@ def _add_administration(app: FastAPI, context: AppContext) -> None:
     @app.get("/flush_cache")
     @app.post("/flush_cache")
     async def flush_cache_route() -> Response:
-        return await cache.flush_cache(context)
+        return await flush_cache(context)
 
     @app.get("/workers")
     async def workers_route() -> Response:
-        return _json(workers.workers(context))
+        return _json(workers(context))
 
     @app.post("/workers/{name}/restart", status_code=202)
     async def restart_worker_route(name: str) -> Response:
-        return workers.restart(context, name)
+        return restart_worker(context, name)

@@ -22,7 +22,7 @@ def workers(context: AppContext) -> Mapping[str, Any]:
     return {"workers": [_worker(worker, now) for worker in context.service.workers()]}
 
 
-def restart(context: AppContext, name: str) -> Response:
+def restart_worker(context: AppContext, name: str) -> Response:
     """202: the restart is planned, and GET /workers shows its progress."""
     known = len(context.service.workers())
     if not _INDEX.fullmatch(name) or int(name) >= known:
