@@ -98,7 +98,7 @@ class ClientProtocol(H11Protocol):
         # uvicorn calls this while it handles the parser's error, but does not pass it on.
         error = sys.exception()
         status = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
-        self._refuse(ApiError(status, "this is no valid HTTP/1.1 request", code="invalid_http"))
+        self._refuse(ApiError(status, "invalid HTTP/1.1 request", code="invalid_http"))
 
     def check_deadlines(self, now: float) -> None:
         self._clock.unsent(

@@ -41,5 +41,5 @@ class ConcurrencyLimit:
             self.waiting -= 1
 
     def _exceeded(self) -> ApiError:
-        message = f"too many {self._resource} are under way"
+        message = f"too many {self._resource} are in progress"
         return overloaded(429, message, retry_after_s=RETRY_BUSY_S)

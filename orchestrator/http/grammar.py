@@ -23,10 +23,12 @@ async def check_grammar(
     param, grammar = request.grammar.param, request.grammar.grammar
     if not facts.follows_grammars:
         raise invalid(
-            param, "the fake engine follows no grammar: leave it out", code="unsupported_parameter"
+            param,
+            "the fake engine supports no grammars: leave it out",
+            code="unsupported_parameter",
         )
     if not stop_token_ids(request, facts.eos_token_ids):
-        raise invalid(param, "this model names no token that ends an answer: set stop_token_ids")
+        raise invalid(param, "this model has no end-of-sequence token: set stop_token_ids")
     if grammars.knows(grammar):
         fault = await grammars.fault(grammar)
     else:

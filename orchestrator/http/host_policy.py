@@ -49,8 +49,9 @@ class HostPolicy:
         if host and not (self._own(host) or host in self._here or _is_address(host)):
             name = host if HOST_NAME.fullmatch(host) else "NAME"
             return (
-                f"this endpoint is for this machine alone and not for {ascii(host)[:200]}: start "
-                f"it with --allowed-host {name} to let clients and proxies call it by that name"
+                "this server listens on loopback only and does not accept the host name "
+                f"{ascii(host)[:200]}: start it with --allowed-host {name} to let clients and "
+                "proxies use that name"
             )
         origin = headers.get(b"origin")
         if origin is None:
@@ -82,7 +83,7 @@ def normal_origin(text: str) -> str:
     Raises ValueError, with the form that is accepted, for what no browser sends.
     """
     if text == ANY_HOST:
-        raise ValueError("it would open the endpoint to every page: list the origins of yours")
+        raise ValueError("it would open the server to every page: list the origins of your pages")
     scheme, divider, rest = text.partition("://")
     authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
     origin = f"{scheme}://{authority}".lower()
@@ -98,30 +99,29 @@ def normal_origin(text: str) -> str:
     named = "" if parts.port in (None, _DEFAULT_PORTS.get(parts.scheme)) else f":{parts.port}"
     normal = f"{parts.scheme}://{bracketed}{named}"
     if authority != rest:
-        raise ValueError(f"an origin ends behind its host or port: give {normal}")
+        raise ValueError(f"an origin ends after its host or port: give {normal}")
     return normal
 
 
 def _foreign_page(origin: str, *, shared: bool) -> str:
     if not shared:
-        return "pages of other sites may use routes for text, models and tokens, and not this one"
+        return "pages of other sites may use routes for text, models and tokens, but not this one"
     try:
         normal = normal_origin(origin)
     except ValueError:
         return (
-            "a page without an origin of its own (a file, or a sandboxed frame) may not use this "
-            "endpoint: serve the page at an address, and start the endpoint with --cors-origin and "
-            "that address"
+            "a page without an origin (a file, or a sandboxed frame) may not use this server: "
+            "serve the page over HTTP, and start this server with --cors-origin and its origin"
         )
     return (
-        f"pages of other sites may not use this endpoint: start it with --cors-origin {normal} to "
-        "let this one ask for text, models and tokens"
+        f"pages of other sites may not use this server: start it with --cors-origin {normal} to "
+        "open the routes for text, models and tokens to this one"
     )
 
 
 _BLIND_REQUEST: Final = (
-    "images, links and forms of other sites may not use this endpoint: call it by fetch() from a "
-    "page whose origin --cors-origin lists"
+    "images, links and forms of other sites may not use this server: call it with fetch() from a "
+    "page whose origin is listed with --cors-origin"
 )
 
 

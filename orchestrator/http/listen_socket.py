@@ -57,8 +57,8 @@ def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, tuple[object, 
         )
     except (OSError, UnicodeError) as error:
         raise ConfigError(
-            f"--host {host!r} is no address of this machine ({error}): use 127.0.0.1 for this "
-            "machine alone, or 0.0.0.0 for every network"
+            f"--host {host!r} is not an address of this machine ({error}): use 127.0.0.1 for "
+            "loopback only, or 0.0.0.0 for all networks"
         ) from error
     # "localhost" may have both families; all clients try IPv4.
     found.sort(key=lambda entry: entry[0] is not socket.AF_INET)
@@ -103,11 +103,11 @@ def _reason(host: str, port: int, error: OSError) -> str:
         case errno.EADDRINUSE:
             return _in_use(host, port)
         case errno.EACCES:
-            return f"port {port} needs more rights than this user has: use a --port above 1023"
+            return f"port {port} needs root privileges: use a --port above 1023"
         case errno.EADDRNOTAVAIL:
             return (
-                f"--host {host} is no address of this machine: use 127.0.0.1 for this machine "
-                "alone, or 0.0.0.0 for every network"
+                f"--host {host} is not an address of this machine: use 127.0.0.1 for loopback "
+                "only, or 0.0.0.0 for all networks"
             )
         case _:
             return f"cannot listen on {host}, port {port}: {error.strerror}"

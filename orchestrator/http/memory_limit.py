@@ -31,7 +31,7 @@ class MemoryLimit:
             size += nbytes
             more = max(0, size - FREE_NBYTES) - counted
             if more and self.held_nbytes + more > self._max_nbytes:
-                message = "too many large bodies are under way"
+                message = "too many large bodies are in progress"
                 raise closing(overloaded(429, message, retry_after_s=RETRY_BUSY_S))
             counted += more
             self.held_nbytes += more

@@ -36,7 +36,7 @@ async def prompt_ids(
         try:
             ids = await _tokenize(text, prompt, limits, param)
         except ChatTemplateError as error:
-            raise invalid(param, f"the chat template refuses them: {error}") from error
+            raise invalid(param, f"the chat template rejects them: {error}") from error
     if not ids:
         raise invalid(param, "the prompt is empty: at least 1 token is needed")
     return ids

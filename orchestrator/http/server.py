@@ -22,7 +22,7 @@ from mlx_dp.orchestrator.options import HttpOptions
 
 logger = logging.getLogger(__name__)
 
-# Responses were drained or cancelled before, so only their last bytes are under way.
+# Responses were drained or cancelled before, so only their last bytes are unsent.
 _LAST_BYTES_S: Final = 5
 # The route that reads a body sends a 408 first, if there is one.
 _BODY_GRACE_S: Final = 5.0

@@ -243,7 +243,7 @@ class ChatMessage(BaseModel):
         if self.role == "assistant":
             for name in ("prefix", "partial"):
                 if last and getattr(self, name) is True:
-                    raise unsupported(f"{place}.{name}", True, "end with a message of the user")
+                    raise unsupported(f"{place}.{name}", True, "end with a user message")
             return
         if content is not None and content.answer_part is not None:
             raise invalid(

@@ -26,10 +26,10 @@ def requested_grammar(fields: CompletionFields) -> RequestedGrammar | None:
     for other in others:
         if not _same(first.grammar, other.grammar):
             raise invalid(
-                other.param, f"{first.param} asks for another form already: use one of them"
+                other.param, f"{first.param} already asks for a different form: use one of them"
             )
     if fields.ignore_eos:
-        raise invalid("ignore_eos", f"the answer ends where {first.param} says: leave it out")
+        raise invalid("ignore_eos", f"{first.param} decides where the answer ends: leave it out")
     return first
 
 

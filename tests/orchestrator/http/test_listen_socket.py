@@ -93,12 +93,12 @@ def test_a_foreign_address_is_refused_and_not_called(
         connect(self, address)
 
     monkeypatch.setattr(socket.socket, "connect", connect_here)
-    with pytest.raises(ConfigError, match=r"192\.0\.2\.1 is no address of this machine"):
+    with pytest.raises(ConfigError, match=r"192\.0\.2\.1 is not an address of this machine"):
         open_socket("192.0.2.1", port)
 
 
 def test_a_name_that_does_not_resolve_is_refused() -> None:
-    with pytest.raises(ConfigError, match="is no address of this machine"):
+    with pytest.raises(ConfigError, match="is not an address of this machine"):
         open_socket("no such host", 0)
 
 
