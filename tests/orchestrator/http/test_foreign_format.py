@@ -204,3 +204,8 @@ def test_its_large_bodies_are_parsed_in_a_process_of_their_own(
 def test_other_routes_keep_the_default_format() -> None:
     error(send(ScriptedService(), "/nowhere", json={}), 404)
     error(send(ScriptedService(), CHAT, json={}), 400)
+
+
+def test_two_formats_cannot_share_a_path() -> None:
+    with pytest.raises(AssertionError, match="share a path"):
+        FormatTable((TelegramFormat(), OpenAiFormat(), TelegramFormat()))
