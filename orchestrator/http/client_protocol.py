@@ -6,6 +6,7 @@ read its response.
 
 import asyncio
 import http
+import socket
 import sys
 from typing import Any, Final, assert_never, cast
 
@@ -15,9 +16,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from mlx_dp.orchestrator.http.client_clock import ClientClock, ClientPhase, ClientTimeouts, Overdue
-from mlx_dp.orchestrator.http.client_socket import set_up_client_socket
 from mlx_dp.orchestrator.http.connection_table import ConnectionTable
-from mlx_dp.orchestrator.http.counted_transport import CountedTransport
 from mlx_dp.orchestrator.openai.api_format import ApiFormat
 from mlx_dp.orchestrator.openai.errors import ApiError, overloaded
 from mlx_dp.orchestrator.service import RETRY_ABSENT_S
@@ -27,6 +26,14 @@ MAX_HEAD_NBYTES: Final = 64 * 2**10
 MAX_EARLY_NBYTES: Final = 64 * 2**10
 """The most that a client may send of its next request before it has its response."""
 
+# The kernel would grow this to megabytes for each client that does not read.
+SEND_BUFFER_NBYTES: Final = 128 * 2**10
+
+_FIRST_PROBE_S: Final = 15
+_NEXT_PROBE_S: Final = 5
+_PROBES: Final = 3
+# Linux and macOS name this option differently.
+_SECONDS_OF_SILENCE: Final = ("TCP_KEEPIDLE", "TCP_KEEPALIVE")
 _WAITING: Final = (ClientPhase.IDLE, ClientPhase.HEAD)
 
 
@@ -173,3 +180,39 @@ def _closing_response(error: ApiError, api_format: ApiFormat) -> bytes:
         *(f"{name}: {value}" for name, value in error.headers.items()),
     ]
     return "\r\n".join([*lines, "", ""]).encode() + written.body
+
+
+class CountedTransport:
+    """asyncio tells only the size of its buffer, which hides how much the client has read."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self.written_nbytes = 0
+
+    def write(self, data: bytes) -> None:
+        self.written_nbytes += len(data)
+        self._transport.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
+def set_up_client_socket(client: socket.socket, *, send_timeout_s: float) -> None:
+    """Bound the send buffer, and let the system end a connection whose peer is gone.
+
+    A client that loses power sends no FIN, and would keep its request's slot. Keep-alive probes
+    notice it while nothing is sent, and missing acknowledgements while something is.
+    """
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_NBYTES)
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name in _SECONDS_OF_SILENCE:
+        _set(client, name, _FIRST_PROBE_S)
+    _set(client, "TCP_KEEPINTVL", _NEXT_PROBE_S)
+    _set(client, "TCP_KEEPCNT", _PROBES)
+    _set(client, "TCP_USER_TIMEOUT", round(1000 * send_timeout_s))
+
+
+def _set(client: socket.socket, name: str, value: int) -> None:
+    option: int | None = getattr(socket, name, None)
+    if option is not None:
+        client.setsockopt(socket.IPPROTO_TCP, option, value)

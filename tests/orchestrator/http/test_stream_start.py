@@ -11,7 +11,7 @@ from http_calls import CHAT, HI
 from scripted_service import ScriptedService, granted, says
 from served_app import served
 
-from mlx_dp.orchestrator.http.event_stream import EventStream
+from mlx_dp.orchestrator.http.streamed_response import EventStream
 from mlx_dp.orchestrator.service import Ended, NewTokens, Started
 from mlx_dp.proto.messages import FinishReason
 
