@@ -166,9 +166,9 @@ async def _probe(context: AppContext, rank: int) -> str:
     try:
         answer = context.service.submit(generation)
     except OverloadedError as error:
-        return (
-            await _wait_for_progress(context, rank, before) if error.status == 429 else str(error)
-        )
+        if error.status == 429:
+            return await _wait_for_progress(context, rank, before)
+        return str(error)
     except RefusedError as error:
         return str(error)
     try:

@@ -182,7 +182,7 @@ def _head_nbytes(scope: Scope) -> int:
 
 
 def _raw(key: str) -> bytes:
-    """Return the key as clients send it: key files end with a line break, and may not be UTF-8."""
+    """Return the key as clients send it: key files end with a line break and need not be UTF-8."""
     return key.encode(errors="surrogateescape").strip()
 
 
