@@ -15,7 +15,8 @@ import pytest
 from pydantic import ValidationError
 
 from mlx_dp.orchestrator.http.choices import choice_seed
-from mlx_dp.orchestrator.openai.fields import GenerationFields
+from mlx_dp.orchestrator.openai.completion_request import CompletionRequest
+from mlx_dp.orchestrator.openai.openai_format import TextCompletion
 from mlx_dp.orchestrator.openai.sampling import sampling_params
 from mlx_dp.orchestrator.text.text_model import SamplingDefaults
 from mlx_dp.proto.codec import decode_down, encode
@@ -24,7 +25,7 @@ from mlx_dp.proto.messages import Submit
 from mlx_dp.proto.sampling_params import SamplingParams
 
 SHARED = sorted(
-    {field.name for field in fields(SamplingParams)} & GenerationFields.model_fields.keys()
+    {field.name for field in fields(SamplingParams)} & CompletionRequest.model_fields.keys()
     - {"logit_bias", "logprobs"}
 )  # fmt: skip
 
@@ -47,7 +48,7 @@ def extremes(name: str) -> list[float]:
 
 
 def bounds(name: str) -> list[object]:
-    return list(_metadata(get_type_hints(GenerationFields, include_extras=True)[name]))
+    return list(_metadata(get_type_hints(CompletionRequest, include_extras=True)[name]))
 
 
 def _metadata(hint: object) -> Iterator[object]:
@@ -66,16 +67,16 @@ def test_the_fields_that_matter_are_compared():
 def test_what_the_edge_accepts_a_worker_accepts(name):
     for value in extremes(name):
         assert math.isfinite(value)
-        fields = GenerationFields(**{name: value})
-        made = sampling_params(
-            fields, SamplingDefaults(), seed=choice_seed(fields.seed, 0), logprobs=None
-        )
+        fields = CompletionRequest(prompt="hi", **{name: value})
+        request = TextCompletion.accept(fields).generation
+        seed = choice_seed(request.sampling.seed, 0)
+        made = sampling_params(request, SamplingDefaults(), seed=seed)
         assert msgspec.convert(msgspec.to_builtins(made), SamplingParams) == made
 
 
 def test_the_longest_salt_that_the_edge_accepts_a_worker_accepts():
-    longest = GenerationFields(cache_salt="s" * MAX_CACHE_SALT_CHARS).cache_salt
+    longest = CompletionRequest(prompt="hi", cache_salt="s" * MAX_CACHE_SALT_CHARS).cache_salt
     with pytest.raises(ValidationError):
-        GenerationFields(cache_salt="s" * (MAX_CACHE_SALT_CHARS + 1))
+        CompletionRequest(prompt="hi", cache_salt="s" * (MAX_CACHE_SALT_CHARS + 1))
     sent = Submit(request_id=1, epoch=1, prompt_ids=(1,), max_tokens=1, cache_salt=longest)
     assert decode_down(encode(sent)) == sent

@@ -1,1 +1,1 @@
-"""The endpoint: routes, streams, refusals and metrics."""
+"""The HTTP server: middleware, routes and responses, for any API format."""

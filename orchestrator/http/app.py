@@ -1,4 +1,4 @@
-"""The ASGI application: all routes, and the parts that every request passes."""
+"""The ASGI application: all routes, behind the middleware."""
 
 from collections.abc import Callable
 from importlib.metadata import version
@@ -8,16 +8,26 @@ from fastapi import FastAPI, Request, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from mlx_dp.orchestrator.http import cache, health, loads, models, workers
-from mlx_dp.orchestrator.http.close_when_draining import CloseWhenDraining
-from mlx_dp.orchestrator.http.connection import while_connected
-from mlx_dp.orchestrator.http.document import install_document
-from mlx_dp.orchestrator.http.edge import Edge
-from mlx_dp.orchestrator.http.endpoint import Endpoint
+from mlx_dp.orchestrator.http.cache import flush_cache
+from mlx_dp.orchestrator.http.context import AppContext
 from mlx_dp.orchestrator.http.errors import install_error_handlers
-from mlx_dp.orchestrator.http.generation import GenerationRoutes
+from mlx_dp.orchestrator.http.format_table import FormatTable, api_formats
+from mlx_dp.orchestrator.http.generation import GenerationRoute
+from mlx_dp.orchestrator.http.health import health, health_generate, live
 from mlx_dp.orchestrator.http.histograms import RequestHistograms
+from mlx_dp.orchestrator.http.loads import get_load, loads
 from mlx_dp.orchestrator.http.metrics import CONTENT_TYPE, Metrics
+from mlx_dp.orchestrator.http.middleware import CloseWhenDraining, RequestMiddleware
+from mlx_dp.orchestrator.http.models import (
+    model,
+    model_info,
+    models,
+    server_info,
+    server_version,
+)
+from mlx_dp.orchestrator.http.openapi import install_document
+from mlx_dp.orchestrator.http.while_connected import while_connected
+from mlx_dp.orchestrator.http.workers import restart_worker, workers
 from mlx_dp.orchestrator.options import HttpOptions
 from mlx_dp.orchestrator.service import Service
 from mlx_dp.orchestrator.text.text_model import TextModel
@@ -29,132 +39,139 @@ def create_app(
     text: TextModel,
     *,
     dropped_lines: Callable[[], int] = lambda: 0,
+    formats: FormatTable | None = None,
 ) -> FastAPI:
-    """Build the application. It holds no resources: there is nothing to start or to stop.
+    """Build the application. It holds no resources, so it needs no start and no stop.
 
-    ``dropped_lines``: lines of the log that were not taken, for metrics.
+    ``dropped_lines`` counts log lines that were dropped, for metrics. ``formats`` are the API
+    formats to speak, by default all of them.
     """
-    endpoint = Endpoint(service=service, text=text, options=options, dropped_lines=dropped_lines)
-    app = _EdgedApp(endpoint)
-    install_error_handlers(app)
-    _add_generation(app, endpoint)
-    _add_health(app, endpoint)
-    _add_metadata(app, endpoint)
-    _add_administration(app, endpoint)
-    install_document(app)
+    context = AppContext(service=service, text=text, options=options, dropped_lines=dropped_lines)
+    formats = formats or api_formats()
+    app = _App(context, formats)
+    install_error_handlers(app, formats)
+    _add_generation(app, context, formats)
+    _add_health(app, context)
+    _add_metadata(app, context)
+    _add_administration(app, context)
+    install_document(app, formats)
     return app
 
 
-class _EdgedApp(FastAPI):
-    """Has the edge around everything: FastAPI's own place for it lies within that of errors."""
+class _App(FastAPI):
+    """Puts the middleware outside of everything: FastAPI would put it inside its error handler."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, context: AppContext, formats: FormatTable) -> None:
         super().__init__(
             title="mlx-dp",
             version=version("mlx-dp"),
-            # The pages would load scripts from elsewhere; the document itself is there.
+            # The pages would load scripts from other sites; the document itself is served.
             docs_url=None,
             redoc_url=None,
-            # The edge knows all spellings, and a redirect would lose the body of a POST.
+            # The middleware normalizes paths, and a redirect would lose the body of a POST.
             redirect_slashes=False,
         )
-        self._endpoint = endpoint
+        self._context = context
+        self._formats = formats
 
     def build_middleware_stack(self) -> ASGIApp:
-        endpoint = self._endpoint
+        context = self._context
         routes = (route.path for route in self.routes if isinstance(route, Route))
-        edge = Edge(super().build_middleware_stack(), endpoint.options, endpoint.posts, routes)
-        return CloseWhenDraining(edge, endpoint.service)
+        checked = RequestMiddleware(
+            super().build_middleware_stack(),
+            context.options,
+            self._formats,
+            context.post_statuses,
+            routes,
+        )
+        return CloseWhenDraining(checked, context.service)
 
 
 def _json(value: object) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
 
 
-def _add_generation(app: FastAPI, endpoint: Endpoint) -> None:
-    routes = GenerationRoutes(endpoint)
-
-    @app.post("/v1/chat/completions")
-    async def chat_completions(request: Request) -> Response:
-        """Text of messages stays text: only the chat template writes control tokens."""
-        return await routes.chat(request)
-
-    @app.post("/v1/completions")
-    async def completions(request: Request) -> Response:
-        """Special tokens in a prompt's text count as such, as everywhere on this route."""
-        return await routes.completions(request)
+def _add_generation(app: FastAPI, context: AppContext, formats: FormatTable) -> None:
+    for endpoint in formats.endpoints:
+        app.add_api_route(
+            endpoint.path,
+            GenerationRoute(context, endpoint).respond,
+            methods=["POST"],
+            name=endpoint.name,
+            description=endpoint.description,
+        )
 
 
-def _add_health(app: FastAPI, endpoint: Endpoint) -> None:
-    # HAProxy asks with OPTIONS unless told otherwise.
+def _add_health(app: FastAPI, context: AppContext) -> None:
+    # HAProxy checks with OPTIONS by default.
     methods = ["GET", "OPTIONS"]
 
     @app.api_route("/live", methods=methods, include_in_schema=False)
     async def live_route() -> Response:
-        return health.live()
+        return live()
 
     @app.api_route("/health", methods=methods, include_in_schema=False)
     async def health_route() -> Response:
-        return health.health(endpoint)
+        return health(context)
 
     @app.get("/health_generate")
     async def health_generate_route(request: Request, dp_rank: str | None = None) -> Response:
-        return await while_connected(request.receive, health.health_generate(endpoint, dp_rank))
+        return await while_connected(request.receive, health_generate(context, dp_rank))
 
     histograms = RequestHistograms()
-    endpoint.service.observe(histograms)
-    endpoint.service.observe(endpoint.pace)
-    metrics = Metrics(endpoint, histograms)
+    context.service.observe(histograms)
+    context.service.observe(context.queue_pace)
+    metrics = Metrics(context, histograms)
 
     @app.get("/metrics")
     async def metrics_page() -> Response:
         return Response(metrics.page(), media_type=CONTENT_TYPE)
 
 
-def _add_metadata(app: FastAPI, endpoint: Endpoint) -> None:
+def _add_metadata(app: FastAPI, context: AppContext) -> None:
     @app.get("/v1/models")
     async def models_route() -> Response:
-        return _json(models.models(endpoint))
+        return _json(models(context))
 
     # Served names may contain slashes.
     @app.get("/v1/models/{name:path}")
     async def model_route(name: str) -> Response:
-        return _json(models.model(endpoint, name))
+        return _json(model(context, name))
 
     @app.get("/v1/loads")
     async def loads_route() -> Response:
-        return _json(loads.loads(endpoint))
+        return _json(loads(context))
 
     @app.get("/get_load")
     async def get_load_route() -> Response:
-        return _json(loads.get_load(endpoint))
+        return _json(get_load(context))
 
     @app.get("/version")
     async def server_version_route() -> Response:
-        return _json(models.server_version())
+        return _json(server_version())
 
     @app.get("/server_info")
     @app.get("/get_server_info")
     async def server_info_route() -> Response:
-        return _json(models.server_info(endpoint))
+        return _json(server_info(context))
 
     @app.get("/model_info")
     @app.get("/get_model_info")
     async def model_info_route() -> Response:
-        return _json(models.model_info(endpoint))
+        return _json(model_info(context))
 
 
-def _add_administration(app: FastAPI, endpoint: Endpoint) -> None:
-    # SGLang takes both.
+def _add_administration(app: FastAPI, context: AppContext) -> None:
+    # Both, as SGLang.
     @app.get("/flush_cache")
     @app.post("/flush_cache")
     async def flush_cache_route() -> Response:
-        return await cache.flush_cache(endpoint)
+        return await flush_cache(context)
 
     @app.get("/workers")
     async def workers_route() -> Response:
-        return _json(workers.workers(endpoint))
+        return _json(workers(context))
 
     @app.post("/workers/{name}/restart", status_code=202)
     async def restart_worker_route(name: str) -> Response:
-        return workers.restart(endpoint, name)
+        return restart_worker(context, name)

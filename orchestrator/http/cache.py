@@ -1,19 +1,19 @@
-"""POST /flush_cache: have every owner drop its cached prefixes, as SGLang has it."""
+"""POST /flush_cache, as in SGLang: every owner drops its cached prefixes."""
 
 from typing import Final
 
 import msgspec
 from fastapi import Response
 
-from mlx_dp.orchestrator.http.endpoint import Endpoint
+from mlx_dp.orchestrator.http.context import AppContext
 from mlx_dp.orchestrator.service import RETRY_ABSENT_S, FlushOutcome, OwnerFlush
 
 _UNANSWERED: Final = frozenset({FlushOutcome.TIMEOUT, FlushOutcome.LOST})
 
 
-async def flush_cache(endpoint: Endpoint) -> Response:
-    """200 when every ready owner has answered, and there was one. Running requests go on."""
-    results = await endpoint.service.flush_cache(endpoint.options.flush_timeout_s)
+async def flush_cache(context: AppContext) -> Response:
+    """200 when at least one owner flushed and none failed to answer. Running requests continue."""
+    results = await context.service.flush_cache(context.options.flush_timeout_s)
     unanswered = [result for result in results if result.outcome in _UNANSWERED]
     flushed = any(result.outcome is FlushOutcome.FLUSHED for result in results)
     success = flushed and not unanswered

@@ -1,15 +1,15 @@
-"""What one client owes us, and since when. Pure: time comes in, and what is overdue goes out."""
+"""Deadlines of one connection: what its client must send or read, and by when. Pure."""
 
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, assert_never
 
 LEAST_TAKEN_NBYTES: Final = 32 * 2**10
-"""What a client takes of its answer within its time to be no idle one: a kilobyte per second."""
+"""A client that reads this much of its response within ``send_s`` is not idle: about 1 KiB/s."""
 
 
 class ClientPhase(Enum):
-    """IDLE: between requests. HEAD, BODY: it has begun to send one. ANSWER: it is our turn."""
+    """IDLE: between requests. HEAD, BODY: it sends one. ANSWER: it waits for the response."""
 
     IDLE = "idle"
     HEAD = "head"
@@ -18,7 +18,7 @@ class ClientPhase(Enum):
 
 
 class Overdue(Enum):
-    """What did not happen in time. SENT: the client takes next to nothing of what we send."""
+    """The deadline that passed. SENT: the client reads next to nothing of its response."""
 
     IDLE = "idle"
     HEAD = "head"
@@ -28,7 +28,7 @@ class Overdue(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientTimeouts:
-    """Seconds that a client has for each of its parts."""
+    """Seconds that a client has for each phase."""
 
     idle_s: float
     head_s: float
@@ -37,7 +37,7 @@ class ClientTimeouts:
 
 
 class ClientClock:
-    """The clock of one connection. A new client is expected to send at once."""
+    """The clock of one connection. A new client must send its first request at once."""
 
     def __init__(self, now: float) -> None:
         self.phase = ClientPhase.HEAD
@@ -47,16 +47,16 @@ class ClientClock:
         self._taken_since = now
 
     def enter(self, phase: ClientPhase, now: float) -> None:
-        """Note the phase. One that lasts keeps its beginning: a drip of bytes gains no time."""
+        """Note the phase. A phase that lasts keeps its start: slow bytes gain no time."""
         if phase is not self.phase:
             self.phase = phase
             self._since = now
 
     def unsent(self, nbytes: int, *, written_nbytes: int, now: float) -> None:
-        """Note how much of all that was written the client has yet to take."""
+        """Note how many of the bytes written so far the client has yet to read."""
         self._unsent_nbytes = nbytes
         taken_nbytes = written_nbytes - nbytes
-        # Not by how much is left: that also changes with what is written.
+        # Not by how much is left, which also changes with each write.
         if not nbytes or taken_nbytes - self._taken_nbytes >= LEAST_TAKEN_NBYTES:
             self._taken_nbytes = taken_nbytes
             self._taken_since = now

@@ -1,21 +1,14 @@
-"""What pages of listed origins may ask for from a browser (CORS)."""
+"""The routes that pages of listed origins may call from a browser (CORS)."""
 
+from collections.abc import Iterable
 from typing import Final
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-# No administration: what a page may read, its site may read as well.
-CROSS_ORIGIN_PATHS: Final = frozenset(
-    {
-        "/v1/chat/completions",
-        "/v1/completions",
-        "/v1/models",
-        "/tokenize",
-        "/detokenize",
-        "/v1/tokenize",
-        "/v1/detokenize",
-    }
+# No administration: a page passes on to its site everything that it may read.
+_METADATA_PATHS: Final = frozenset(
+    {"/v1/models", "/tokenize", "/detokenize", "/v1/tokenize", "/v1/detokenize"}
 )
 _ONE_MODEL: Final = "/v1/models/"
 _EXPOSED: Final = (
@@ -28,15 +21,20 @@ _EXPOSED: Final = (
 )
 
 
-def is_cross_origin(path: str) -> bool:
-    """Whether a listed page may use this route."""
-    return path in CROSS_ORIGIN_PATHS or path.startswith(_ONE_MODEL)
+class CrossOriginPaths:
+    """Generation routes of all formats, models and tokens."""
+
+    def __init__(self, generation_paths: Iterable[str]) -> None:
+        self._paths: Final = _METADATA_PATHS.union(generation_paths)
+
+    def __contains__(self, path: str) -> bool:
+        return path in self._paths or path.startswith(_ONE_MODEL)
 
 
 def for_listed_origins(app: ASGIApp, origins: frozenset[str]) -> CORSMiddleware:
-    """Answer preflights, and put the headers on all else that the app says, errors included.
+    """Answer preflights, and add the CORS headers to all other responses, errors included.
 
-    Without credentials, since a browser has none for us: keys are sent by the page's own code.
+    Without credentials: browsers have none for this server, pages send keys in their own code.
     """
     return CORSMiddleware(
         app,

@@ -1,55 +1,43 @@
-"""Turns errors into answers in OpenAI's shape; nobody outside learns more than the message."""
+"""Exception handlers: each error becomes a response in the format of its route."""
 
-import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable
 
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
-from mlx_dp.orchestrator.http.body import ClientGoneError
-from mlx_dp.orchestrator.openai.errors import ApiError, invalid, overloaded
-from mlx_dp.orchestrator.service import CONTEXT_LENGTH_EXCEEDED, OverloadedError, RefusedError
-
-logger = logging.getLogger(__name__)
-
-
-def error_response(error: ApiError) -> Response:
-    return Response(error.body(), error.status, error.headers, media_type="application/json")
+from mlx_dp.orchestrator.http.format_table import FormatTable
+from mlx_dp.orchestrator.http.while_connected import ClientGoneError
+from mlx_dp.orchestrator.openai.api_format import ApiFormat
+from mlx_dp.orchestrator.openai.errors import ApiError, internal_error
 
 
-def from_overloaded(error: OverloadedError) -> ApiError:
-    return overloaded(error.status, str(error), retry_after_s=error.retry_after_s)
+def error_response(error: ApiError, api_format: ApiFormat) -> Response:
+    written = api_format.error_response(error)
+    return Response(written.body, written.status, error.headers, media_type="application/json")
 
 
-def from_refused(error: RefusedError, names: Mapping[str, str]) -> ApiError:
-    """``names``: what the client calls a field, where that is not our word for it."""
-    param = None if error.param is None else names.get(error.param, error.param)
-    if error.code == CONTEXT_LENGTH_EXCEEDED:
-        return too_long(param, str(error))
-    return invalid(param, str(error), code=error.code)
+def install_error_handlers(app: FastAPI, formats: FormatTable) -> None:
+    def written(
+        to_error: Callable[[Request, Exception], ApiError],
+    ) -> Callable[[Request, Exception], Awaitable[Response]]:
+        async def handler(request: Request, error: Exception) -> Response:
+            api_format = formats.format_for(request.scope["path"])
+            return error_response(to_error(request, error), api_format)
+
+        return handler
+
+    app.add_exception_handler(ApiError, written(_api_error))
+    app.add_exception_handler(HTTPException, written(_http_exception))
+    app.add_exception_handler(ClientGoneError, _client_gone)
+    app.add_exception_handler(Exception, written(_any_exception))
 
 
-def too_long(param: str | None, message: str) -> ApiError:
-    """A 400 in OpenAI's words and nothing before them, for clients that read them."""
-    return ApiError(400, message, param=param, code=CONTEXT_LENGTH_EXCEEDED)
-
-
-def internal_error() -> ApiError:
-    """Internal server error. The log has the traceback; the client gets no part of it.
-
-    Its connection ends, since what is left of the request is unknown.
-    """
-    error = ApiError(500, "internal error", code="internal_error")
-    error.headers["connection"] = "close"
+def _api_error(_: Request, error: Exception) -> ApiError:
+    assert isinstance(error, ApiError)
     return error
 
 
-async def _api_error(_: Request, error: Exception) -> Response:
-    assert isinstance(error, ApiError)
-    return error_response(error)
-
-
-async def _http_exception(request: Request, error: Exception) -> Response:
+def _http_exception(request: Request, error: Exception) -> ApiError:
     assert isinstance(error, HTTPException)
     match error.status_code:
         case 404:
@@ -62,26 +50,19 @@ async def _http_exception(request: Request, error: Exception) -> Response:
             message = f"{request.method[:16]} is not allowed here, see the Allow header"
         case _:
             code, message = "http_error", str(error.detail)
-    answer = ApiError(error.status_code, message, code=code)
-    answer.headers.update(error.headers or {})
-    allowed = answer.headers.get("Allow", "").split(", ")
+    found = ApiError(error.status_code, message, code=code)
+    found.headers.update(error.headers or {})
+    allowed = found.headers.get("Allow", "").split(", ")
     if "GET" in allowed:
-        # The edge asks with GET for it.
-        answer.headers["Allow"] = ", ".join([*allowed, "HEAD"])
-    return error_response(answer)
+        # The middleware turns HEAD into GET.
+        found.headers["Allow"] = ", ".join([*allowed, "HEAD"])
+    return found
 
 
-async def _internal_error(_: Request, __: Exception) -> Response:
-    return error_response(internal_error())
+def _any_exception(_: Request, __: Exception) -> ApiError:
+    return internal_error()
 
 
 async def _client_gone(_: Request, __: Exception) -> Response:
     # Never delivered: the server knows that the connection is closed.
     return Response(status_code=499)
-
-
-def install_error_handlers(app: FastAPI) -> None:
-    app.add_exception_handler(ApiError, _api_error)
-    app.add_exception_handler(HTTPException, _http_exception)
-    app.add_exception_handler(ClientGoneError, _client_gone)
-    app.add_exception_handler(Exception, _internal_error)

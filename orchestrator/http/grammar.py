@@ -1,31 +1,38 @@
-"""What an answer must match, refused here if no worker could follow it."""
+"""Checks that a requested grammar can be followed, before anything is queued."""
 
-from mlx_dp.orchestrator.http.endpoint import Endpoint
+from mlx_dp.orchestrator.http.concurrency_limit import ConcurrencyLimit
 from mlx_dp.orchestrator.openai.errors import invalid
-from mlx_dp.orchestrator.openai.fields import GenerationFields
+from mlx_dp.orchestrator.openai.generation_request import GenerationRequest
 from mlx_dp.orchestrator.openai.sampling import stop_token_ids
-from mlx_dp.orchestrator.openai.structured_output import wanted_grammar
-from mlx_dp.proto.grammar import Grammar
+from mlx_dp.orchestrator.text.grammar_check import GrammarCheck
+from mlx_dp.orchestrator.text.text_model import ModelFacts
 
 
-async def checked_grammar(endpoint: Endpoint, fields: GenerationFields) -> Grammar | None:
-    """Return the grammar that the fields ask for. Raises ApiError when it cannot be followed."""
-    wanted = wanted_grammar(fields)
-    if wanted is None:
-        return None
-    param, grammar = wanted
-    facts = endpoint.text.facts
+async def check_grammar(
+    request: GenerationRequest,
+    facts: ModelFacts,
+    grammars: GrammarCheck,
+    limit: ConcurrencyLimit,
+) -> None:
+    """Raise ApiError when the model cannot follow the grammar that the request asks for.
+
+    ``limit`` bounds the requests that wait for a grammar which is not known yet.
+    """
+    if request.grammar is None:
+        return
+    param, grammar = request.grammar.param, request.grammar.grammar
     if not facts.follows_grammars:
         raise invalid(
-            param, "the fake engine follows no grammar: leave it out", code="unsupported_parameter"
+            param,
+            "the fake engine supports no grammars: leave it out",
+            code="unsupported_parameter",
         )
-    if not stop_token_ids(fields, facts.eos_token_ids):
-        raise invalid(param, "this model names no token that ends an answer: set stop_token_ids")
-    if endpoint.grammars.knows(grammar):
-        fault = await endpoint.grammars.fault(grammar)
+    if not stop_token_ids(request, facts.eos_token_ids):
+        raise invalid(param, "this model has no end-of-sequence token: set stop_token_ids")
+    if grammars.knows(grammar):
+        fault = await grammars.fault(grammar)
     else:
-        async with endpoint.grammar_room.wait():
-            fault = await endpoint.grammars.fault(grammar)
+        async with limit.enter():
+            fault = await grammars.fault(grammar)
     if fault is not None:
         raise invalid(param, fault, code="invalid_grammar")
-    return grammar

@@ -1,4 +1,4 @@
-"""Is it alive, is it ready, does it answer: three questions, three routes."""
+"""GET /live, /health and /health_generate: alive, ready, and able to generate."""
 
 import asyncio
 from collections.abc import Iterable, Mapping
@@ -8,7 +8,7 @@ from typing import Any, Final, assert_never
 import msgspec
 from fastapi import Response
 
-from mlx_dp.orchestrator.http.endpoint import Endpoint
+from mlx_dp.orchestrator.http.context import AppContext
 from mlx_dp.orchestrator.openai.errors import invalid, shown
 from mlx_dp.orchestrator.service import (
     RETRY_ABSENT_S,
@@ -27,8 +27,8 @@ from mlx_dp.orchestrator.service import (
 from mlx_dp.proto.messages import FinishReason
 from mlx_dp.proto.sampling_params import SamplingParams
 
-# How often a full service is looked at for a token of an owner.
-_LOOK_S: Final = 0.05
+# The interval between looks for a token of an owner while the queue is full.
+_POLL_S: Final = 0.05
 _DOWN: Final = (WorkerStatus.LOST, WorkerStatus.FAILED)
 
 
@@ -38,19 +38,19 @@ def _json(status: int, body: Mapping[str, Any]) -> Response:
 
 
 def live() -> Response:
-    """The process turns its loop. A restart helps when this fails, and not otherwise."""
+    """200 while the event loop runs. Only when this fails does a restart help."""
     return _json(200, {"status": "alive"})
 
 
-def health(endpoint: Endpoint) -> Response:
-    """200 only when new work is welcome. Answered from the books, so never behind a prefill.
+def health(context: AppContext) -> Response:
+    """200 only when new requests run at once. Made from known state, so never behind a prefill.
 
-    "degraded" is 200 too: some worker is lost, loads again or is overdue, and another serves.
-    "unresponsive" is not: all of them are overdue. "restarting" is not, though nothing is refused:
-    what comes now waits for a model to load, and another instance that a balancer may have would
+    "degraded" is 200 too: a worker is lost, reloading or overdue, and another one serves.
+    "unresponsive" is 503: all workers are overdue. "restarting" is 503 although nothing is refused:
+    a new request would wait for a model to load, while another instance behind the balancer could
     serve it at once.
     """
-    state = endpoint.service.state()
+    state = context.service.state()
     ready = state.status is ServiceStatus.READY
     owners = {str(owner.owner): owner.status.value for owner in state.owners}
     degraded = ready and any(_is_gone(owner) or owner.overdue for owner in state.owners)
@@ -67,14 +67,14 @@ def health(endpoint: Endpoint) -> Response:
 
 
 def _is_gone(owner: OwnerState) -> bool:
-    """Whether it served and does not now. One that loads for the first time was never there."""
+    """Whether the owner served before and does not now. One that first loads never served."""
     loads_again = owner.status is WorkerStatus.STARTING and bool(owner.message)
     return owner.status in _DOWN or loads_again
 
 
 @dataclass(frozen=True, slots=True)
 class _Probed:
-    """One owner and why it gave no token; an empty reason means that it gave one."""
+    """One owner and why it gave no token. An empty reason means that it gave one."""
 
     owner: OwnerState
     reason: str
@@ -85,22 +85,22 @@ class _Probed:
 
     @property
     def missing(self) -> bool:
-        """Whether its capacity is lost."""
+        """Whether the owner's capacity is lost."""
         return not self.ok and (_is_gone(self.owner) or self.owner.status is WorkerStatus.READY)
 
 
-async def health_generate(endpoint: Endpoint, dp_rank: str | None) -> Response:
-    """200 while at least one ready owner generates a token, each of them asked by its rank.
+async def health_generate(context: AppContext, dp_rank: str | None) -> Response:
+    """200 while at least one ready owner generates a token. Each is probed by its rank.
 
-    "degraded" is the word of ``health``: others do not answer. With ``dp_rank`` that owner alone is
-    asked. Raises ApiError for a rank that does not exist.
+    "degraded", as in ``health``: other owners give no token. With ``dp_rank`` only that owner is
+    probed. Raises ApiError for a rank that does not exist.
     """
-    state = endpoint.service.state()
+    state = context.service.state()
     owners = state.owners
     if dp_rank is not None:
         rank = _existing_rank(dp_rank, len(owners))
         owners = tuple(owner for owner in owners if owner.owner == rank)
-    probed = await asyncio.gather(*(_probed(endpoint, state.status, owner) for owner in owners))
+    probed = await asyncio.gather(*(_probed(context, state.status, owner) for owner in owners))
     if not any(each.ok for each in probed):
         status = "unhealthy"
     elif any(each.missing for each in probed):
@@ -136,24 +136,24 @@ def _summary(status: ServiceStatus, probed: Iterable[_Probed]) -> str:
     return "; ".join(f"rank {each.owner.owner}: {each.reason}" for each in probed if not each.ok)
 
 
-async def _probed(endpoint: Endpoint, status: ServiceStatus, owner: OwnerState) -> _Probed:
+async def _probed(context: AppContext, status: ServiceStatus, owner: OwnerState) -> _Probed:
     """Probe one owner, unless its state already says that it cannot answer."""
     if status is not ServiceStatus.READY:
         return _Probed(owner, f"the service is {status.value}")
     if owner.status is not WorkerStatus.READY:
         detail = f" ({owner.message})" if owner.message else ""
         return _Probed(owner, f"the owner is {owner.status.value}{detail}")
-    return _Probed(owner, await _probe(endpoint, owner.owner))
+    return _Probed(owner, await _probe(context, owner.owner))
 
 
-async def _probe(endpoint: Endpoint, rank: int) -> str:
-    """Say why the owner is not healthy, or nothing.
+async def _probe(context: AppContext, rank: int) -> str:
+    """Return why the owner is not healthy, or an empty string.
 
-    A busy owner may not get to the probe in time, and a full queue does not take it: then tokens of
-    other requests count.
+    A busy owner may not reach the probe in time, and a full queue refuses it: then tokens of other
+    requests count.
     """
-    before = _progress(endpoint, rank)
-    prompt = endpoint.text.encode("Hi", add_special_tokens=True)[:1] or (0,)
+    before = _progress(context, rank)
+    prompt = context.text.encode("Hi", add_special_tokens=True)[:1] or (0,)
     generation = Generation(
         prompt_ids=prompt,
         max_tokens=1,
@@ -162,18 +162,20 @@ async def _probe(endpoint: Endpoint, rank: int) -> str:
         routed_dp_rank=rank,
         label="health_generate",
     )
-    timeout_s = endpoint.options.probe_timeout_s
+    timeout_s = context.options.probe_timeout_s
     try:
-        answer = endpoint.service.submit(generation)
+        answer = context.service.submit(generation)
     except OverloadedError as error:
-        return await _progresses(endpoint, rank, before) if error.status == 429 else str(error)
+        if error.status == 429:
+            return await _wait_for_progress(context, rank, before)
+        return str(error)
     except RefusedError as error:
         return str(error)
     try:
         async with asyncio.timeout(timeout_s):
             return await _first_token(answer)
     except TimeoutError:
-        if _progress(endpoint, rank) > before:
+        if _progress(context, rank) > before:
             return ""
         return f"no token within {timeout_s:g} s"
     finally:
@@ -195,18 +197,18 @@ async def _first_token(answer: Answer) -> str:
     raise AssertionError(f"answer {answer.request_id} has no end")
 
 
-async def _progresses(endpoint: Endpoint, rank: int, before: int) -> str:
-    """Say why the owner is not healthy, by the tokens of others alone."""
-    timeout_s = endpoint.options.probe_timeout_s
+async def _wait_for_progress(context: AppContext, rank: int, before: int) -> str:
+    """Return why the owner is not healthy, judged by tokens of other requests alone."""
+    timeout_s = context.options.probe_timeout_s
     try:
         async with asyncio.timeout(timeout_s):
-            while _progress(endpoint, rank) == before:
-                await asyncio.sleep(_LOOK_S)
+            while _progress(context, rank) == before:
+                await asyncio.sleep(_POLL_S)
     except TimeoutError:
         return f"no token within {timeout_s:g} s, and the queue is full"
     return ""
 
 
-def _progress(endpoint: Endpoint, rank: int) -> int:
-    owners = endpoint.service.state().owners
+def _progress(context: AppContext, rank: int) -> int:
+    owners = context.service.state().owners
     return sum(owner.generated_tokens_total for owner in owners if owner.owner == rank)

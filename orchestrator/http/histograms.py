@@ -1,4 +1,4 @@
-"""How long requests take, as the controller tells it, for /metrics."""
+"""Histograms of request timings, for /metrics. An observer of the controller."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ class Timings:
         self.total_s += seconds
 
     def cumulative(self) -> list[tuple[str, float]]:
-        """Pairs of upper bound and count up to it, as Prometheus has them."""
+        """Return pairs of upper bound and cumulative count, as Prometheus needs them."""
         names = [*map(str, self._bounds), "+Inf"]
         pairs: list[tuple[str, float]] = []
         count = 0
@@ -42,7 +42,7 @@ class Timings:
 
 @dataclass(slots=True)
 class RequestHistograms:
-    """Observes the service. Seconds count from the arrival in its queue."""
+    """Observes the service. Seconds count from the arrival in the queue."""
 
     queued: Timings = field(default_factory=lambda: Timings(_LATENCY_S))
     to_first_token: Timings = field(default_factory=lambda: Timings(_LATENCY_S))

@@ -1,8 +1,8 @@
-"""Whom a web page may not reach: an endpoint of this machine alone, behind its user's back.
+"""Keeps web pages of other sites from a server that listens on loopback only.
 
-A page of a stranger runs in a browser on this machine. It can point a name of its own at
-127.0.0.1 (DNS rebinding), which shows in Host, and it can send to us blindly, which shows in
-Origin and in Sec-Fetch-Site.
+Such a page runs in a browser on this machine. It can point its own name at 127.0.0.1 (DNS
+rebinding), which shows in Host, or send requests blindly, which shows in Origin and in
+Sec-Fetch-Site.
 """
 
 import ipaddress
@@ -16,17 +16,17 @@ from mlx_dp.proto.loopback import is_loopback
 ANY_HOST = "*"
 HOST_NAME: Final = re.compile(r"\*|[A-Za-z0-9._-]{1,253}")
 
-# What containers call the machine that they run on.
+# Names of the host machine inside of containers.
 _CONTAINER_HOSTS: Final = ("host.docker.internal", "host.containers.internal")
 _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 
 class HostPolicy:
-    """Decides by the headers that browsers do not let a page choose. Pure.
+    """Decides by headers that pages cannot choose. Pure.
 
-    Names without a dot are not a stranger's to point anywhere, and an address is no name.
-    ``hostname``: this machine's own.
+    Names without a dot and addresses are safe: no site can point them anywhere. ``hostname`` is
+    this machine's own.
     """
 
     def __init__(self, allowed: Iterable[str], *, loopback: bool, hostname: str = "") -> None:
@@ -39,9 +39,9 @@ class HostPolicy:
     def objection(
         self, headers: Mapping[bytes, bytes], *, listed: bool = False, shared: bool = True
     ) -> str | None:
-        """Say why the request is refused, or nothing.
+        """Return why the request is refused, or None.
 
-        ``shared``: its route is open to pages of listed origins, and ``listed``: to this one.
+        ``shared``: the route is open to pages of listed origins. ``listed``: this is one of them.
         """
         if not self._checks:
             return None
@@ -49,8 +49,9 @@ class HostPolicy:
         if host and not (self._own(host) or host in self._here or _is_address(host)):
             name = host if HOST_NAME.fullmatch(host) else "NAME"
             return (
-                f"this endpoint is for this machine alone and not for {ascii(host)[:200]}: start "
-                f"it with --allowed-host {name} to let clients and proxies call it by that name"
+                "this server listens on loopback only and does not accept the host name "
+                f"{ascii(host)[:200]}: start it with --allowed-host {name} to let clients and "
+                "proxies use that name"
             )
         origin = headers.get(b"origin")
         if origin is None:
@@ -66,23 +67,23 @@ class HostPolicy:
 
     def _own_origin(self, origin: str) -> bool:
         if origin == "null":
-            # A page in a sandbox has no other, whoever made it.
+            # Any sandboxed page has this origin.
             return False
         scheme, _, rest = origin.partition("://")
         if scheme not in ("http", "https"):
-            # An application's own page, or an extension's: its user installed it.
+            # A page of an application or extension that the user installed.
             return True
         host = _name(rest)
         return bool(host) and (self._own(host) or is_loopback(host))
 
 
 def normal_origin(text: str) -> str:
-    """The origin as browsers send it: lower case, without a default port.
+    """Return the origin as browsers send it: lower case, without a default port.
 
-    Raises ValueError for what no browser sends, and says what would do.
+    Raises ValueError, with the form that is accepted, for what no browser sends.
     """
     if text == ANY_HOST:
-        raise ValueError("it would open the endpoint to every page: list the origins of yours")
+        raise ValueError("it would open the server to every page: list the origins of your pages")
     scheme, divider, rest = text.partition("://")
     authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
     origin = f"{scheme}://{authority}".lower()
@@ -94,43 +95,42 @@ def normal_origin(text: str) -> str:
     parts = urlsplit(origin)
     host = parts.hostname or ""
     bracketed = f"[{host}]" if ":" in host else host
-    # Beyond 65535, this says so itself.
+    # ``port`` raises a clear ValueError beyond 65535.
     named = "" if parts.port in (None, _DEFAULT_PORTS.get(parts.scheme)) else f":{parts.port}"
     normal = f"{parts.scheme}://{bracketed}{named}"
     if authority != rest:
-        raise ValueError(f"an origin ends behind its host or port: give {normal}")
+        raise ValueError(f"an origin ends after its host or port: give {normal}")
     return normal
 
 
 def _foreign_page(origin: str, *, shared: bool) -> str:
     if not shared:
-        return "pages of other sites may use routes for text, models and tokens, and not this one"
+        return "pages of other sites may use routes for text, models and tokens, but not this one"
     try:
         normal = normal_origin(origin)
     except ValueError:
         return (
-            "a page without an origin of its own (a file, or a sandboxed frame) may not use this "
-            "endpoint: serve the page at an address, and start the endpoint with --cors-origin and "
-            "that address"
+            "a page without an origin (a file, or a sandboxed frame) may not use this server: "
+            "serve the page over HTTP, and start this server with --cors-origin and its origin"
         )
     return (
-        f"pages of other sites may not use this endpoint: start it with --cors-origin {normal} to "
-        "let this one ask for text, models and tokens"
+        f"pages of other sites may not use this server: start it with --cors-origin {normal} to "
+        "open the routes for text, models and tokens to this one"
     )
 
 
 _BLIND_REQUEST: Final = (
-    "images, links and forms of other sites may not use this endpoint: call it by fetch() from a "
-    "page whose origin --cors-origin lists"
+    "images, links and forms of other sites may not use this server: call it with fetch() from a "
+    "page whose origin is listed with --cors-origin"
 )
 
 
 def _name(authority: str) -> str:
-    """The host without its port, in lower case; empty if it is none."""
+    """Return the host without its port, in lower case, or an empty string."""
     try:
         return (urlsplit(f"//{authority}").hostname or "").rstrip(".")
     except ValueError:
-        # No browser makes such a thing, and what is in it cannot be told.
+        # No browser sends this.
         return "unreadable.invalid"
 
 

@@ -1,4 +1,4 @@
-"""The endpoint's socket, bound before anything slow begins."""
+"""The server's listening socket, bound before anything slow begins."""
 
 import errno
 import socket
@@ -9,7 +9,7 @@ from typing import Final
 from mlx_dp.proto.errors import ConfigError
 
 _BACKLOG: Final = 2048
-"""The system cuts it to its own limit: 4096 on Linux, 128 on macOS."""
+"""The system caps it: at 4096 on Linux, at 128 on macOS."""
 _KNOCK_TIMEOUT_S: Final = 0.5
 _ANY_ADDRESS: Final = MappingProxyType(
     {"0.0.0.0": ("127.0.0.1",), "::": ("127.0.0.1", "::1")},
@@ -17,10 +17,10 @@ _ANY_ADDRESS: Final = MappingProxyType(
 
 
 def open_socket(host: str, port: int) -> socket.socket:
-    """Bind and listen, or refuse in one sentence.
+    """Bind and listen. Raises ConfigError.
 
-    Listening starts here too: on Linux two servers could otherwise both bind the port and find
-    out about each other after both have loaded. Connections wait until the endpoint answers.
+    It listens at once: on Linux two servers could otherwise both bind the port, and fail only
+    after both have loaded. Connections wait in the backlog until the server runs.
     """
     family, address = _resolve(host, port)
     if port and _answers(str(address[0]), port):
@@ -44,7 +44,7 @@ def bound_port(listener: socket.socket) -> int:
 
 
 def endpoint_url(host: str, port: int) -> str:
-    """An address that a client on this machine can use."""
+    """Return an address that clients on this machine can use."""
     reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     shown = f"[{reachable}]" if ":" in reachable else reachable
     return f"http://{shown}:{port}"
@@ -57,34 +57,34 @@ def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, tuple[object, 
         )
     except (OSError, UnicodeError) as error:
         raise ConfigError(
-            f"--host {host!r} is no address of this machine ({error}): use 127.0.0.1 for this "
-            "machine alone, or 0.0.0.0 for every network"
+            f"--host {host!r} is not an address of this machine ({error}): use 127.0.0.1 for "
+            "loopback only, or 0.0.0.0 for all networks"
         ) from error
-    # "localhost" may mean both families; clients try IPv4 in any case.
+    # "localhost" may have both families; all clients try IPv4.
     found.sort(key=lambda entry: entry[0] is not socket.AF_INET)
     family, _, _, _, address = found[0]
     return family, address
 
 
 def _answers(address: str, port: int) -> bool:
-    """Whether something listens where clients of this address would arrive.
+    """Whether another server listens where clients of this address would arrive.
 
     macOS lets one user bind 127.0.0.1 and 0.0.0.0 to the same port, and gives each connection to
-    the one that is bound more closely: binding does not find out.
+    the more specific one, so a successful bind proves nothing.
     """
     return any(_connects(each, port) for each in _ANY_ADDRESS.get(address, (address,)))
 
 
 def _connects(address: str, port: int) -> bool:
     try:
-        # From the address itself, so that another machine's is not called.
+        # From the address itself, so that no other machine is reached.
         with socket.create_connection(
             (address, port), timeout=_KNOCK_TIMEOUT_S, source_address=(address, 0)
         ) as knock:
             if knock.getsockname() != knock.getpeername():
                 return True
-            # The system picked the free port for this end too, so that it is connected to itself.
-            # Ended by a reset, it does not keep the port for a minute.
+            # The system picked the free port for this end too: the socket is connected to itself.
+            # A reset keeps the port out of TIME_WAIT.
             knock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             return False
     except OSError:
@@ -103,11 +103,11 @@ def _reason(host: str, port: int, error: OSError) -> str:
         case errno.EADDRINUSE:
             return _in_use(host, port)
         case errno.EACCES:
-            return f"port {port} needs more rights than this user has: use a --port above 1023"
+            return f"port {port} needs root privileges: use a --port above 1023"
         case errno.EADDRNOTAVAIL:
             return (
-                f"--host {host} is no address of this machine: use 127.0.0.1 for this machine "
-                "alone, or 0.0.0.0 for every network"
+                f"--host {host} is not an address of this machine: use 127.0.0.1 for loopback "
+                "only, or 0.0.0.0 for all networks"
             )
         case _:
             return f"cannot listen on {host}, port {port}: {error.strerror}"

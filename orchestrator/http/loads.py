@@ -1,7 +1,7 @@
-"""Load per owner, with SGLang's field names.
+"""GET /v1/loads and /get_load: the load of each owner, with SGLang's field names.
 
-The service has one queue and binds late, so nothing waits at an owner: the queue is in the
-aggregate only. SGLang's own schemas drift, hence both the older and the newer names there.
+The service has one queue and binds late, so nothing waits at an owner: the queue appears only in
+the aggregate. SGLang's schemas change, so the aggregate has older and newer names.
 """
 
 import time
@@ -9,15 +9,15 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from mlx_dp.orchestrator.http.endpoint import Endpoint
+from mlx_dp.orchestrator.http.context import AppContext
 from mlx_dp.orchestrator.service import OwnerState, ServiceState
 
 Json = Mapping[str, Any]
 
 
-def loads(endpoint: Endpoint) -> Json:
+def loads(context: AppContext) -> Json:
     """The body of GET /v1/loads."""
-    state = endpoint.service.state()
+    state = context.service.state()
     owners = [_owner(owner) for owner in state.owners]
     now = time.time()
     return {
@@ -29,7 +29,7 @@ def loads(endpoint: Endpoint) -> Json:
     }
 
 
-def get_load(endpoint: Endpoint) -> Sequence[Json]:
+def get_load(context: AppContext) -> Sequence[Json]:
     """The body of GET /get_load, which has no place for the queue."""
     return [
         {
@@ -39,7 +39,7 @@ def get_load(endpoint: Endpoint) -> Sequence[Json]:
             "num_tokens": owner.used_tokens,
             "ts_tic": time.monotonic(),
         }
-        for owner in endpoint.service.state().owners
+        for owner in context.service.state().owners
     ]
 
 

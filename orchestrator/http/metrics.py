@@ -1,13 +1,13 @@
-"""GET /metrics: rendered from values at hand, under the names that routers read.
+"""GET /metrics: rendered from known state, under the names that routers read.
 
-What is counted is counted by the controller alone, but for the statuses of HTTP answers. Every
-label has few values: owners, statuses, and the controller's own words for outcomes, reasons and
-error codes. Those words are there from the start, with 0: a rate needs the value before the first
-event, and sglang-router's ``/engine_metrics`` refuses pages of which one has a family's labels and
-another has the family without a sample.
+The controller counts everything except the statuses of HTTP responses. Every label has few values:
+owners, statuses, and fixed sets of outcomes, reasons and error codes. Those sets are present from
+the start, with 0: a rate needs the value before the first event, and sglang-router's
+``/engine_metrics`` refuses pages when one has a family's labels and another has the family without
+a sample.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -26,64 +26,95 @@ from mlx_dp.orchestrator.control.counters import (
 )
 from mlx_dp.orchestrator.control.router import routing_reasons
 from mlx_dp.orchestrator.control.supervisor_steps import LossKind
-from mlx_dp.orchestrator.http.endpoint import Endpoint
+from mlx_dp.orchestrator.http.context import AppContext
 from mlx_dp.orchestrator.http.histograms import RequestHistograms, Timings
-from mlx_dp.orchestrator.http.owner_metrics import owner_metrics
 from mlx_dp.orchestrator.service import OwnerState, WorkerStatus
+from mlx_dp.proto.pass_totals import PassTotals
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-# There are no blocks, but routers that hash prompts want a size: prefixes are kept at multiples
-# of this.
+# There are no blocks, but routers that hash prompts need a size: prefixes are kept at multiples
+# of this one.
 BLOCK_TOKENS: Final = 64
 # Others are added when they occur.
 USUAL_STATUSES: Final = ("200", "400", "429", "500", "503")
+_OWNER_GAUGES: Final[Sequence[tuple[str, str, Callable[[OwnerState], float]]]] = (
+    ("ready", "1 when it takes requests", lambda owner: owner.status is WorkerStatus.READY),
+    ("running_requests", "Requests granted to it", lambda owner: owner.running),
+    ("used_tokens", "KV tokens that hold content", lambda owner: owner.used_tokens),
+    ("reserved_tokens", "KV tokens set aside", lambda owner: owner.reserved_tokens),
+    ("restarts", "Starts after the first", lambda owner: owner.restarts),
+    ("rss_bytes", "Resident memory of its process", lambda owner: owner.rss_nbytes),
+    ("device_bytes", "Memory on its device", lambda owner: owner.device_nbytes),
+    (
+        "weights_bytes",
+        "Weights that its process holds",
+        lambda owner: owner.shape.weights_nbytes if owner.shape else 0,
+    ),
+    ("prefix_cache_tokens", "Tokens of cached prefixes", lambda owner: owner.prefix_tokens),
+    ("prefix_cache_bytes", "Memory of cached prefixes", lambda owner: owner.prefix_nbytes),
+    ("held_bytes", "Memory of rows, prefixes and states", lambda owner: owner.held_nbytes),
+    ("budget_bytes", "What those may take; 0: unbounded", lambda owner: owner.budget_nbytes or 0),
+    ("buffers", "Buffers that those and the weights are made of", lambda owner: owner.held_buffers),
+)
+_OWNER_COUNTERS: Final[Sequence[tuple[str, str, Callable[[OwnerState], float]]]] = (
+    ("prompt_tokens", "Prompt tokens it was given", lambda owner: owner.prompt_tokens_total),
+    ("cached_tokens", "Those found in its cache", lambda owner: owner.cached_tokens_total),
+    ("generation_tokens", "Generated tokens", lambda owner: owner.generated_tokens_total),
+    ("preemptions", "Requests it gave up", lambda owner: owner.preemptions_total),
+)
+# For ranks of a group. They restart at 0 with each process.
+_PASS_COUNTERS: Final[Sequence[tuple[str, str, Callable[[PassTotals], float]]]] = (
+    ("passes", "Forward passes of its group", lambda totals: totals.passes),
+    ("idle_passes", "Those that had no rows of its own", lambda totals: totals.idle_passes),
+    ("peer_wait_seconds", "Time it was ready and a peer was not", lambda totals: totals.waited_s),
+)
 
 
 class Metrics:
-    """The page of one endpoint, with a registry of its own."""
+    """The metrics page of one application, with its own registry."""
 
-    def __init__(self, endpoint: Endpoint, histograms: RequestHistograms) -> None:
+    def __init__(self, context: AppContext, histograms: RequestHistograms) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_EndpointCollector(endpoint, histograms))
+        self._registry.register(_Collector(context, histograms))
 
     def page(self) -> bytes:
         return generate_latest(self._registry)
 
 
-class _EndpointCollector(Collector):
-    """Every family has one name, so each gets its own TYPE line, as a router insists."""
+class _Collector(Collector):
+    """Every family has one name, since routers require a TYPE line for each name."""
 
-    def __init__(self, endpoint: Endpoint, histograms: RequestHistograms) -> None:
-        self._endpoint = endpoint
+    def __init__(self, context: AppContext, histograms: RequestHistograms) -> None:
+        self._context = context
         self._times = histograms
-        self._labels = {"model_name": endpoint.model}
+        self._labels = {"model_name": context.model}
 
     def collect(self) -> Iterator[Metric]:
         return (family for family in self._families() if family.samples)
 
     def _families(self) -> Iterator[Metric]:
-        state = self._endpoint.service.state()
-        counters = self._endpoint.service.counters()
+        state = self._context.service.state()
+        counters = self._context.service.counters()
         ready = [owner for owner in state.owners if owner.status is WorkerStatus.READY]
         yield from self._gauges(ready, counters, queued=state.queued_requests)
         yield from self._cache_config(ready)
         yield from self._counters(counters)
         yield from self._histograms()
         yield from _control_metrics(counters)
-        yield from _words(counters, routing_reasons(state.load_balance_method))
-        yield _by_word(
+        yield from _labelled(counters, routing_reasons(state.load_balance_method))
+        yield _by_label(
             "http_responses",
             "Answers to POSTs",
             "status",
-            {str(status): count for status, count in self._endpoint.posts.items()},
+            {str(status): count for status, count in self._context.post_statuses.items()},
             known=USUAL_STATUSES,
         )
         yield CounterMetricFamily(
             "mlx_dp:log_lines_dropped",
-            "Lines of the log that standard error did not take in time",
-            value=self._endpoint.dropped_lines(),
+            "Log lines dropped because standard error was blocked",
+            value=self._context.dropped_lines(),
         )
-        yield from owner_metrics(state.owners)
+        yield from _owner_metrics(state.owners)
 
     def _gauges(
         self, ready: Sequence[OwnerState], counters: ControllerCounters, *, queued: int
@@ -194,7 +225,7 @@ def _ended(counters: ControllerCounters) -> int:
 
 
 def _control_metrics(counters: ControllerCounters) -> Iterator[Metric]:
-    """What only the controller knows, under names of ours."""
+    """The controller's own counters, under this project's names."""
     for name, text, value in (
         ("requests_started", "Requests let in", counters.requests_started),
         ("requests_replayed", "Requests whose owner was lost", counters.requests_replayed),
@@ -210,8 +241,8 @@ def _control_metrics(counters: ControllerCounters) -> Iterator[Metric]:
         yield CounterMetricFamily(f"mlx_dp:{name}", text, value=value)
 
 
-def _words(counters: ControllerCounters, reasons: Sequence[str]) -> Iterator[Metric]:
-    """What is counted by one of the controller's words."""
+def _labelled(counters: ControllerCounters, reasons: Sequence[str]) -> Iterator[Metric]:
+    """Counters with a label from one of the fixed sets."""
     outcomes = {
         "ok": counters.requests_ok,
         "error": counters.requests_error,
@@ -225,14 +256,56 @@ def _words(counters: ControllerCounters, reasons: Sequence[str]) -> Iterator[Met
         ("grants", "Requests given to an owner", "routing_reason", counters.grants, reasons),
         ("worker_losses", "Workers given up, by how", "cause", counters.worker_losses, LossKind),
     ):
-        yield _by_word(name, text, label, values, known=known)
+        yield _by_label(name, text, label, values, known=known)
 
 
-def _by_word(
+def _by_label(
     name: str, text: str, label: str, values: Mapping[str, int], *, known: Iterable[str]
 ) -> Metric:
-    """A counter by word, those that are ``known`` among them."""
+    """A counter by label value, including all ``known`` values."""
     family = CounterMetricFamily(f"mlx_dp:{name}", text, labels=[label])
     for word, count in {**dict.fromkeys(map(str, known), 0), **values}.items():
         family.add_metric([word], count)
     return family
+
+
+def _owner_metrics(owners: Iterable[OwnerState]) -> Iterator[Metric]:
+    """Yield the families of all owners, under this project's names.
+
+    The labels are bounded, since the number of owners is fixed.
+    """
+    owners = list(owners)
+    ranks = [(str(owner.owner), owner.passes) for owner in owners if owner.passes is not None]
+    for name, text, total in _PASS_COUNTERS if ranks else ():
+        counter = CounterMetricFamily(f"mlx_dp:owner_{name}", text, labels=["dp_rank"])
+        for rank, totals in ranks:
+            counter.add_metric([rank], total(totals))
+        yield counter
+    batching = GaugeMetricFamily(
+        "mlx_dp:owner_batching", "1 for the form of its batch", labels=["dp_rank", "form"]
+    )
+    for owner in owners:
+        if owner.batching is not None:
+            batching.add_metric([str(owner.owner), owner.batching.value], 1)
+    yield batching
+    for family_of, table in (
+        (GaugeMetricFamily, _OWNER_GAUGES),
+        (CounterMetricFamily, _OWNER_COUNTERS),
+    ):
+        for name, text, value in table:
+            family = family_of(f"mlx_dp:owner_{name}", text, labels=["dp_rank"])
+            for owner in owners:
+                family.add_metric([str(owner.owner)], value(owner))
+            yield family
+    yield from _buffer_limits(owners)
+
+
+def _buffer_limits(owners: Iterable[OwnerState]) -> Iterator[Metric]:
+    limits = [(str(o.owner), o.buffer_limit) for o in owners if o.buffer_limit is not None]
+    if not limits:
+        return
+    text = "What its buffers may come to, on devices that count them"
+    family = GaugeMetricFamily("mlx_dp:owner_buffer_limit", text, labels=["dp_rank"])
+    for rank, limit in limits:
+        family.add_metric([rank], limit)
+    yield family

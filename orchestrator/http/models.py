@@ -1,41 +1,41 @@
-"""GET /v1/models, and what routers ask to know which model a server has."""
+"""GET /v1/models, /server_info and /model_info: the model, for clients and routers."""
 
 from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any, Final
 
-from mlx_dp.orchestrator.http.admission import unknown_model
-from mlx_dp.orchestrator.http.endpoint import Endpoint
+from mlx_dp.orchestrator.http.context import AppContext
+from mlx_dp.orchestrator.http.prechecks import unknown_model
 from mlx_dp.orchestrator.service import OwnerState
 from mlx_dp.proto.parallel import ReplicaMode
 
-# smg chooses by this what it asks next: as "sglang" it reads /v1/loads, which we have.
+# smg chooses its next requests by this. For "sglang" it reads /v1/loads, which exists here.
 OWNED_BY: Final = "sglang"
 
 
-def models(endpoint: Endpoint) -> Mapping[str, Any]:
-    names = endpoint.options.served_model_names
-    return {"object": "list", "data": [_card(endpoint, name) for name in names]}
+def models(context: AppContext) -> Mapping[str, Any]:
+    names = context.options.served_model_names
+    return {"object": "list", "data": [_card(context, name) for name in names]}
 
 
-def model(endpoint: Endpoint, name: str) -> Mapping[str, Any]:
-    """The card of a name that is taken. A slash beside it is the base URL's."""
-    options = endpoint.options
+def model(context: AppContext, name: str) -> Mapping[str, Any]:
+    """Return the card of a known name. Slashes around the name come from base URLs."""
+    options = context.options
     for known in (name, name.rstrip("/"), name.strip("/")):
         if known in options.served_model_names or known in options.own_model_names:
-            return _card(endpoint, known)
+            return _card(context, known)
     raise unknown_model(name, options)
 
 
-def _card(endpoint: Endpoint, name: str) -> Mapping[str, Any]:
+def _card(context: AppContext, name: str) -> Mapping[str, Any]:
     return {
         "id": name,
         "object": "model",
-        "created": endpoint.created,
+        "created": context.created,
         "owned_by": OWNED_BY,
-        "root": endpoint.text.facts.path,
+        "root": context.text.facts.path,
         "parent": None,
-        "max_model_len": endpoint.max_model_len(),
+        "max_model_len": context.max_model_len(),
     }
 
 
@@ -43,8 +43,8 @@ def server_version() -> Mapping[str, Any]:
     return {"version": version("mlx-dp")}
 
 
-def model_info(endpoint: Endpoint) -> Mapping[str, Any]:
-    facts = endpoint.text.facts
+def model_info(context: AppContext) -> Mapping[str, Any]:
+    facts = context.text.facts
     return {
         "model_path": facts.path,
         "tokenizer_path": facts.path,
@@ -58,10 +58,10 @@ def model_info(endpoint: Endpoint) -> Mapping[str, Any]:
     }
 
 
-def server_info(endpoint: Endpoint) -> Mapping[str, Any]:
+def server_info(context: AppContext) -> Mapping[str, Any]:
     """SGLang's fields that routers read, and the state of every owner."""
-    state = endpoint.service.state()
-    facts = endpoint.text.facts
+    state = context.service.state()
+    facts = context.text.facts
     slots = [owner.capacity.request_slots for owner in state.owners if owner.capacity]
     pools = [
         owner.capacity.pool_tokens
@@ -71,7 +71,7 @@ def server_info(endpoint: Endpoint) -> Mapping[str, Any]:
     return {
         "model_path": facts.path,
         "tokenizer_path": facts.path,
-        "served_model_name": endpoint.model,
+        "served_model_name": context.model,
         "version": version("mlx-dp"),
         "tp_size": state.tp_size,
         "dp_size": len(state.owners),
@@ -79,7 +79,7 @@ def server_info(endpoint: Endpoint) -> Mapping[str, Any]:
         "enable_dp_attention": state.mode is ReplicaMode.DP_ATTENTION,
         "load_balance_method": state.load_balance_method,
         "disaggregation_mode": "null",
-        "context_length": endpoint.context_length(),
+        "context_length": context.context_length(),
         # Per owner, as in SGLang; the smallest, since any owner may get a request.
         "max_total_tokens": min(pools, default=None),
         "max_total_num_tokens": min(pools, default=None),
@@ -94,7 +94,7 @@ def server_info(endpoint: Endpoint) -> Mapping[str, Any]:
 
 
 def _internal_state(owner: OwnerState) -> Mapping[str, Any]:
-    """What SGLang's clients read of each scheduler. Memory is in GB there, and only there."""
+    """SGLang's state of each scheduler, as far as clients read it. Only here is memory in GB."""
     capacity, shape = owner.capacity, owner.shape
     pool = (capacity.pool_tokens if capacity else None) or 0
     kv_nbytes = pool * shape.kv_bytes_per_token if shape else 0

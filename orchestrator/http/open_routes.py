@@ -1,10 +1,10 @@
-"""Which routes need no key, though there is one. All others do, unknown ones included."""
+"""Routes that need no API key. All others do, unknown ones included."""
 
 from typing import Final
 
 OPEN_PATHS: Final = frozenset({"/live", "/health", "/metrics"})
 
-# What routers ask of a server before they send it anything, and without its key.
+# Routers read these before they send anything, and without the key.
 METADATA_PATHS: Final = frozenset(
     {
         "/get_load",

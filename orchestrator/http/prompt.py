@@ -1,12 +1,11 @@
-"""Prompts to token ids, off the event loop when that takes long."""
+"""Turns prompts into token ids, off the event loop when that takes long."""
 
 import asyncio
 import logging
 from typing import Final
 
-from mlx_dp.orchestrator.http.errors import too_long
-from mlx_dp.orchestrator.openai.completion_request import Prompt
-from mlx_dp.orchestrator.openai.errors import invalid
+from mlx_dp.orchestrator.openai.errors import invalid, too_long
+from mlx_dp.orchestrator.openai.generation_request import Prompt
 from mlx_dp.orchestrator.text.chat_template import (
     LIMIT_S,
     ChatTemplateError,
@@ -19,11 +18,11 @@ logger = logging.getLogger(__name__)
 
 # About a millisecond of work; a hop to a thread and back costs a fifth of one.
 INLINE_CHARS: Final = 4096
-# A template that needs more than this holds up all answers that run.
+# A template that needs more than this would delay all running answers.
 INLINE_LIMIT_S: Final = 0.02
-# Hardly any text has more characters in a token than this, on the mean.
+# Hardly any text has a higher mean of characters in a token.
 CHARS_PER_TOKEN: Final = 8
-# Cutting a text changes few tokens, and only beside the cut.
+# Cutting a text changes few tokens, and only near the cut.
 TOKENS_AT_A_CUT: Final = 64
 
 
@@ -37,7 +36,7 @@ async def prompt_ids(
         try:
             ids = await _tokenize(text, prompt, limits, param)
         except ChatTemplateError as error:
-            raise invalid(param, f"the chat template refuses them: {error}") from error
+            raise invalid(param, f"the chat template rejects them: {error}") from error
     if not ids:
         raise invalid(param, "the prompt is empty: at least 1 token is needed")
     return ids
@@ -84,7 +83,7 @@ def _ids(
 def _refuse_long(
     text: TextModel, rendered: str, limits: AdmissionLimits, param: str, *, special: bool
 ) -> None:
-    """Find out without tokenizing all of a prompt that is too long, most likely."""
+    """Raise ApiError for a prompt that is too long, without tokenizing all of it."""
     most = limits.max_request_tokens
     if len(rendered) > CHARS_PER_TOKEN * (most + TOKENS_AT_A_CUT):
         start = rendered[: CHARS_PER_TOKEN * (most + TOKENS_AT_A_CUT)]

@@ -1,4 +1,4 @@
-"""One spelling for every route, before anything is decided by its path."""
+"""Normalizes paths, before any decision depends on them."""
 
 import re
 from collections.abc import Iterable
@@ -9,11 +9,11 @@ _ONE_MODEL: Final = re.compile(r"/+(?:v1/+)?models/(.*[^/].*)", re.DOTALL)
 
 
 class RoutePaths:
-    """Paths as clients write them, to paths as routes have them. Pure.
+    """Maps the paths that clients write to those of routes. Pure.
 
-    Base URLs come with a slash too many, and with or without the version. A redirect would cost
-    some clients the body of their POST. Key, host and origin are checked on what this returns, so
-    that no spelling passes another check than its route.
+    Base URLs come with extra slashes, and with or without the version. A redirect would lose the
+    body of a POST with some clients. Key, host and origin are checked on the result, so that no
+    spelling of a path avoids the checks of its route.
     """
 
     def __init__(self, routes: Iterable[str]) -> None:
@@ -26,7 +26,7 @@ class RoutePaths:
         }
 
     def canonical(self, path: str) -> str:
-        """The route's own path; names of models keep their slashes."""
+        """Return the route's own path. Names of models keep their slashes."""
         model = _ONE_MODEL.fullmatch(path)
         if model is not None:
             return f"{_VERSION}/models/{model[1]}"

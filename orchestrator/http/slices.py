@@ -1,29 +1,29 @@
-"""Tokens in portions that hold up the event loop for a few milliseconds each."""
+"""Divides tokens into portions that delay the event loop by a few milliseconds each."""
 
 from collections.abc import Sequence
 from typing import Final
 
-from mlx_dp.orchestrator.http.loop_share import TURN_UNITS
+from mlx_dp.orchestrator.http.yield_budget import TURN_UNITS
 from mlx_dp.orchestrator.service import NewTokens
 from mlx_dp.orchestrator.text.choice_text import Piece
 from mlx_dp.proto.token_chunk import TokenLogprob
 
 TOKEN_UNITS: Final = 8
-"""What a token's text costs, beside its log-probabilities."""
+"""The cost of a token's text, without its log-probabilities."""
 
 
 def token_units(event: NewTokens) -> int:
-    """Return what its tokens cost until they are written, in the units of ``LoopShare``."""
+    """Return the cost of writing the tokens, in the units of ``YieldBudget``."""
     return len(event.ids) * _units(event.logprobs[0] if event.logprobs else None)
 
 
 def piece_units(piece: Piece) -> int:
-    """The same for a piece, whose tokens may have come long ago."""
+    """The same for a piece, whose tokens may have arrived long ago."""
     return len(piece.logprobs) * _units(piece.logprobs[0].logprob) if piece.logprobs else 1
 
 
 def token_slices(event: NewTokens) -> Sequence[NewTokens]:
-    """Divide what has come at once, to a reader that was slow."""
+    """Divide an event that has many tokens, because its reader was slow."""
     if token_units(event) <= TURN_UNITS:
         return (event,)
     size = max(1, TURN_UNITS * len(event.ids) // token_units(event))
@@ -34,7 +34,7 @@ def token_slices(event: NewTokens) -> Sequence[NewTokens]:
 
 
 def piece_slices(piece: Piece) -> Sequence[Piece]:
-    """Divide a piece that brings many tokens: those without text wait for what follows them."""
+    """Divide a piece that has many tokens, since those without text wait for the next text."""
     if piece_units(piece) <= TURN_UNITS:
         return (piece,)
     size = max(1, TURN_UNITS * len(piece.logprobs) // piece_units(piece))

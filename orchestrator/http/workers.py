@@ -1,4 +1,4 @@
-"""GET /workers, and POST /workers/{n}/restart: the processes behind the owners."""
+"""GET /workers and POST /workers/{n}/restart: state and restart of the worker processes."""
 
 import re
 import time
@@ -9,31 +9,31 @@ from typing import Any, Final
 import msgspec
 from fastapi import Response
 
-from mlx_dp.orchestrator.http.endpoint import Endpoint
+from mlx_dp.orchestrator.http.context import AppContext
 from mlx_dp.orchestrator.openai.errors import ApiError
 from mlx_dp.orchestrator.worker_states import RestartRefusedError, WorkerState
 
 _INDEX: Final = re.compile(r"[0-9]{1,7}")
 
 
-def workers(endpoint: Endpoint) -> Mapping[str, Any]:
+def workers(context: AppContext) -> Mapping[str, Any]:
     """The body of GET /workers."""
     now = time.time()
-    return {"workers": [_worker(worker, now) for worker in endpoint.service.workers()]}
+    return {"workers": [_worker(worker, now) for worker in context.service.workers()]}
 
 
-def restart(endpoint: Endpoint, name: str) -> Response:
-    """202: the restart is planned, and GET /workers shows how far it is."""
-    known = len(endpoint.service.workers())
+def restart_worker(context: AppContext, name: str) -> Response:
+    """202: the restart is planned, and GET /workers shows its progress."""
+    known = len(context.service.workers())
     if not _INDEX.fullmatch(name) or int(name) >= known:
         message = f"there is no worker {ascii(name)[:40]}, workers are 0 to {known - 1}"
         raise ApiError(404, message, code="worker_not_found")
     try:
-        concerned = endpoint.service.restart_worker(int(name))
+        restarting = context.service.restart_worker(int(name))
     except RestartRefusedError as error:
         raise ApiError(409, str(error), code="restart_refused") from error
     return Response(
-        msgspec.json.encode({"restarting": concerned}), 202, media_type="application/json"
+        msgspec.json.encode({"restarting": restarting}), 202, media_type="application/json"
     )
 
 

@@ -1,1 +1,1 @@
-"""The OpenAI API's shapes: request fields, answers and errors."""
+"""OpenAI's API: request fields, responses and errors."""

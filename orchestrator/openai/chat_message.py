@@ -1,15 +1,15 @@
-"""One message of a chat: what clients put into their histories, and what templates make of it.
+"""One message of a chat, as clients send it and as templates take it.
 
-An assistant's message is mostly an earlier answer, of this server or of another one, that comes
-back as its client keeps it. All that such an answer can hold is taken:
+An assistant's message is mostly an earlier answer of this server or another one, in the form in
+which its client keeps it. Everything that such an answer can hold is accepted:
 
 - ``content`` that is null, missing or an empty array is "", as in SGLang, vLLM and mlx_lm.server;
 - parts of type text, output_text, input_text and refusal are joined as they are, and so a
   ``refusal`` beside an empty ``content`` is the content, and the transcript of an ``audio``;
-- parts of type thinking and reasoning, and ``reasoning_content`` or ``reasoning``, are given to the
-  template, which decides what to show of them;
-- ``tool_calls``, and ``function_call`` as one of them, are given with their arguments as objects,
-  as templates expect it; a message of role ``tool`` (or ``function``) is their result;
+- parts of type thinking and reasoning, and ``reasoning_content`` or ``reasoning``, are passed to
+  the template, which decides what to show;
+- ``tool_calls``, and ``function_call`` as one of them, are passed with their arguments as objects,
+  as templates expect; a message of role ``tool`` (or ``function``) is their result;
 - ``annotations`` and unknown members are ignored, and null is the same as a missing member.
 """
 
@@ -28,7 +28,7 @@ MAX_PARTS: Final = 1024
 MAX_TOOL_CALLS: Final = 1024
 MAX_NAME_CHARS: Final = 256
 
-# Part types, and the member that has their text.
+# Part types, and the member with their text.
 _TEXT_PARTS: Final[Mapping[str, str]] = {
     "text": "text",
     "input_text": "text",
@@ -36,7 +36,7 @@ _TEXT_PARTS: Final[Mapping[str, str]] = {
     "refusal": "refusal",
 }
 _REASONING_PARTS: Final[Mapping[str, str]] = {"thinking": "thinking", "reasoning": "text"}
-# Encrypted by another server: no text, and nothing that a model here could read.
+# Encrypted by another server: no model here could read them.
 _OPAQUE_PARTS: Final = frozenset({"redacted_thinking"})
 _ANSWER_PARTS: Final = frozenset({"refusal", *_REASONING_PARTS, *_OPAQUE_PARTS})
 _SPEAKERS: Final = ("system", "developer", "user")
@@ -48,7 +48,7 @@ _OTHER_PARTS: Final = ", ".join(kind for kind in _KNOWN_PARTS if kind != "text")
 class MessageContent:
     """A message's text and reasoning.
 
-    ``answer_part`` is the type of a part that only answers have, or None.
+    ``answer_part`` is the type of a part that only answers may have, or None.
     """
 
     text: str = ""
@@ -57,7 +57,7 @@ class MessageContent:
 
 
 def _content(value: object) -> MessageContent | None:
-    """A message's content; parts are joined as they are, as templates do it."""
+    """Return a message's content. Parts are joined without a separator, as templates do."""
     if value is None:
         return None
     if isinstance(value, str):
@@ -97,7 +97,7 @@ def _part_text(part: Mapping[str, object], member: str) -> str:
 
 
 def _reasoning_text(part: Mapping[str, object], member: str) -> str:
-    """The text of a reasoning part, which the Responses API has as a list of summaries."""
+    """Return the text of a reasoning part. The Responses API sends a list of summaries."""
     text = part.get(member)
     if isinstance(text, str):
         return text
@@ -110,7 +110,7 @@ def _reasoning_text(part: Mapping[str, object], member: str) -> str:
 
 
 def _tool_calls(value: object) -> list[dict[str, object]]:
-    """Earlier calls as templates expect them, with arguments that are objects."""
+    """Return earlier calls as templates expect them, with arguments as objects."""
     if value is None:
         return []
     if not isinstance(value, list):
@@ -155,7 +155,7 @@ def _arguments(value: object) -> object:
     try:
         parsed = json.loads(value)
     except (ValueError, RecursionError):
-        # An answer that was cut in its arguments: the template has them as they are.
+        # An answer that was cut within its arguments: the template gets the text.
         return value
     return parsed if isinstance(parsed, dict) else value
 
@@ -169,7 +169,7 @@ def _function_call(value: object) -> dict[str, object] | None:
 
 
 def _text(value: object) -> str:
-    """Return the value if it is text: answers of other servers may have any other value there."""
+    """Return the value if it is text. Answers of other servers may have any value here."""
     return value if isinstance(value, str) else ""
 
 
@@ -209,12 +209,12 @@ FunctionCall = Annotated[
     PlainValidator(_function_call),
     WithJsonSchema({"type": ["object", "null"]}),
 ]
-# Another value here is no reason to refuse a conversation.
+# Any other value is ignored: it is no reason to refuse a conversation.
 LooseText = Annotated[str, PlainValidator(_text), WithJsonSchema({})]
 
 
 class ChatMessage(BaseModel):
-    """One message as its client sends it."""
+    """One message as a client sends it."""
 
     model_config = STRICT
 
@@ -229,12 +229,12 @@ class ChatMessage(BaseModel):
     function_call: FunctionCall = None
     tool_call_id: LooseText = ""
     prefix: Any = None
-    """True: the answer is to continue this message (DeepSeek, Mistral)."""
+    """True: the answer continues this message (DeepSeek, Mistral)."""
     partial: Any = None
     """The same (Kimi, Qwen)."""
 
     def check(self, place: str, *, last: bool) -> None:
-        """Raise ApiError for what this server cannot do with the message at ``place``."""
+        """Raise ApiError if this server cannot use the message. ``place`` names it in errors."""
         content = self.content
         if content is None and self.role in _SPEAKERS:
             raise invalid(f"{place}.content", "this field is required, as text or text parts")
@@ -243,7 +243,7 @@ class ChatMessage(BaseModel):
         if self.role == "assistant":
             for name in ("prefix", "partial"):
                 if last and getattr(self, name) is True:
-                    raise unsupported(f"{place}.{name}", True, "end with a message of the user")
+                    raise unsupported(f"{place}.{name}", True, "end with a user message")
             return
         if content is not None and content.answer_part is not None:
             raise invalid(
@@ -255,7 +255,7 @@ class ChatMessage(BaseModel):
                 raise invalid(f"{place}.{name}", "only messages of role 'assistant' have calls")
 
     def as_mapping(self) -> Mapping[str, object]:
-        """Return the message as templates take it: absent members are not there."""
+        """Return the message as templates take it, without absent members."""
         found: dict[str, object] = {"role": self._role, "content": self._content_text}
         optional: dict[str, object] = {"name": self.name}
         match self.role:
@@ -268,7 +268,7 @@ class ChatMessage(BaseModel):
 
     @property
     def _role(self) -> str:
-        # Templates know the newer name only. What becomes of a developer is theirs to say.
+        # Templates know only the newer name of a tool. They decide about "developer".
         return "tool" if self.role == "function" else self.role
 
     @property
@@ -280,9 +280,7 @@ class ChatMessage(BaseModel):
 
     @property
     def _thoughts(self) -> Mapping[str, object]:
-        """The reasoning by the name that its client uses. The template's other names for it are
-        added when the chat is rendered.
-        """
+        """Return the reasoning under the client's name. Rendering adds the template's names."""
         if self.reasoning and not self.reasoning_content:
             return {"reasoning": self.reasoning}
         parts = "" if self.content is None else self.content.reasoning

@@ -1,28 +1,26 @@
 """The body of POST /v1/chat/completions."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Final, Literal, get_args
+from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import Field
 
 from mlx_dp.orchestrator.openai.chat_message import ChatMessage
 from mlx_dp.orchestrator.openai.errors import invalid
-from mlx_dp.orchestrator.openai.fields import GenerationFields
+from mlx_dp.orchestrator.openai.fields import CompletionFields
 from mlx_dp.orchestrator.openai.numbers import INTEGRAL, MINUS_ONE_IS_UNSET
 from mlx_dp.orchestrator.text.text_model import Chat
 from mlx_dp.proto.sampling_params import MAX_TOP_LOGPROBS
 
 MAX_MESSAGES: Final = 16_384
-# Whatever else a template reads is not the client's to set.
+# Clients may set these variables of a template, and no others.
 TEMPLATE_SWITCHES: Final = frozenset({"enable_thinking", "thinking"})
 _EFFORT: Final = "reasoning_effort"
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
-class ChatRequest(GenerationFields):
-    prompt_name: ClassVar[str] = "messages"
-
+class ChatRequest(CompletionFields):
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
     logprobs: bool | None = None
     top_logprobs: Annotated[
@@ -32,13 +30,14 @@ class ChatRequest(GenerationFields):
     reasoning_effort: ReasoningEffort | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
-    def wanted_logprobs(self) -> int | None:
+    def requested_logprobs(self) -> int | None:
+        """Return the number of alternatives at each token, or None. Raises ApiError."""
         if self.top_logprobs and not self.logprobs:
             raise invalid("top_logprobs", "it needs logprobs to be true")
         return (self.top_logprobs or 0) if self.logprobs else None
 
     def chat(self) -> Chat:
-        """The conversation, checked. Raises ApiError."""
+        """Check the messages and return the conversation. Raises ApiError."""
         last = len(self.messages) - 1
         for index, message in enumerate(self.messages):
             message.check(f"messages.{index}", last=index == last)
@@ -49,7 +48,7 @@ class ChatRequest(GenerationFields):
         )
 
     def _effort(self) -> Mapping[str, object]:
-        """What the template is told of the effort. "none" turns thinking off, too."""
+        """Return the template variables of the effort. "none" also turns thinking off."""
         if self.reasoning_effort is None:
             return {}
         off = dict.fromkeys(TEMPLATE_SWITCHES, False) if self.reasoning_effort == "none" else {}

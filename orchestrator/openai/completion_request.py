@@ -8,16 +8,15 @@ from mlx_dp.orchestrator.openai.errors import invalid
 from mlx_dp.orchestrator.openai.fields import (
     MAX_CHOICES,
     MAX_TOKEN_ID,
-    GenerationFields,
+    CompletionFields,
 )
+from mlx_dp.orchestrator.openai.generation_request import Prompt
 from mlx_dp.orchestrator.openai.numbers import FALSE_IS_UNSET, INTEGRAL, integral
 from mlx_dp.orchestrator.openai.validation import refuse
 from mlx_dp.proto.sampling_params import MAX_TOP_LOGPROBS
 
 MAX_PROMPTS: Final = MAX_CHOICES
 _SHAPES: Final = "a string, an array of token ids, or an array of either"
-
-Prompt = str | tuple[int, ...]
 
 
 def _prompts(value: object) -> tuple[Prompt, ...]:
@@ -70,7 +69,7 @@ Prompts = Annotated[
 
 NumLogprobs = Annotated[
     Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS), INTEGRAL] | None,
-    # The word for it in chats: 0 asks for those of the tokens themselves.
+    # As in chats, where false means none. 0 asks for the chosen tokens' own.
     FALSE_IS_UNSET,
     WithJsonSchema(
         {
@@ -83,15 +82,15 @@ NumLogprobs = Annotated[
 ]
 
 
-class CompletionRequest(GenerationFields):
-    prompt_name: ClassVar[str] = "prompt"
+class CompletionRequest(CompletionFields):
+    packed_member: ClassVar[str] = "prompt"
 
     prompt: Prompts
     echo: bool | None = None
     logprobs: NumLogprobs = None
 
     def check(self) -> None:
-        """Refuse what the fields allow one by one but not together. Raises ApiError."""
+        """Refuse combinations of fields that are valid by themselves. Raises ApiError."""
         if self.echo and self.logprobs is not None:
             raise invalid("echo", "logprobs of the prompt are not supported")
         if len(self.prompt) * self.choices > MAX_CHOICES:

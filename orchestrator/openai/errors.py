@@ -1,16 +1,18 @@
-"""Errors as the OpenAI API shows them."""
+"""Errors for clients, before an API format gives them its shape."""
 
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
-import msgspec
-from pydantic import ValidationError
+from mlx_dp.orchestrator.openai.generation_request import FieldNames
+from mlx_dp.orchestrator.service import CONTEXT_LENGTH_EXCEEDED, OverloadedError, RefusedError
 
 MAX_SHOWN: Final = 80
 
 
 class ApiError(Exception):
-    """The request gets this answer instead of text. The message is meant for the client."""
+    """The request fails with this HTTP status. The message is meant for the client.
+
+    ``param`` is the field at fault, in the client's words. ``code`` names the fault for programs.
+    """
 
     def __init__(
         self, status: int, message: str, *, param: str | None = None, code: str | None = None
@@ -21,32 +23,6 @@ class ApiError(Exception):
         self.code = code
         self.headers: dict[str, str] = {}
 
-    @property
-    def type(self) -> str:
-        match self.status:
-            case 401:
-                return "authentication_error"
-            case 404:
-                return "not_found_error"
-            case 429 | 503:
-                return "overloaded_error"
-            case status if status >= 500:
-                return "server_error"
-            case _:
-                return "invalid_request_error"
-
-    def body(self) -> bytes:
-        return msgspec.json.encode(
-            {
-                "error": {
-                    "message": str(self),
-                    "type": self.type,
-                    "param": self.param,
-                    "code": self.code,
-                }
-            }
-        )
-
 
 def invalid(param: str | None, message: str, *, code: str | None = None) -> ApiError:
     """A 400 whose message opens with the field at fault."""
@@ -54,7 +30,7 @@ def invalid(param: str | None, message: str, *, code: str | None = None) -> ApiE
 
 
 def unsupported(param: str, value: object, advice: str) -> ApiError:
-    """A 400 for what others can and we cannot."""
+    """A 400 for a parameter that other servers support."""
     return ApiError(
         400,
         f"{param}: this server does not support it (got {shown(value)}): {advice}",
@@ -63,11 +39,50 @@ def unsupported(param: str, value: object, advice: str) -> ApiError:
     )
 
 
+def too_long(param: str | None, message: str) -> ApiError:
+    """A 400 for a prompt or answer that exceeds the context.
+
+    The message is OpenAI's, without the field before it: clients parse it.
+    """
+    return ApiError(400, message, param=param, code=CONTEXT_LENGTH_EXCEEDED)
+
+
 def overloaded(status: int, message: str, *, retry_after_s: int) -> ApiError:
     """A 429 or 503 with Retry-After."""
     error = ApiError(status, message, code="queue_full" if status == 429 else "unavailable")
     error.headers["retry-after"] = str(max(1, retry_after_s))
     return error
+
+
+def too_large(part: str, max_nbytes: int, *, status: int = 413) -> ApiError:
+    """A 413, or a 431 for the head, for a request that exceeds a bound of bytes."""
+    return closing(ApiError(status, f"the {part} is larger than {max_nbytes} bytes"))
+
+
+def closing(error: ApiError) -> ApiError:
+    """Return the error with ``Connection: close``, since the rest of the request is not read."""
+    error.headers["connection"] = "close"
+    return error
+
+
+def internal_error() -> ApiError:
+    """Internal server error. The log has the traceback; the client gets no part of it.
+
+    Its connection ends, since the state of the request is unknown.
+    """
+    return closing(ApiError(500, "internal error", code="internal_error"))
+
+
+def from_overloaded(error: OverloadedError) -> ApiError:
+    return overloaded(error.status, str(error), retry_after_s=error.retry_after_s)
+
+
+def from_refused(error: RefusedError, names: FieldNames) -> ApiError:
+    """Translate a refusal by the control plane into the client's own field names."""
+    param = None if error.param is None else names.client_name(error.param)
+    if error.code == CONTEXT_LENGTH_EXCEEDED:
+        return too_long(param, str(error))
+    return invalid(param, str(error), code=error.code)
 
 
 def shown(value: object) -> str:
@@ -90,23 +105,5 @@ def shown(value: object) -> str:
 
 
 def shown_name(name: str) -> str:
-    """A member's name as error messages show it: it may be the client's own."""
+    """A member's name as error messages show it: the client may have made it up."""
     return ascii(name)[1:-1][:MAX_SHOWN]
-
-
-def _shown_part(part: int | str) -> str:
-    return shown_name(part) if isinstance(part, str) else str(part)
-
-
-def from_validation(error: ValidationError) -> ApiError:
-    """The first thing that is wrong, with field, value and bound."""
-    first: Mapping[str, Any] = error.errors(include_url=False)[0]
-    if first["type"] == "json_invalid":
-        # The parser quotes no input, but says where it stopped.
-        return ApiError(400, f"the body is not valid JSON: {first['ctx']['error']}")
-    param = ".".join(map(_shown_part, first["loc"]))[:256] or None
-    if first["type"] == "missing":
-        return invalid(param, "this field is required")
-    message = str(first["msg"])
-    got = first.get("ctx", {}).get("got") or shown(first["input"])
-    return invalid(param, f"{message[0].lower()}{message[1:]}, got {got}")

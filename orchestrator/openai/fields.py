@@ -1,7 +1,7 @@
-"""Fields that both generation routes take, each with both its bounds. Null means the default."""
+"""Fields of both completion routes, each with its bounds. Null means the default."""
 
 import re
-from typing import Annotated, Any, ClassVar, Final
+from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema
 
@@ -39,7 +39,7 @@ def _stops(value: object) -> tuple[str, ...]:
         return ()
     if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
         raise refuse("input should be a string or an array of strings")
-    # Clients leave an unused field empty.
+    # Some clients send empty strings for unused fields.
     stops = list(dict.fromkeys(filter(None, stops)))
     if len(stops) > MAX_STOPS:
         raise refuse(f"input should have at most {MAX_STOPS} strings")
@@ -100,7 +100,7 @@ LogitBias = Annotated[
         }
     ),
 ]
-# What is more than a model has left is cut to that: clients that want all of it say so.
+# More than the model has left is clamped: clients send a huge number to get all of it.
 AnswerTokens = Annotated[Annotated[int, Field(ge=-1, le=2**63 - 1), INTEGRAL] | None, TOKEN_BOUND]
 Rank = Annotated[int, Field(ge=0, lt=MAX_RANK), INTEGRAL]
 
@@ -109,17 +109,15 @@ class StreamOptions(BaseModel):
     model_config = STRICT
 
     include_usage: bool | None = None
-    """Usage of the whole request, in an event of its own before the end."""
+    """Usage of the whole request, in a separate event before the end."""
     continuous_usage_stats: bool | None = None
-    """Usage of a choice so far, in each of its events."""
+    """Usage of a choice so far, in every event of it."""
 
 
-class GenerationFields(BaseModel):
-    """What a request for text may set. Unknown fields are kept aside, see unsupported.py."""
+class CompletionFields(BaseModel):
+    """Fields of chat and text completions. Unknown ones are in ``extras``, see unsupported.py."""
 
     model_config = STRICT
-    prompt_name: ClassVar[str]
-    """The field that the prompts come in."""
 
     model: Annotated[str, Field(max_length=1024)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES), INTEGRAL] | None = None
@@ -171,23 +169,15 @@ class GenerationFields(BaseModel):
 
     @property
     def answer_tokens(self) -> int | None:
-        """The bound on the answer; the newer name wins."""
+        """The bound of the answer. The newer name takes precedence."""
         return self.max_completion_tokens or self.max_tokens
 
     @property
     def answer_tokens_name(self) -> str:
-        """The field that ``answer_tokens`` is from."""
+        """The field that ``answer_tokens`` comes from."""
         return "max_completion_tokens" if self.max_completion_tokens else "max_tokens"
 
     @property
-    def include_usage(self) -> bool:
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
-
-    @property
-    def continuous_usage(self) -> bool:
-        return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
-
-    @property
     def extras(self) -> dict[str, Any]:
-        """Fields that are not declared here."""
+        """Undeclared fields."""
         return self.model_extra or {}

@@ -9,14 +9,14 @@ from mlx_dp.orchestrator.text.choice_text import ShownToken
 
 TokenBytes = Callable[[int], bytes]
 Logprobs = Mapping[str, Sequence[object]]
-"""Lists of equal length, with an item for each token. Both shapes are that."""
+"""Lists of equal length, with an item for each token: both shapes consist of these."""
 
 CHAT_LISTS: Final = ("content",)
 LEGACY_LISTS: Final = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 
 
 class EncodedLogprobs:
-    """One choice's log-probabilities as JSON, which takes a tenth of what the values take."""
+    """One choice's log-probabilities as JSON, which takes a tenth of the memory of the values."""
 
     def __init__(self) -> None:
         self._lists: dict[str, bytearray] = {}
@@ -30,7 +30,7 @@ class EncodedLogprobs:
             encoded += msgspec.json.encode(items)[1:-1]
 
     def parts(self, names: Sequence[str]) -> Iterator[bytes | bytearray]:
-        """Yield the parts of one object of all that was appended."""
+        """Yield the parts of one JSON object with everything that was appended."""
         for at, name in enumerate(names):
             yield b'%b"%b":[' % (b"," if at else b"{", name.encode())
             yield self._lists.get(name, b"")
@@ -61,7 +61,7 @@ def _entry(data: bytes, logprob: float) -> dict[str, object]:
 def legacy_logprobs(
     tokens: Sequence[ShownToken], token_bytes: TokenBytes, num_top: int
 ) -> Logprobs:
-    """The shape of completions. Tokens that look alike share a key, the best one stays."""
+    """The shape of completions. Of tokens with equal text the most likely one stays."""
 
     def name(token: int) -> str:
         return token_bytes(token).decode(errors="replace")
@@ -71,7 +71,7 @@ def legacy_logprobs(
         top: dict[str, float] = {}
         for token, logprob in shown.logprob.top[:num_top]:
             top.setdefault(name(token), logprob)
-        # The chosen token is always among them, so there may be one more than asked for.
+        # The chosen token is always included, so there may be one more than the client asked for.
         top.setdefault(name(shown.token), shown.logprob.logprob)
         tops.append(top)
     return {

@@ -1,7 +1,7 @@
-"""Numbers, and values that mean "unset", as clients write them.
+"""Field types for numbers, and for values that mean "unset".
 
-An integral float is an integer wherever an integer is taken, as in JSON itself and in what
-JavaScript and YAML clients send. A boolean or a string is never a number.
+An integral float counts as an integer, as in JSON itself: JavaScript and YAML clients send them.
+A boolean or a string is never a number.
 """
 
 from typing import Final
@@ -12,7 +12,7 @@ from mlx_dp.orchestrator.openai.validation import refuse
 
 
 def integral(value: object) -> object:
-    """Return an integral float as the integer that it is, and anything else as it is."""
+    """Convert an integral float to an integer, and return anything else unchanged."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -48,7 +48,7 @@ def _false(value: object) -> object:
 
 
 INTEGRAL: Final = BeforeValidator(integral)
-# Each goes around an optional type, and makes null of what means the same.
+# Each wraps an optional type, and turns equivalents of null into null.
 MINUS_ONE_IS_UNSET: Final = AfterValidator(_minus_one)
 TOKEN_BOUND: Final = AfterValidator(_token_bound)
 ZERO_IS_UNSET: Final = AfterValidator(_zero)

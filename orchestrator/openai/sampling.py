@@ -1,31 +1,31 @@
-"""From request fields to sampling parameters; ids are checked against the model's table."""
+"""Resolves a request's sampling with the model's defaults, and checks its token ids."""
 
 from collections.abc import Iterable
 
 from mlx_dp.orchestrator.openai.errors import invalid
-from mlx_dp.orchestrator.openai.fields import GenerationFields
+from mlx_dp.orchestrator.openai.generation_request import GenerationRequest
 from mlx_dp.orchestrator.text.text_model import SamplingDefaults
 from mlx_dp.proto.fields import MAX_STOP_TOKEN_IDS
 from mlx_dp.proto.sampling_params import SamplingParams
 
 
 def sampling_params(
-    fields: GenerationFields, defaults: SamplingDefaults, *, seed: int, logprobs: int | None
+    request: GenerationRequest, defaults: SamplingDefaults, *, seed: int
 ) -> SamplingParams:
-    """The client's values, else the model's, else neutral ones."""
-    top_k = defaults.top_k if fields.top_k is None else max(0, fields.top_k)
+    """Return the client's values, else the model's, else neutral ones."""
+    asked = request.sampling
     return SamplingParams(
-        temperature=_or(fields.temperature, defaults.temperature),
-        top_p=_or(fields.top_p, defaults.top_p),
-        top_k=top_k,
-        min_p=_or(fields.min_p, 0.0),
-        repetition_penalty=_or(fields.repetition_penalty, defaults.repetition_penalty),
-        presence_penalty=_or(fields.presence_penalty, 0.0),
-        frequency_penalty=_or(fields.frequency_penalty, 0.0),
-        logit_bias=fields.logit_bias,
+        temperature=_or(asked.temperature, defaults.temperature),
+        top_p=_or(asked.top_p, defaults.top_p),
+        top_k=defaults.top_k if asked.top_k is None else max(0, asked.top_k),
+        min_p=_or(asked.min_p, 0.0),
+        repetition_penalty=_or(asked.repetition_penalty, defaults.repetition_penalty),
+        presence_penalty=_or(asked.presence_penalty, 0.0),
+        frequency_penalty=_or(asked.frequency_penalty, 0.0),
+        logit_bias=asked.logit_bias,
         seed=seed,
-        logprobs=logprobs,
-        min_tokens=fields.min_tokens or 0,
+        logprobs=request.num_logprobs,
+        min_tokens=request.min_tokens,
     )
 
 
@@ -33,20 +33,20 @@ def _or(value: float | None, default: float) -> float:
     return default if value is None else value
 
 
-def refuse_impossible_lengths(fields: GenerationFields) -> None:
+def refuse_impossible_lengths(request: GenerationRequest) -> None:
     """Raise ApiError when an answer would have to be longer than it may be."""
-    least, most = fields.min_tokens, fields.answer_tokens
-    if least is not None and most is not None and least > most:
+    least, most = request.min_tokens, request.max_tokens
+    if most is not None and least > most:
         raise invalid(
             "min_tokens",
-            f"{least} is more than {fields.answer_tokens_name} ({most}): use at most {most}",
+            f"{least} is more than {request.names.max_tokens} ({most}): use at most {most}",
         )
 
 
-def stop_token_ids(fields: GenerationFields, eos: Iterable[int]) -> tuple[int, ...]:
-    """The ids that end the answer: the model's own, unless ignored, and the client's."""
-    own = () if fields.ignore_eos else tuple(eos)
-    return tuple(dict.fromkeys((*own, *(fields.stop_token_ids or ()))))[:MAX_STOP_TOKEN_IDS]
+def stop_token_ids(request: GenerationRequest, eos: Iterable[int]) -> tuple[int, ...]:
+    """Return the ids that end an answer: the model's own, unless ignored, and the client's."""
+    own = () if request.ignore_eos else tuple(eos)
+    return tuple(dict.fromkeys((*own, *request.stop_token_ids)))[:MAX_STOP_TOKEN_IDS]
 
 
 def check_token_ids(param: str, ids: Iterable[int], vocab_size: int) -> None:

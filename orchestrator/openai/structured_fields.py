@@ -1,4 +1,4 @@
-"""Fields that ask for an answer of a certain form, in OpenAI's words and in other servers'."""
+"""Fields for structured output: OpenAI's, and those of other servers."""
 
 import json
 from typing import Annotated, Any, Final, Literal
@@ -13,7 +13,7 @@ MAX_ALTERNATIVES: Final = 1024
 
 
 def _schema(value: object) -> str:
-    """A schema as JSON, from an object or from text of one."""
+    """Return a schema as JSON, from an object or from its text."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -37,7 +37,7 @@ AnySchema = Annotated[
     BeforeValidator(_schema),
     WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "string"}]}),
 ]
-# Clients that have a field for each form leave those empty that they do not mean.
+# Some clients send all of these fields, and leave those empty that they do not use.
 OptionalSchema = Annotated[AnySchema | None, EMPTY_TEXT_IS_UNSET]
 GrammarText = Annotated[
     Annotated[str, Field(max_length=MAX_GRAMMAR_CHARS)] | None, EMPTY_TEXT_IS_UNSET
@@ -53,7 +53,7 @@ Alternatives = Annotated[
 
 
 class JsonSchemaFormat(BaseModel):
-    """``strict`` changes nothing: a schema is always followed."""
+    """``strict`` has no effect: a schema is always enforced."""
 
     model_config = STRICT
 
@@ -64,7 +64,7 @@ class JsonSchemaFormat(BaseModel):
 
 
 class ResponseFormat(BaseModel):
-    """OpenAI's, and llama.cpp's ``json_object`` with a schema of its own."""
+    """OpenAI's field, and llama.cpp's variant of ``json_object`` with a schema."""
 
     model_config = STRICT
 
@@ -74,7 +74,7 @@ class ResponseFormat(BaseModel):
 
 
 class StructuredOutputs(BaseModel):
-    """vLLM's."""
+    """vLLM's field."""
 
     model_config = STRICT
 
@@ -86,5 +86,5 @@ class StructuredOutputs(BaseModel):
 
     @property
     def extras(self) -> dict[str, Any]:
-        """Members that are not declared here."""
+        """Undeclared members."""
         return self.model_extra or {}

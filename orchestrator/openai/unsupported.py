@@ -1,7 +1,7 @@
-"""Parameters that others have and we do not: refused by name unless they change nothing.
+"""Parameters of other servers that this one lacks: refused by name unless they change nothing.
 
-Fields that are in no table are ignored, since routers add their own, and since some say nothing of
-the answer here: ``user``, ``metadata``, ``store``, ``service_tier``, ``priority``, ``verbosity``,
+Fields in no table are ignored, since routers add their own, and since some have no effect on the
+answer here: ``user``, ``metadata``, ``store``, ``service_tier``, ``priority``, ``verbosity``,
 ``prompt_cache_key``, ``safety_identifier``, ``parallel_tool_calls`` and their like.
 """
 
@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Final
 
 from mlx_dp.orchestrator.openai.errors import unsupported
-from mlx_dp.orchestrator.openai.fields import GenerationFields
+from mlx_dp.orchestrator.openai.fields import CompletionFields
 from mlx_dp.orchestrator.openai.numbers import same_value
 
 Neutral = Mapping[str, tuple[object, ...]]
@@ -19,7 +19,7 @@ _OFF: Final = (None, False)
 _NONE: Final = (None,)
 _EMPTY: Final[tuple[object, ...]] = (None, [], {}, "")
 
-# All of them would give answers of the form that is asked for, as ours does.
+# Each of them gives answers of the requested form, as the built-in one does.
 _BACKENDS: Final = ("auto", "guidance", "xgrammar", "outlines", "lm-format-enforcer")
 
 # Values are compared by ``same_value``, and null is always neutral.
@@ -101,11 +101,11 @@ COMPLETION_NEUTRAL: Final[Neutral] = MappingProxyType(
         "reasoning_effort": _NONE,
     }
 )
-# What a choice of "none" makes meaningless.
+# Fields that a choice of "none" turns off.
 _CHOSEN_BY: Final[Mapping[str, str]] = MappingProxyType(
     {"tools": "tool_choice", "functions": "function_call"}
 )
-# mlx_lm's: how many of the last tokens a penalty counts. Here it counts all of them.
+# mlx_lm's windows: the number of last tokens that a penalty counts. Here it counts all tokens.
 _WINDOWS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "repetition_context_size": "repetition_penalty",
@@ -119,7 +119,7 @@ _NO_PENALTY: Final[Mapping[str, float]] = MappingProxyType(
 )
 
 
-def refuse_unsupported(fields: GenerationFields, neutral: Neutral) -> None:
+def refuse_unsupported(fields: CompletionFields, neutral: Neutral) -> None:
     """Raise ApiError for the first known parameter that would change the answer."""
     for name, value in fields.extras.items():
         if name in _CHOSEN_BY and fields.extras.get(_CHOSEN_BY[name]) == "none":
@@ -136,8 +136,8 @@ def _is_one_of(value: object, neutral: Iterable[object]) -> bool:
     return any(same_value(value, each) for each in neutral)
 
 
-def _is_neutral_window(fields: GenerationFields, name: str, value: object) -> bool:
-    """Whether there is nothing to count, or the size is the one that clients send unasked."""
+def _is_neutral_window(fields: CompletionFields, name: str, value: object) -> bool:
+    """Whether the penalty is off, or the size is the default that clients send."""
     penalty = getattr(fields, _WINDOWS[name])
     if penalty in (None, _NO_PENALTY[_WINDOWS[name]]):
         return True

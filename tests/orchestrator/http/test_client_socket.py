@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from mlx_dp.orchestrator.http.client_socket import SEND_BUFFER_NBYTES, set_up_client_socket
+from mlx_dp.orchestrator.http.client_protocol import SEND_BUFFER_NBYTES, set_up_client_socket
 
 
 def test_a_client_that_lost_its_power_is_noticed_by_the_system() -> None:

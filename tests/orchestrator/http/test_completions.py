@@ -6,7 +6,7 @@ import pytest
 from http_calls import COMPLETIONS, call, complete, error, events
 from scripted_service import ScriptedService, granted, says
 
-from mlx_dp.orchestrator.http.echo import INLINE_TOKENS
+from mlx_dp.orchestrator.http.prompt_views import INLINE_TOKENS
 from mlx_dp.orchestrator.service import Ended, NewTokens, Started
 from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
 from mlx_dp.proto.messages import FinishReason

@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any, cast
 
-from mlx_dp.orchestrator.http.counted_transport import CountedTransport
+from mlx_dp.orchestrator.http.client_protocol import CountedTransport
 
 
 class Transport:

@@ -11,7 +11,8 @@ from scripted_service import API_KEY, OPTIONS, STATE, ScriptedService
 from served_app import served
 
 from mlx_dp.orchestrator.http.app import create_app
-from mlx_dp.orchestrator.http.cross_origin import is_cross_origin
+from mlx_dp.orchestrator.http.cross_origin import CrossOriginPaths
+from mlx_dp.orchestrator.http.format_table import api_formats
 from mlx_dp.orchestrator.http.host_policy import normal_origin
 from mlx_dp.orchestrator.options import HttpOptions
 from mlx_dp.orchestrator.service import ServiceStatus
@@ -80,7 +81,8 @@ def test_a_preflight_that_hides_another_request_is_refused_as_any_other() -> Non
 
 
 def test_every_route_is_shared_or_not_by_its_name() -> None:
-    assert {path for path in PATHS if is_cross_origin(path)} == set(SHARED)
+    shared = CrossOriginPaths(api_formats().paths)
+    assert {path for path in PATHS if path in shared} == set(SHARED)
     assert {"/workers", "/flush_cache", "/metrics", "/v1/loads", "/server_info"} <= set(PATHS)
 
 

@@ -57,7 +57,7 @@ def test_a_request_that_finds_no_other_ends_the_silence(
     monkeypatch: pytest.MonkeyPatch, queued: int, running: int, idle: bool
 ) -> None:
     seen: list[QueuePace] = []
-    monkeypatch.setattr(QueuePace, "idle", lambda pace: seen.append(pace))
+    monkeypatch.setattr(QueuePace, "note_idle", lambda pace: seen.append(pace))
     owners = (replace(STATE.owners[0], running=running), STATE.owners[1])
     service = ScriptedService(owners=owners)
     service.current = replace(service.current, queued_requests=queued)

@@ -172,9 +172,9 @@ def test_the_advice_of_a_refusal_works_when_it_is_followed() -> None:
 @pytest.mark.parametrize(
     ("headers", "path", "advice"),
     [
-        ({"origin": "null"}, "/v1/models", "serve the page at an address"),
+        ({"origin": "null"}, "/v1/models", "serve the page over HTTP"),
         ({"origin": "https://a.example"}, "/workers", "not this one"),
-        ({"sec-fetch-site": "cross-site"}, "/v1/models", "by fetch()"),
+        ({"sec-fetch-site": "cross-site"}, "/v1/models", "with fetch()"),
     ],
 )
 def test_what_no_flag_allows_is_not_advised(

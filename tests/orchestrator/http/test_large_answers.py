@@ -13,8 +13,8 @@ from http_calls import CHAT, COMPLETIONS, HI, chat, complete, error, events
 from scripted_service import OPTIONS, ScriptedService, granted
 
 from mlx_dp.orchestrator.http.app import create_app
-from mlx_dp.orchestrator.http.loop_share import TURN_UNITS
-from mlx_dp.orchestrator.http.whole_body import PORTION_NBYTES
+from mlx_dp.orchestrator.http.whole_response import PORTION_NBYTES
+from mlx_dp.orchestrator.http.yield_budget import TURN_UNITS
 from mlx_dp.orchestrator.openai.logprob_bound import MAX_LOGPROBS
 from mlx_dp.orchestrator.service import AnswerEvent, Ended, Generation, NewTokens
 from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel

@@ -19,27 +19,27 @@ from mlx_dp.orchestrator.http.body_parser import (
     MAX_SIGNS,
     BodyParser,
 )
-from mlx_dp.orchestrator.http.body_room import FREE_NBYTES, BodyRoom
+from mlx_dp.orchestrator.http.memory_limit import FREE_NBYTES, MemoryLimit
 from mlx_dp.orchestrator.openai.chat_request import ChatRequest
 from mlx_dp.orchestrator.openai.completion_request import CompletionRequest
-from mlx_dp.orchestrator.openai.condensed_body import (
-    MAX_OTHER_VALUES,
-    CondensedBody,
-    Refusal,
-    condense,
-    restored,
-)
 from mlx_dp.orchestrator.openai.errors import ApiError
+from mlx_dp.orchestrator.openai.packed_body import (
+    MAX_OTHER_VALUES,
+    PackedBody,
+    Refusal,
+    pack,
+    unpack,
+)
 
 MANY = 10 * INLINE_SIGNS
 JSON_TYPE = {"content-type": "application/json"}
 
 
 def completion(body: dict[str, Any]) -> CompletionRequest:
-    condensed = condense("completion", json.dumps(body).encode())
-    sent = msgspec.msgpack.decode(msgspec.msgpack.encode(condensed), type=CondensedBody | Refusal)
-    assert isinstance(sent, CondensedBody)
-    return restored(CompletionRequest, sent)
+    packed = pack(CompletionRequest, json.dumps(body).encode())
+    sent = msgspec.msgpack.decode(msgspec.msgpack.encode(packed), type=PackedBody | Refusal)
+    assert isinstance(sent, PackedBody)
+    return unpack(CompletionRequest, sent)
 
 
 @given(
@@ -49,7 +49,7 @@ def completion(body: dict[str, Any]) -> CompletionRequest:
         st.lists(st.text() | st.lists(st.integers(0, 2**31 - 1)), min_size=1, max_size=128),
     )
 )
-def test_a_condensed_prompt_is_the_same(prompt: object) -> None:
+def test_a_packed_prompt_is_the_same(prompt: object) -> None:
     body = {"prompt": prompt, "temperature": 0.5, "stop": ["a", "é"], "logit_bias": {"1": 2}}
     plain = CompletionRequest.model_validate_json(json.dumps(body))
     assert (
@@ -58,27 +58,25 @@ def test_a_condensed_prompt_is_the_same(prompt: object) -> None:
     )
 
 
-def test_a_condensed_chat_is_the_same() -> None:
+def test_a_packed_chat_is_the_same() -> None:
     body = json.dumps({"messages": [{"role": "user", "content": "é\u2028"}] * 3, "n": 2}).encode()
-    condensed = condense("chat", body)
-    assert isinstance(condensed, CondensedBody)
-    assert restored(ChatRequest, condensed) == ChatRequest.model_validate_json(body)
+    packed = pack(ChatRequest, body)
+    assert isinstance(packed, PackedBody)
+    assert unpack(ChatRequest, packed) == ChatRequest.model_validate_json(body)
 
 
 def test_a_refusal_is_the_same() -> None:
-    refused = condense("completion", b'{"prompt": [1, -1], "n": 1}')
+    refused = pack(CompletionRequest, b'{"prompt": [1, -1], "n": 1}')
     assert isinstance(refused, Refusal)
     small = error(
         call(ScriptedService(), "POST", COMPLETIONS, json={"prompt": [1, -1], "n": 1}), 400
     )
-    assert (
-        refused.error().body() == ApiError(400, small["message"], param="prompt", code=None).body()
-    )
+    assert refused == Refusal(status=400, message=small["message"], param="prompt", code=None)
 
 
 def test_values_beside_the_token_ids_are_bounded() -> None:
     body = {"prompt": [1] * MANY, "unknown": [[]] * (MAX_OTHER_VALUES + 1)}
-    refused = condense("completion", json.dumps(body).encode())
+    refused = pack(CompletionRequest, json.dumps(body).encode())
     assert isinstance(refused, Refusal)
     assert str(MAX_OTHER_VALUES) in refused.message
     assert completion({"prompt": [1] * MANY}).prompt == ((1,) * MANY,)
@@ -117,7 +115,7 @@ def test_the_event_loop_turns_while_a_body_is_parsed() -> None:
     async def run() -> int:
         parser = BodyParser((sys.executable, "-c", code))
         body = json.dumps({"prompt": [1] * MANY}).encode()
-        parsing = asyncio.create_task(parser.fields(CompletionRequest, body))
+        parsing = asyncio.create_task(parser.parse(CompletionRequest, body))
         turns = 0
         while not parsing.done():
             await asyncio.sleep(0.001)
@@ -135,7 +133,7 @@ def test_text_is_parsed_here_unless_it_is_very_long(here: bool) -> None:
 
     async def run() -> None:
         parser = BodyParser(("/nowhere",))
-        parsing = parser.fields(CompletionRequest, json.dumps({"prompt": text}).encode())
+        parsing = parser.parse(CompletionRequest, json.dumps({"prompt": text}).encode())
         if here:
             assert (await parsing).prompt == (text,)
         else:
@@ -146,19 +144,19 @@ def test_text_is_parsed_here_unless_it_is_very_long(here: bool) -> None:
 
 
 def test_bodies_share_their_room_and_give_it_back() -> None:
-    room = BodyRoom(1000)
-    with room.hold() as first, room.hold() as second:
+    limit = MemoryLimit(1000)
+    with limit.reserve() as first, limit.reserve() as second:
         first(FREE_NBYTES)
         first(600)
         second(FREE_NBYTES + 400)
-        assert room.held_nbytes == 1000
+        assert limit.held_nbytes == 1000
         with pytest.raises(ApiError) as caught:
             second(1)
         assert caught.value.status == 429
         assert caught.value.headers.keys() == {"retry-after", "connection"}
-        with room.hold() as small:
+        with limit.reserve() as small:
             small(FREE_NBYTES)
-    assert room.held_nbytes == 0
+    assert limit.held_nbytes == 0
 
 
 def test_large_bodies_shut_out_no_small_ones() -> None:

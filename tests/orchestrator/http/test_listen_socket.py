@@ -4,13 +4,14 @@ import socket
 
 import pytest
 
-from mlx_dp.orchestrator.http import listen_socket
 from mlx_dp.orchestrator.http.listen_socket import (
     bound_port,
     endpoint_url,
     open_socket,
 )
 from mlx_dp.proto.errors import ConfigError
+
+MODULE = open_socket.__module__
 
 
 def test_port_zero_takes_a_free_one() -> None:
@@ -49,7 +50,7 @@ def test_a_port_in_use_is_seen_where_binding_does_not_see_it(
         pytest.skip("this machine has no IPv6")
     with open_socket(taken, 0) as listener:
         port = bound_port(listener)
-        monkeypatch.setattr(listen_socket.socket, "socket", BindsSideBySide)
+        monkeypatch.setattr(f"{MODULE}.socket.socket", BindsSideBySide)
         with pytest.raises(ConfigError, match=f"port {port} on {wanted} is in use"):
             open_socket(wanted, port)
 
@@ -76,7 +77,7 @@ def test_a_connection_with_itself_is_no_listener(monkeypatch: pytest.MonkeyPatch
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    monkeypatch.setattr(listen_socket.socket, "create_connection", with_itself)
+    monkeypatch.setattr(f"{MODULE}.socket.create_connection", with_itself)
     with open_socket("127.0.0.1", port) as listener:
         assert bound_port(listener) == port
 
@@ -92,12 +93,12 @@ def test_a_foreign_address_is_refused_and_not_called(
         connect(self, address)
 
     monkeypatch.setattr(socket.socket, "connect", connect_here)
-    with pytest.raises(ConfigError, match=r"192\.0\.2\.1 is no address of this machine"):
+    with pytest.raises(ConfigError, match=r"192\.0\.2\.1 is not an address of this machine"):
         open_socket("192.0.2.1", port)
 
 
 def test_a_name_that_does_not_resolve_is_refused() -> None:
-    with pytest.raises(ConfigError, match="is no address of this machine"):
+    with pytest.raises(ConfigError, match="is not an address of this machine"):
         open_socket("no such host", 0)
 
 

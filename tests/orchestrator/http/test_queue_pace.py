@@ -32,7 +32,7 @@ class Served:
         self.each_s = each_s
         self.load = QueueLoad(serving=slots, places=places)
         self.pace = QueuePace(clock)
-        self.pace.idle()
+        self.pace.note_idle()
 
     def end(self, count: int = 1) -> None:
         for _ in range(count):
@@ -46,7 +46,7 @@ class Served:
 
 def test_before_anything_has_ended_it_is_a_second() -> None:
     pace = QueuePace(Clock())
-    pace.idle()
+    pace.note_idle()
     assert pace.retry_after_s(QueueLoad(serving=1, places=1)) == 1
 
 
@@ -106,7 +106,7 @@ def test_a_flood_that_has_gone_is_forgotten_within_a_minute() -> None:
     for _ in range(100_000):
         served.told()
     clock.now += LONGEST_RETRY_S
-    served.pace.idle()
+    served.pace.note_idle()
     assert served.told() == 1
 
 
@@ -116,7 +116,7 @@ def test_time_without_requests_is_no_pace() -> None:
     for _ in range(5):
         served.end()
         clock.now += 3600.0
-        served.pace.idle()
+        served.pace.note_idle()
         clock.now += 0.5
         assert served.told() == 2
 

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 
-from mlx_dp.orchestrator.http.server import is_no_cut_request
+from mlx_dp.orchestrator.http.server import is_not_cut_request
 
 
 def record_of(error: BaseException | None) -> logging.LogRecord:
@@ -13,8 +13,8 @@ def record_of(error: BaseException | None) -> logging.LogRecord:
 
 def test_a_request_that_the_end_of_the_service_cuts_is_no_error() -> None:
     cut = asyncio.CancelledError("timeout graceful shutdown exceeded")
-    assert not is_no_cut_request(record_of(cut))
-    assert not is_no_cut_request(record_of(BaseExceptionGroup("", [cut, cut])))
-    assert is_no_cut_request(record_of(None))
-    assert is_no_cut_request(record_of(RuntimeError("ours")))
-    assert is_no_cut_request(record_of(BaseExceptionGroup("", [cut, RuntimeError("ours")])))
+    assert not is_not_cut_request(record_of(cut))
+    assert not is_not_cut_request(record_of(BaseExceptionGroup("", [cut, cut])))
+    assert is_not_cut_request(record_of(None))
+    assert is_not_cut_request(record_of(RuntimeError("ours")))
+    assert is_not_cut_request(record_of(BaseExceptionGroup("", [cut, RuntimeError("ours")])))

@@ -14,7 +14,7 @@ from http_calls import CHAT, HI
 from scripted_service import OPTIONS, ScriptedAnswer, ScriptedService, granted
 from served_app import served
 
-from mlx_dp.orchestrator.http import client_protocol
+from mlx_dp.orchestrator.http.client_protocol import ClientProtocol
 from mlx_dp.orchestrator.service import AnswerEvent, NewTokens
 
 pytestmark = pytest.mark.system
@@ -24,6 +24,7 @@ HURRIED = replace(
 )
 # The sweep comes once a second, and a body has 5 s more for the route that reads it.
 DEADLINE_S = 200
+SET_UP = f"{ClientProtocol.__module__}.set_up_client_socket"
 
 
 async def connect(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -143,7 +144,7 @@ def test_a_client_that_reads_nothing_is_dropped_and_its_slot_freed(
 ) -> None:
     if not by_system:
         # Not every system can be told to do it, so we do it too.
-        monkeypatch.setattr(client_protocol, "set_up_client_socket", lambda *_, **__: None)
+        monkeypatch.setattr(SET_UP, lambda *_, **__: None)
 
     async def run() -> None:
         service = ScriptedService()

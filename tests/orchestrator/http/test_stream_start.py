@@ -11,11 +11,12 @@ from http_calls import CHAT, HI
 from scripted_service import ScriptedService, granted, says
 from served_app import served
 
-from mlx_dp.orchestrator.http import sse
+from mlx_dp.orchestrator.http.streamed_response import EventStream
 from mlx_dp.orchestrator.service import Ended, NewTokens, Started
 from mlx_dp.proto.messages import FinishReason
 
 DEADLINE_S = 30.0
+GRACE = f"{EventStream.__module__}.GRANT_GRACE_S"
 
 
 class Client:
@@ -61,13 +62,13 @@ async def asking(service: ScriptedService, **fields: object) -> AsyncIterator[Cl
 @pytest.fixture
 def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream starts by its grant or its first event, and never because time has passed."""
-    monkeypatch.setattr(sse, "GRANT_GRACE_S", 2 * DEADLINE_S)
+    monkeypatch.setattr(GRACE, 2 * DEADLINE_S)
 
 
 @pytest.fixture
 def no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream without an owner starts at once."""
-    monkeypatch.setattr(sse, "GRANT_GRACE_S", 0.0)
+    monkeypatch.setattr(GRACE, 0.0)
 
 
 def head(data: bytes) -> dict[str, str]:

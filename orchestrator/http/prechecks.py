@@ -1,12 +1,12 @@
-"""What is decided before any work is done for a request. Pure: states in, errors out."""
+"""Prechecks: refuse overload and impossible requests before any work is done for them. Pure."""
 
 import re
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from mlx_dp.orchestrator.http.queue_pace import QueueLoad
+from mlx_dp.orchestrator.http.queue_pace import QueueLoad, queue_load, request_slots
 from mlx_dp.orchestrator.openai.errors import ApiError, invalid, overloaded
-from mlx_dp.orchestrator.openai.fields import GenerationFields
+from mlx_dp.orchestrator.openai.generation_request import RequestedRank
 from mlx_dp.orchestrator.options import HttpOptions
 from mlx_dp.orchestrator.service import (
     RETRY_ABSENT_S,
@@ -29,24 +29,24 @@ def refuse_overload(
     choices: int = 1,
     param: str = "n",
 ) -> None:
-    """Raise ApiError when it is certain that the request cannot be queued now.
+    """Raise ApiError when the request certainly cannot be queued now.
 
     ``preparing`` requests passed this check and are not queued yet: without counting them, a flood
-    would be tokenized before it is refused. ``param`` is what asks for so many ``choices``.
-    ``retry_after_s`` is asked only about a refusal.
+    would be tokenized before it is refused. ``param`` is the field that asks for ``choices``.
+    ``retry_after_s`` is called only for a refusal.
     """
     if state.status not in _TAKING:
         raise overloaded(503, f"the service is {state.status.value}", retry_after_s=RETRY_ABSENT_S)
     room = max(1, state.max_queued_requests)
-    slots = _slots(state, free=False)
-    # In a restart nobody is there to tell how many there will be.
+    slots = request_slots(state, free=False)
+    # During a restart no owner is there to say how many slots there will be.
     if choices > slots + room and state.status is ServiceStatus.READY:
         raise invalid(
             param,
             f"the request asks for {choices} answers, but {slots} can run at once and {room} wait",
         )
-    # Slots that are free while others queue are of no use to them: they wait for tokens.
-    free = 0 if state.queued_requests else _slots(state, free=True)
+    # Slots that are free while requests queue do not help: those requests wait for tokens.
+    free = 0 if state.queued_requests else request_slots(state, free=True)
     if state.queued_requests + max(0, preparing + choices - free) > room:
         raise overloaded(
             429,
@@ -62,28 +62,14 @@ def _full_queue(queued: int, room: int, preparing: int, free: int, choices: int)
     return message if choices == 1 else f"{message}, and this request asks for {choices} answers"
 
 
-def queue_load(state: ServiceState, preparing: int) -> QueueLoad:
-    """What a full queue waits for. Requests that prepare will take the slots that are free."""
-    running = sum(owner.running for owner in state.owners if owner.status is WorkerStatus.READY)
-    soon = min(preparing, _slots(state, free=True))
-    return QueueLoad(serving=running + soon, places=max(1, state.max_queued_requests))
+def requested_rank(
+    headers: Sequence[str], ranks: Sequence[RequestedRank], num_owners: int
+) -> int | None:
+    """Return the rank that the client asks for. Raises ApiError unless it exists.
 
-
-def _slots(state: ServiceState, *, free: bool) -> int:
-    """Request slots of the ready owners, all of them or those without a request."""
-    return sum(
-        max(0, owner.capacity.request_slots - (owner.running if free else 0))
-        for owner in state.owners
-        if owner.status is WorkerStatus.READY and owner.capacity is not None
-    )
-
-
-def routed_rank(headers: Sequence[str], fields: GenerationFields, num_owners: int) -> int | None:
-    """The owner that is asked for. Raises ApiError unless it exists.
-
-    ``headers``: all that the request has of that name. The last one counts, since a router that
-    passes on its client's adds its own behind it; and headers count before the body, which a
-    router leaves alone when it has a header.
+    ``headers``: all values of ``RANK_HEADER``. The last one counts, since a router that forwards
+    its client's headers appends its own; and headers override the body, which a router leaves
+    alone when it sets a header. ``ranks``: the fields of the body that name one.
     """
     given = [value.strip() for header in headers for value in header.split(",")]
     if headers:
@@ -93,34 +79,35 @@ def routed_rank(headers: Sequence[str], fields: GenerationFields, num_owners: in
                 name, f"it should be a rank from 0 to {num_owners - 1}, got {ascii(given[-1])[:40]}"
             )
         rank = int(given[-1])
+    elif ranks:
+        name, rank = _rank_of_body(ranks)
     else:
-        name, found = _rank_of_body(fields)
-        if found is None:
-            return None
-        rank = found
+        return None
     if rank >= num_owners:
         raise invalid(name, f"{rank} is out of range, ranks are 0 to {num_owners - 1}")
     return rank
 
 
-def _rank_of_body(fields: GenerationFields) -> tuple[str, int | None]:
-    """The field that asks for a rank, and which. Raises ApiError when two ask for different ones.
+def _rank_of_body(ranks: Sequence[RequestedRank]) -> tuple[str, int]:
+    """Return the field and the rank. Raises ApiError when two fields differ.
 
-    Members of an object have no order: nothing tells a router's from its client's.
+    Members of an object have no order, so the router's cannot be told from its client's.
     """
-    newer, older = fields.routed_dp_rank, fields.data_parallel_rank
-    if newer is not None and older is not None and newer != older:
-        raise invalid(
-            "routed_dp_rank",
-            f"it is {newer} and data_parallel_rank is {older}: give one of them, or both alike",
-        )
-    return ("data_parallel_rank", older) if newer is None else ("routed_dp_rank", newer)
+    first, *others = ranks
+    for other in others:
+        if other.rank != first.rank:
+            raise invalid(
+                first.param,
+                f"it is {first.rank} and {other.param} is {other.rank}: give one of them, or both "
+                "alike",
+            )
+    return first.param, first.rank
 
 
 def refuse_unready_rank(state: ServiceState, rank: int | None) -> None:
-    """An explicit rank is strict: the request is never moved, so its owner must be ready.
+    """Raise ApiError unless the owner of an explicit rank is ready: the request may not move.
 
-    One that is replaced on request will be.
+    An owner that is being restarted on request counts as ready.
     """
     if rank is None:
         return
@@ -135,7 +122,7 @@ def refuse_unready_rank(state: ServiceState, rank: int | None) -> None:
 
 
 def refuse_model(model: str | None, options: HttpOptions) -> None:
-    """Raise ApiError when another model than the served one is asked for."""
+    """Raise ApiError when the client asks for a model that is not served."""
     if model and model not in options.served_model_names and model not in options.own_model_names:
         raise unknown_model(model, options)
 
@@ -151,6 +138,6 @@ def unknown_model(model: str, options: HttpOptions) -> ApiError:
 
 
 def vocab_size(state: ServiceState, default: int) -> int:
-    """Token ids that the model takes: its table's length, once an owner has loaded it."""
+    """Count the model's token ids: the length of its table, once an owner has loaded it."""
     sizes = [owner.shape.vocab_size for owner in state.owners if owner.shape is not None]
     return min(sizes, default=default)

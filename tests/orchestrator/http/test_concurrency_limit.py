@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 from http_calls import HI
-from scripted_service import OPTIONS, ScriptedService
 
 from mlx_dp.orchestrator.http.body_parser import CHILDREN, INLINE_SIGNS, BodyParser
-from mlx_dp.orchestrator.http.endpoint import Endpoint
-from mlx_dp.orchestrator.http.grammar import checked_grammar
-from mlx_dp.orchestrator.http.wait_room import WaitRoom
+from mlx_dp.orchestrator.http.concurrency_limit import ConcurrencyLimit
+from mlx_dp.orchestrator.http.grammar import check_grammar
 from mlx_dp.orchestrator.openai.chat_request import ChatRequest
 from mlx_dp.orchestrator.openai.completion_request import CompletionRequest
 from mlx_dp.orchestrator.openai.errors import ApiError
+from mlx_dp.orchestrator.openai.generation_request import GenerationRequest
+from mlx_dp.orchestrator.openai.openai_format import ChatCompletion
 from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
 from mlx_dp.orchestrator.text.grammar_check import GrammarCheck
 from mlx_dp.orchestrator.text.text_model import ModelFacts
@@ -28,28 +28,28 @@ def refusal(caught: pytest.ExceptionInfo[ApiError]) -> tuple[int, dict[str, str]
 
 def test_one_too_many_is_refused_and_places_are_given_back() -> None:
     async def run() -> None:
-        room = WaitRoom("things", most=2)
-        async with room.wait():
-            async with room.wait():
+        limit = ConcurrencyLimit("things", max_waiting=2)
+        async with limit.enter():
+            async with limit.enter():
                 with pytest.raises(ApiError, match="too many things") as caught:
-                    async with room.wait():
+                    async with limit.enter():
                         raise AssertionError("nobody gets here")
                 assert refusal(caught) == (429, {"retry-after": "1"})
-            async with room.wait():
-                assert room.waiting == 2
-        assert room.waiting == 0
+            async with limit.enter():
+                assert limit.waiting == 2
+        assert limit.waiting == 0
 
     asyncio.run(run())
 
 
 def test_who_waits_too_long_is_refused() -> None:
     async def run() -> None:
-        room = WaitRoom("things", limit_s=0.01)
+        limit = ConcurrencyLimit("things", limit_s=0.01)
         with pytest.raises(ApiError) as caught:
-            async with asyncio.timeout(20), room.wait():
+            async with asyncio.timeout(20), limit.enter():
                 await asyncio.Event().wait()
         assert refusal(caught) == (429, {"retry-after": "1"})
-        assert room.waiting == 0
+        assert limit.waiting == 0
 
     asyncio.run(run())
 
@@ -62,7 +62,7 @@ def test_a_large_body_waits_only_so_long_for_its_process() -> None:
         parser = BodyParser((sys.executable, "-c", code), wait_limit_s=0.01)
         body = json.dumps({"prompt": [1] * (10 * INLINE_SIGNS)}).encode()
         parsing = [
-            asyncio.create_task(parser.fields(CompletionRequest, body)) for _ in range(CHILDREN + 1)
+            asyncio.create_task(parser.parse(CompletionRequest, body)) for _ in range(CHILDREN + 1)
         ]
         *first, last = await asyncio.gather(*parsing, return_exceptions=True)
         assert [type(each) for each in first] == [RuntimeError] * CHILDREN
@@ -104,20 +104,20 @@ class Checks(GrammarCheck):
         return None
 
 
-@pytest.mark.parametrize("room", [{"most": 0}, {"limit_s": 0.01}])
-def test_new_grammars_wait_within_bounds_and_known_ones_not_at_all(room: dict[str, Any]) -> None:
-    def fields(regex: str) -> ChatRequest:
-        return ChatRequest.model_validate({"messages": HI, "regex": regex})
+@pytest.mark.parametrize("bounds", [{"max_waiting": 0}, {"limit_s": 0.01}])
+def test_new_grammars_wait_within_bounds_and_known_ones_not_at_all(bounds: dict[str, Any]) -> None:
+    def fields(regex: str) -> GenerationRequest:
+        body = ChatRequest.model_validate({"messages": HI, "regex": regex})
+        return ChatCompletion.accept(body).generation
 
     async def run() -> None:
-        endpoint = Endpoint(service=ScriptedService(), text=Follows(512), options=OPTIONS)
-        endpoint.grammars = Checks()
-        assert await checked_grammar(endpoint, fields("a"))
-        endpoint.grammar_room = WaitRoom("grammars", **room)
+        facts, checks = Follows(512).facts, Checks()
+        await check_grammar(fields("a"), facts, checks, ConcurrencyLimit("grammars"))
+        limit = ConcurrencyLimit("grammars", **bounds)
         with pytest.raises(ApiError, match="too many grammars") as caught:
             async with asyncio.timeout(20):
-                await checked_grammar(endpoint, fields("b"))
+                await check_grammar(fields("b"), facts, checks, limit)
         assert refusal(caught) == (429, {"retry-after": "1"})
-        assert await checked_grammar(endpoint, fields("a"))
+        await check_grammar(fields("a"), facts, checks, limit)
 
     asyncio.run(run())

@@ -1,14 +1,11 @@
-"""One request's answers: submitted together, run together, cancelled together."""
+"""The choices of one request: submitted together, run together, cancelled together."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, assert_never
 
-from mlx_dp.orchestrator.http.admission import queue_load
-from mlx_dp.orchestrator.http.errors import from_overloaded, from_refused
-from mlx_dp.orchestrator.http.loop_share import LoopShare
-from mlx_dp.orchestrator.http.queue_pace import QueuePace
+from mlx_dp.orchestrator.http.queue_pace import QueuePace, queue_load
 from mlx_dp.orchestrator.http.slices import (
     TOKEN_UNITS,
     piece_slices,
@@ -16,8 +13,10 @@ from mlx_dp.orchestrator.http.slices import (
     token_slices,
     token_units,
 )
-from mlx_dp.orchestrator.openai.answer_format import Usage
-from mlx_dp.orchestrator.openai.errors import ApiError
+from mlx_dp.orchestrator.http.yield_budget import YieldBudget
+from mlx_dp.orchestrator.openai.api_format import ChoiceEnd, Usage
+from mlx_dp.orchestrator.openai.errors import ApiError, from_overloaded, from_refused
+from mlx_dp.orchestrator.openai.generation_request import FieldNames
 from mlx_dp.orchestrator.service import (
     RETRY_BUSY_S,
     Answer,
@@ -36,43 +35,43 @@ from mlx_dp.proto.messages import FinishReason
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One answer to generate, and what its tokens become."""
+    """One answer to generate, and the text that its tokens become."""
 
     generation: Generation
     text: ChoiceText
 
 
 class Sink(Protocol):
-    """Where the answers go. Each choice ends with exactly one ``close``, or all with an error."""
+    """Receives the choices. Each ends with exactly one ``close``, or all with an error."""
 
     async def granted(self) -> None: ...
 
     async def piece(self, index: int, piece: Piece) -> None: ...
 
-    async def close(self, index: int, piece: Piece, finish_reason: str) -> None: ...
+    async def close(self, index: int, piece: Piece, end: ChoiceEnd) -> None: ...
 
 
-class Exchange:
-    """Runs the choices of one request, ``per_prompt`` of them behind each other per prompt.
+class ChoiceStreams:
+    """Runs the choices of one request, in order of prompts, ``per_prompt`` choices for each.
 
-    ``names`` are the client's own for fields that the service may refuse, see ``from_refused``;
-    ``pace`` says when to come back where its queue turns out to be full.
-    Whoever submits must cancel in the end, in every case: it is harmless for finished answers.
+    ``names`` are the client's names of fields that the service may refuse; ``pace`` says when to
+    come back if its queue turns out to be full. The caller of ``submit`` must call ``cancel`` at
+    the end in every case: it is harmless for finished choices.
     """
 
     def __init__(
         self,
         service: Service,
         choices: Sequence[Choice],
-        share: LoopShare,
+        budget: YieldBudget,
         *,
         per_prompt: int,
-        names: Mapping[str, str],
+        names: FieldNames,
         pace: QueuePace,
     ) -> None:
         self._service = service
         self._pace = pace
-        self._share = share
+        self._budget = budget
         self._names = names
         self._choices = tuple(choices)
         self._firsts = range(0, len(choices), per_prompt)
@@ -81,7 +80,7 @@ class Exchange:
         self._cached = [0] * len(choices)
 
     def submit(self) -> None:
-        """Queue the choices. Raises ApiError, and then some may be queued: cancel them."""
+        """Queue the choices. Raises ApiError; some may be queued then, so cancel."""
         try:
             for choice in self._choices:
                 self._answers.append(self._service.submit(choice.generation))
@@ -97,10 +96,14 @@ class Exchange:
         for answer in self._answers:
             answer.cancel()
 
-    @property
-    def grants(self) -> tuple[Granted, ...]:
-        """Who has the choices and why, as far as they have an owner yet."""
-        return tuple(grant for grant in self._grants if grant is not None)
+    def rank_headers(self) -> list[tuple[bytes, bytes]]:
+        """Return headers that name the owners and why they were chosen, as far as known."""
+        grants = [grant for grant in self._grants if grant is not None]
+        if not grants:
+            return []
+        owners = ",".join(dict.fromkeys(str(grant.owner) for grant in grants))
+        reasons = ",".join(dict.fromkeys(grant.reason for grant in grants))
+        return [(b"x-dp-rank", owners.encode()), (b"x-routing-reason", reasons.encode())]
 
     @property
     def all_granted(self) -> bool:
@@ -139,25 +142,26 @@ class Exchange:
         rest, reason = await self._follow(index, sink)
         *pieces, last = piece_slices(rest)
         await self._write(index, pieces, sink)
-        await self._share.take(piece_units(last))
-        await sink.close(index, last, reason.value)
+        await self._budget.spend(piece_units(last))
+        end = ChoiceEnd(reason=reason, num_tokens=self.completion_tokens(index))
+        await sink.close(index, last, end)
 
     async def _write(self, index: int, pieces: Sequence[Piece], sink: Sink) -> None:
         for piece in pieces:
-            await self._share.take(piece_units(piece))
+            await self._budget.spend(piece_units(piece))
             await sink.piece(index, piece)
 
     async def _follow(self, index: int, sink: Sink) -> tuple[Piece, FinishReason]:
-        """Pass pieces on up to the last one, which is returned with the reason of the end."""
+        """Pass on all pieces but the last, which is returned with the reason of the end."""
         choice, answer = self._choices[index], self._answers[index]
         async for event in answer:
             match event:
                 case NewTokens():
                     for tokens in token_slices(event):
-                        # A token at a time, and nothing but its text: nearly all there is.
+                        # Nearly all events are one token without log-probabilities: free.
                         units = token_units(tokens)
                         if units > TOKEN_UNITS:
-                            await self._share.take(units)
+                            await self._budget.spend(units)
                         piece = choice.text.push(tokens)
                         if choice.text.stopped:
                             answer.complete()
@@ -179,7 +183,7 @@ class Exchange:
 
 
 def _finish_reason(ended: Ended, text: ChoiceText) -> FinishReason:
-    """The reason as the client sees it. Raises ApiError when it is none that a client expects."""
+    """Return STOP or LENGTH. Raises ApiError for any other end."""
     match ended.reason:
         case FinishReason.STOP | FinishReason.LENGTH:
             return FinishReason.STOP if text.stopped else ended.reason

@@ -2,18 +2,18 @@
 
 import asyncio
 
-from mlx_dp.orchestrator.http.loop_share import TURN_UNITS, LoopShare
+from mlx_dp.orchestrator.http.yield_budget import TURN_UNITS, YieldBudget
 
 
 def spread(*portions: int) -> list[int]:
     """What is done in each turn when tasks want these portions at once."""
 
     async def run() -> list[int]:
-        share = LoopShare()
+        budget = YieldBudget()
         done: list[int] = [0]
 
         async def work(units: int) -> None:
-            await share.take(units)
+            await budget.spend(units)
             done[-1] += units
 
         tasks = [asyncio.create_task(work(units)) for units in portions]
@@ -42,11 +42,11 @@ def test_a_portion_that_is_too_large_has_a_turn_for_itself() -> None:
 
 def test_who_waits_longest_goes_first_and_who_left_holds_up_nobody() -> None:
     async def run() -> list[str]:
-        share = LoopShare()
+        budget = YieldBudget()
         order: list[str] = []
 
         async def work(name: str, units: int) -> None:
-            await share.take(units)
+            await budget.spend(units)
             order.append(name)
 
         first = asyncio.create_task(work("first", TURN_UNITS))

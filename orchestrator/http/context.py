@@ -1,4 +1,4 @@
-"""What all routes share."""
+"""The application's context: the state that all routes share."""
 
 import time
 from collections import Counter
@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from mlx_dp.orchestrator.http.body_parser import BodyParser
-from mlx_dp.orchestrator.http.body_room import BodyRoom
-from mlx_dp.orchestrator.http.loop_share import LoopShare
+from mlx_dp.orchestrator.http.concurrency_limit import ConcurrencyLimit
+from mlx_dp.orchestrator.http.memory_limit import MemoryLimit
 from mlx_dp.orchestrator.http.queue_pace import QueuePace
-from mlx_dp.orchestrator.http.wait_room import WaitRoom
+from mlx_dp.orchestrator.http.yield_budget import YieldBudget
 from mlx_dp.orchestrator.options import HttpOptions
 from mlx_dp.orchestrator.service import Service
 from mlx_dp.orchestrator.text.grammar_check import GrammarCheck
@@ -17,29 +17,29 @@ from mlx_dp.orchestrator.text.text_model import TextModel
 
 
 @dataclass(slots=True, kw_only=True)
-class Endpoint:
-    """One endpoint: the service behind it, and its model's text side."""
+class AppContext:
+    """One service and its model's text side, with the limits that all its requests share."""
 
     service: Service
     text: TextModel
     options: HttpOptions
     dropped_lines: Callable[[], int] = lambda: 0
-    """Lines of the log that were not taken, since the start."""
+    """Log lines dropped since the start."""
     created: int = field(default_factory=lambda: int(time.time()))
-    posts: Counter[int] = field(default_factory=Counter)
-    """Answers to POSTs by status: most refusals are made before the service hears of them."""
+    post_statuses: Counter[int] = field(default_factory=Counter)
+    """Responses to POSTs by status. Most refusals happen before the service sees the request."""
     preparing: int = 0
-    """Requests whose body is here and that are not queued yet."""
-    pace: QueuePace = field(default_factory=QueuePace)
-    room: BodyRoom = field(init=False)
-    share: LoopShare = field(default_factory=LoopShare)
-    bodies: BodyParser = field(default_factory=BodyParser)
+    """Requests whose body has arrived and that are not queued yet."""
+    queue_pace: QueuePace = field(default_factory=QueuePace)
+    body_memory: MemoryLimit = field(init=False)
+    yield_budget: YieldBudget = field(default_factory=YieldBudget)
+    body_parser: BodyParser = field(default_factory=BodyParser)
     grammars: GrammarCheck = field(default_factory=GrammarCheck)
-    grammar_room: WaitRoom = field(default_factory=lambda: WaitRoom("grammars"))
+    grammar_limit: ConcurrencyLimit = field(default_factory=lambda: ConcurrencyLimit("grammars"))
     """For requests whose grammar is not known yet."""
 
     def __post_init__(self) -> None:
-        self.room = BodyRoom(self.options.max_bodies_nbytes)
+        self.body_memory = MemoryLimit(self.options.max_bodies_nbytes)
 
     @property
     def model(self) -> str:
@@ -54,6 +54,6 @@ class Endpoint:
         return min((length for length in known if length is not None), default=None)
 
     def max_model_len(self) -> int | None:
-        """The most tokens of a request: of the context, or of the largest pool if that is less."""
+        """The most tokens of a request: the context, or the largest token pool if that is less."""
         limits = self.service.limits()
         return self.context_length() if limits is None else limits.max_request_tokens

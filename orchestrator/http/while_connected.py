@@ -1,4 +1,4 @@
-"""Runs work for as long as its client is there."""
+"""Runs work while its client is connected."""
 
 import asyncio
 import logging
@@ -7,11 +7,13 @@ from typing import TypeVar
 
 from starlette.types import Receive
 
-from mlx_dp.orchestrator.http.body import ClientGoneError
-
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+
+class ClientGoneError(Exception):
+    """The client disconnected before its response was complete. It gets no answer."""
 
 
 async def while_connected(
@@ -20,7 +22,7 @@ async def while_connected(
     *,
     tick: Callable[[], Awaitable[float]] | None = None,
 ) -> T:
-    """Return what ``work`` returns; when the client leaves, cancel it and raise ClientGoneError.
+    """Return the result of ``work``, or cancel it and raise ClientGoneError on a disconnect.
 
     ``tick`` is called once at the beginning and again after as many seconds as it returned. It
     costs nothing per token, unlike a timeout around each event.
@@ -32,7 +34,7 @@ async def while_connected(
         while not task.done():
             if gone.done():
                 await _end(task)
-                _report(task)
+                _log_failure(task)
                 raise ClientGoneError
             done, _ = await asyncio.wait(
                 (task, gone), timeout=timeout, return_when=asyncio.FIRST_COMPLETED
@@ -45,10 +47,10 @@ async def while_connected(
         await _end(gone)
 
 
-def _report(task: asyncio.Future[T]) -> None:
-    """The client's leaving hides how the work ended, so the log has it."""
+def _log_failure(task: asyncio.Future[T]) -> None:
+    """Log a failure that the disconnect hides from the caller."""
     if not task.cancelled() and (error := task.exception()) is not None:
-        logger.warning("work for a client that left ended with %r", error)
+        logger.warning("work for a disconnected client ended with %r", error)
 
 
 async def _disconnect(receive: Receive) -> None:
@@ -61,5 +63,5 @@ async def _end(task: asyncio.Future[T]) -> None:
     task.cancel()
     await asyncio.wait((task,))
     if not task.cancelled():
-        # Mark it as seen: the caller raises the same, or its client is gone.
+        # Mark it as retrieved: the caller raises the same, or its client is gone.
         task.exception()

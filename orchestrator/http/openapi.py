@@ -1,4 +1,4 @@
-"""The OpenAPI document: what routes take and answer, which FastAPI cannot see."""
+"""The OpenAPI document: request bodies and errors, which FastAPI cannot infer."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -7,63 +7,59 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
-from mlx_dp.orchestrator.openai.chat_request import ChatRequest
-from mlx_dp.orchestrator.openai.completion_request import CompletionRequest
+from mlx_dp.orchestrator.http.format_table import FormatTable
 
 Json = dict[str, Any]
 
 _ERROR: Final = "Error"
 _REFERENCE: Final = "#/components/schemas/{model}"
-_BODIES: Final[Mapping[str, type[BaseModel]]] = {
-    "/v1/chat/completions": ChatRequest,
-    "/v1/completions": CompletionRequest,
-}
-# Their refusals say what each owner did.
+# Their 503 reports the outcome at each owner.
 _REPORTS: Final = frozenset({"/flush_cache", "/health_generate"})
 _ERRORS: Final = {
-    "400": "The request is wrong: the message names the field, the value and the bound.",
+    "400": "The request is invalid: the message names the field, the value and the bound.",
     "401": "The API key is missing or wrong.",
-    "403": "The endpoint may not be called by this name, or from this page.",
-    "404": "There is no such model or route.",
+    "403": "The Host or Origin header is not allowed.",
+    "404": "Unknown model or route.",
     "408": "The request did not arrive in time.",
     "413": "The body is too large.",
-    "415": "The body is no plain JSON by its headers.",
+    "415": "The headers do not declare plain JSON.",
     "429": "The queue is full: come back after Retry-After seconds.",
     "431": "The head is too large.",
-    "500": "A bug of ours.",
+    "500": "Internal server error.",
     "502": "The answer was lost with its worker.",
-    "503": "Nobody is ready to serve: come back after Retry-After seconds.",
-    "504": "The request's own time is over.",
+    "503": "No worker is ready: come back after Retry-After seconds.",
+    "504": "The request timed out.",
 }
 
 
-def install_document(app: FastAPI) -> None:
-    """Have the app describe its routes in full. It is made once, when first asked for."""
+def install_document(app: FastAPI, formats: FormatTable) -> None:
+    """Make the app serve the full document, which is built at its first request."""
+    bodies = {endpoint.path: endpoint.body for endpoint in formats.endpoints}
 
     def document() -> Json:
         if app.openapi_schema is None:
-            app.openapi_schema = _document(app)
+            app.openapi_schema = _document(app, bodies)
         return app.openapi_schema
 
-    # The way that FastAPI's own pages give.
+    # FastAPI documents this way to replace the document.
     app.openapi = document  # type: ignore[method-assign]
 
 
-def _document(app: FastAPI) -> Json:
+def _document(app: FastAPI, bodies: Mapping[str, type[BaseModel]]) -> Json:
     made: Json = get_openapi(title=app.title, version=app.version, routes=app.routes)
     schemas: Json = made.setdefault("components", {}).setdefault("schemas", {})
     schemas[_ERROR] = _error_schema()
     for path, operations in made["paths"].items():
         for operation in operations.values():
             responses = operation["responses"]
-            # Nothing is validated by FastAPI itself, whose errors have another shape.
+            # FastAPI itself validates nothing here, so its own error never occurs.
             responses.pop("422", None)
             responses.update({status: _error(why) for status, why in _ERRORS.items()})
             if path in _REPORTS:
                 responses["503"]["content"] = {"application/json": {"schema": {"type": "object"}}}
-            if path in _BODIES:
-                operation["requestBody"] = _body(_BODIES[path], schemas)
-                # A schema would be of the whole stream to some tools, and of each event to others.
+            if path in bodies:
+                operation["requestBody"] = _body(bodies[path], schemas)
+                # No schema: tools disagree whether it describes the stream or each event.
                 responses["200"]["content"]["text/event-stream"] = {}
     made["paths"]["/metrics"]["get"]["responses"]["200"]["content"] = {"text/plain": {}}
     return made

@@ -1,4 +1,4 @@
-"""Token ids as answers show them."""
+"""Token ids as JSON."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class EncodedIds:
-    """Token ids as the items of a JSON array, which takes a fifth of what a list of them takes."""
+    """Token ids as items of a JSON array, which takes a fifth of a list's memory."""
 
     def __init__(self) -> None:
         self._items = bytearray()

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from scripted_service import STATE
 
-from mlx_dp.orchestrator.http.admission import refuse_overload, vocab_size
+from mlx_dp.orchestrator.http.prechecks import refuse_overload, vocab_size
 from mlx_dp.orchestrator.http.queue_pace import QueueLoad
 from mlx_dp.orchestrator.openai.errors import ApiError
 from mlx_dp.orchestrator.service import ServiceState, ServiceStatus, WorkerStatus

@@ -1,16 +1,63 @@
-"""The body of an answer that is not streamed: made and sent in portions, however large it is."""
+"""Responses that are not streamed: one body when all choices are complete, or one error."""
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from starlette.types import Send
+from fastapi import Response
+from starlette.types import Receive, Scope, Send
+
+from mlx_dp.orchestrator.http.choice_streams import ChoiceStreams
+from mlx_dp.orchestrator.http.while_connected import while_connected
+from mlx_dp.orchestrator.openai.api_format import ChoiceEnd, WholeWriter
+from mlx_dp.orchestrator.text.choice_text import Piece
 
 PORTION_NBYTES: Final = 64 * 2**10
 
 
+class WholeResponse(Response):
+    """Runs the choices and sends the body that the writer makes of them.
+
+    A client that disconnects cancels them.
+    """
+
+    def __init__(self, streams: ChoiceStreams, writer: WholeWriter) -> None:
+        super().__init__()
+        self._streams = streams
+        self._writer = writer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            self._streams.submit()
+            body = await while_connected(receive, self._run())
+        finally:
+            self._streams.cancel()
+        await body.send(send, self._streams.rank_headers())
+
+    async def _run(self) -> "WholeBody":
+        await self._streams.run(_WriterSink(self._writer))
+        return await WholeBody.collect(self._writer.body(self._streams.usage()))
+
+
+class _WriterSink:
+    """Hands the pieces to a writer. Nothing is sent before the end."""
+
+    def __init__(self, writer: WholeWriter) -> None:
+        self._writer = writer
+
+    async def granted(self) -> None:
+        return
+
+    async def piece(self, index: int, piece: Piece) -> None:
+        self._writer.piece(index, piece)
+
+    async def close(self, index: int, piece: Piece, end: ChoiceEnd) -> None:
+        self._writer.piece(index, piece)
+        self._writer.closing(index, end)
+
+
 class WholeBody:
-    """Parts that make up one body. Nearly all bodies are a single portion, sent at once."""
+    """Parts of one body, made and sent in portions. Nearly all bodies are a single portion."""
 
     def __init__(self, parts: Sequence[bytes | bytearray]) -> None:
         self._parts = parts
