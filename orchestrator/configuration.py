@@ -3,8 +3,8 @@
 from typing import Final
 
 from mlx_dp.orchestrator.control.liveness import SUSPICIOUS_BEATS
+from mlx_dp.orchestrator.control.policies import check_method
 from mlx_dp.orchestrator.control.prefix_affinity import PREFIX_AFFINITY
-from mlx_dp.orchestrator.control.router import check_method
 from mlx_dp.orchestrator.flags import FakeFlags, Flags, HttpFlags, ModelFlags, OwnerFlags
 from mlx_dp.orchestrator.http.host_policy import HOST_NAME, normal_origin
 from mlx_dp.orchestrator.idle_flags import refuse_idle_flags

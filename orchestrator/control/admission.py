@@ -1,14 +1,17 @@
-"""Who is let in right now: overload is told from error before anything is queued."""
+"""Admission: rejects what cannot be queued; overload (429, 503) apart from invalid input (400)."""
 
+from collections.abc import Iterator
 from typing import Final
 
-from mlx_dp.orchestrator.control.counters import Tally
-from mlx_dp.orchestrator.control.gate import certain_max_tokens, check_generation, check_rank
-from mlx_dp.orchestrator.control.owner_book import OwnerBook
+import msgspec
+
+from mlx_dp.orchestrator.control.counters import Counters
+from mlx_dp.orchestrator.control.rank import RankTable
 from mlx_dp.orchestrator.control.request_queue import RequestQueue
 from mlx_dp.orchestrator.control.rolling_restart import RollingRestart
 from mlx_dp.orchestrator.options import QueueOptions
 from mlx_dp.orchestrator.service import (
+    CONTEXT_LENGTH_EXCEEDED,
     RETRY_ABSENT_S,
     RETRY_BUSY_S,
     Generation,
@@ -16,6 +19,9 @@ from mlx_dp.orchestrator.service import (
     RefusedError,
     ServiceStatus,
 )
+from mlx_dp.proto.admission import AdmissionLimits, answer_tokens, fits, refusal
+from mlx_dp.proto.fields import MAX_CACHE_SALT_CHARS, MAX_STOP_TOKEN_IDS
+from mlx_dp.proto.sampling_params import MAX_TOKEN_ID, SamplingParams
 
 
 class Admission:
@@ -28,17 +34,17 @@ class Admission:
     def __init__(
         self,
         num_owners: int,
-        book: OwnerBook,
+        ranks: RankTable,
         queue: RequestQueue,
         restarts: RollingRestart,
-        tally: Tally,
+        counters: Counters,
         options: QueueOptions,
     ) -> None:
         self._num_owners: Final = num_owners
-        self._book: Final = book
+        self._ranks: Final = ranks
         self._queue: Final = queue
         self._restarts: Final = restarts
-        self._tally: Final = tally
+        self._counters: Final = counters
         self._strict: Final = options.strict_max_tokens
 
     def check(self, generation: Generation, status: ServiceStatus) -> int | None:
@@ -52,7 +58,7 @@ class Admission:
             self._check_presence(rank, status)
             max_tokens = self._check_fit(generation)
         except RefusedError:
-            self._tally.requests_refused["invalid"] += 1
+            self._counters.requests_refused["invalid"] += 1
             raise
         if self._queue.full:
             raise self._overloaded(
@@ -74,13 +80,13 @@ class Admission:
                 raise self._overloaded("dead", "all workers have failed", 503)
         if rank is None or self._restarts.replaces(rank):
             return
-        owner = self._book.get(rank)
+        owner = self._ranks.get(rank)
         if owner is None or owner.closed:
             raise self._overloaded("rank_not_ready", f"owner {rank} is not ready", 503)
 
     def _check_fit(self, generation: Generation) -> int | None:
-        limits = self._book.limits_for(generation.routed_dp_rank)
-        vocab_size = self._book.vocab_size()
+        limits = self._ranks.limits_for(generation.routed_dp_rank)
+        vocab_size = self._ranks.vocab_size()
         assert limits is not None, "taken before there was an owner"
         assert vocab_size is not None, "taken before there was an owner"
         max_tokens = certain_max_tokens(generation, limits, strict=self._strict)
@@ -88,6 +94,75 @@ class Admission:
         return max_tokens
 
     def _overloaded(self, reason: str, message: str, status: int) -> OverloadedError:
-        self._tally.requests_refused[reason] += 1
+        self._counters.requests_refused[reason] += 1
         retry_after_s = RETRY_BUSY_S if status == 429 else RETRY_ABSENT_S
         return OverloadedError(message, status=status, retry_after_s=retry_after_s)
+
+
+def check_rank(rank: int | None, num_owners: int) -> None:
+    """Raises RefusedError for a rank that does not exist."""
+    if rank is not None and not 0 <= rank < num_owners:
+        raise RefusedError(
+            f"routed_dp_rank is {rank}, but there are {num_owners} owners: use 0 to "
+            f"{num_owners - 1}, or leave it out",
+            param="routed_dp_rank",
+        )
+
+
+def certain_max_tokens(
+    generation: Generation, limits: AdmissionLimits, *, strict: bool
+) -> int | None:
+    """The answer's length, if it is known before an owner is: None is what that one has left.
+
+    Raises RefusedError when the prompt alone is too long, or with ``strict`` both together.
+    """
+    prompt_tokens, asked = len(generation.prompt_ids), generation.max_tokens
+    max_tokens = (
+        asked if strict and asked is not None else answer_tokens(limits, prompt_tokens, asked)
+    )
+    reason = refusal(limits, prompt_tokens, max_tokens)
+    if reason is not None:
+        param = "max_tokens" if fits(limits, prompt_tokens) and prompt_tokens else "prompt"
+        code = None if fits(limits, prompt_tokens, max_tokens) else CONTEXT_LENGTH_EXCEEDED
+        raise RefusedError(reason, param=param, code=code)
+    # An owner with less room may have one that asks for more than any has.
+    return asked if asked == max_tokens else None
+
+
+def check_generation(generation: Generation, vocab_size: int) -> None:
+    """Raises RefusedError for what no owner could take, however short it is.
+
+    A worker drops a message that breaks a bound of the protocol, and would be taken for dead
+    because of it: so all of those bounds are checked here, whatever the edge has checked.
+    """
+    if len(generation.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+        raise RefusedError(
+            f"{len(generation.stop_token_ids)} stop token ids are too many: use at most "
+            f"{MAX_STOP_TOKEN_IDS}",
+            param="stop_token_ids",
+        )
+    if len(generation.cache_salt) > MAX_CACHE_SALT_CHARS:
+        raise RefusedError(
+            f"the cache salt has {len(generation.cache_salt)} characters: use at most "
+            f"{MAX_CACHE_SALT_CHARS}",
+            param="cache_salt",
+        )
+    for param, ids, most in _token_ids(generation, vocab_size):
+        for worst in (max(ids, default=0), min(ids, default=0)):
+            if not 0 <= worst <= most:
+                raise RefusedError(f"token id {worst} does not exist: use 0 to {most}", param=param)
+    try:
+        msgspec.convert(msgspec.to_builtins(generation.params), SamplingParams)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise RefusedError(str(error), param=None) from None
+
+
+def _token_ids(
+    generation: Generation, vocab_size: int
+) -> Iterator[tuple[str, tuple[int, ...], int]]:
+    """Each parameter's ids, and the largest that it may have."""
+    yield "prompt", generation.prompt_ids, vocab_size - 1
+    # Only compared with what is drawn: a model's own may lie beyond its logits.
+    yield "stop_token_ids", generation.stop_token_ids, MAX_TOKEN_ID
+    bias = generation.params.logit_bias
+    yield "logit_bias", tuple(token for token, _ in bias), vocab_size - 1

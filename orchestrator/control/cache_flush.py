@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from mlx_dp.orchestrator.control.dispatch import Post
-from mlx_dp.orchestrator.control.owner_book import OwnerBook
+from mlx_dp.orchestrator.control.rank import RankTable
 from mlx_dp.orchestrator.service import FlushOutcome, OwnerFlush
 from mlx_dp.proto.messages import Flush, Flushed
 
@@ -21,9 +21,9 @@ class _Flush:
 class CacheFlushes:
     """The flushes under way. An owner that is not ready has nothing to flush."""
 
-    def __init__(self, num_owners: int, book: OwnerBook, post: Post) -> None:
+    def __init__(self, num_owners: int, ranks: RankTable, post: Post) -> None:
         self._num_owners: Final = num_owners
-        self._book: Final = book
+        self._ranks: Final = ranks
         self._post: Final = post
         self._flushes: Final[dict[int, _Flush]] = {}
         self._last_id = 0
@@ -32,7 +32,7 @@ class CacheFlushes:
         """Tell every ready owner, and return the flush's id."""
         self._last_id += 1
         flush = self._flushes[self._last_id] = _Flush()
-        flush.untold.update(owner.index for owner in self._book.owners())
+        flush.untold.update(owner.index for owner in self._ranks.owners())
         self._tell(self._last_id, flush)
         return self._last_id
 
@@ -43,7 +43,7 @@ class CacheFlushes:
 
     def _tell(self, flush_id: int, flush: _Flush) -> None:
         for index in sorted(flush.untold):
-            owner = self._book.get(index)
+            owner = self._ranks.get(index)
             assert owner is not None, f"owner {index} was lost and is still to be told"
             if self._post(owner, Flush(flush_id=flush_id)):
                 flush.untold.remove(index)

@@ -8,12 +8,11 @@ from collections.abc import Callable
 from typing import Final, NoReturn
 
 from mlx_dp.orchestrator.control.core import ControlCore
-from mlx_dp.orchestrator.control.counters import ControllerCounters, RequestObserver
 from mlx_dp.orchestrator.control.fleet import Outside
 from mlx_dp.orchestrator.control.limits import ControlLimits, control_limits
-from mlx_dp.orchestrator.control.worker_view import WorkerView
 from mlx_dp.orchestrator.options import ServeOptions
 from mlx_dp.orchestrator.service import Answer, Generation, OwnerFlush, ServiceState
+from mlx_dp.orchestrator.service_counters import ControllerCounters, RequestObserver
 from mlx_dp.orchestrator.worker_states import WorkerState
 from mlx_dp.proto.admission import AdmissionLimits
 from mlx_dp.proto.messages import FailureKind
@@ -57,16 +56,14 @@ class Controller:
             rng or random.SystemRandom(),
             self._settle_after,
         )
-        core = self._core
-        self._workers: Final = WorkerView(
-            core.supervisor, core.fleet, core.book, core.restarts, clock
-        )
+        self._clock: Final = clock
+        self.submit: Final[Callable[[Generation], Answer]] = self._core.submit
         self._host_of: Final = host_of
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = False
 
     def state(self) -> ServiceState:
-        queue = self._core.desk.queue
+        queue = self._core.table.queue
         return ServiceState(
             status=self._core.status(),
             mode=self._options.ownership.mode,
@@ -75,11 +72,11 @@ class Controller:
             queued_requests=len(queue),
             queued_tokens=queue.num_tokens,
             max_queued_requests=self._options.queue.max_queued_requests,
-            owners=self._core.view.owners(),
+            owners=self._core.views.owners(),
         )
 
     def workers(self) -> tuple[WorkerState, ...]:
-        return self._workers.states()
+        return self._core.views.workers(self._clock())
 
     def restart_worker(self, index: int) -> tuple[int, ...]:
         return self._core.restarts.ask(index)
@@ -89,22 +86,19 @@ class Controller:
         return self._core.restarts.ask_all()
 
     def limits(self) -> AdmissionLimits | None:
-        return self._core.book.limits()
+        return self._core.ranks.limits()
 
     def counters(self) -> ControllerCounters:
-        return self._core.tally.snapshot(unknown_frames=self._transport.unknown_frames)
+        return self._core.counters.snapshot(unknown_frames=self._transport.unknown_frames)
 
     def observe(self, observer: RequestObserver) -> None:
-        self._core.answers.observe(observer)
-
-    def submit(self, generation: Generation) -> Answer:
-        return self._core.submit(generation)
+        self._core.streams.observe(observer)
 
     async def flush_cache(self, timeout_s: float) -> tuple[OwnerFlush, ...]:
         core = self._core
         flush_id = core.begin_flush()
         try:
-            await core.conditions.wait(lambda: core.flushes.done(flush_id), timeout_s)
+            await core.predicates.wait(lambda: core.flushes.done(flush_id), timeout_s)
         finally:
             results = core.flushes.end(flush_id)
         return results
@@ -119,7 +113,7 @@ class Controller:
     async def watch(self) -> NoReturn:
         """Wait for as long as the service can go on. Raises ServiceDeadError, or our own bug."""
         core, supervisor = self._core, self._core.supervisor
-        await core.conditions.wait(lambda: core.failure is not None or supervisor.dead)
+        await core.predicates.wait(lambda: core.failure is not None or supervisor.dead)
         if core.failure is not None:
             raise core.failure
         assert supervisor.cause is not None, "dead without a cause"
@@ -163,7 +157,7 @@ class Controller:
         core = self._core
         core.draining = True
         core.restarts.stop()
-        await core.conditions.wait(lambda: core.desk.idle or core.supervisor.dead, timeout_s)
+        await core.predicates.wait(lambda: core.lifecycle.idle or core.supervisor.dead, timeout_s)
         await self.stop()
 
     async def stop(self) -> None:
@@ -175,12 +169,12 @@ class Controller:
             return
         core = self._core
         core.stop()
-        if not await core.conditions.wait(self._gone, self._limits.stop_grace_s):
+        if not await core.predicates.wait(self._gone, self._limits.stop_grace_s):
             _logger.warning("some workers do not stop by themselves: they are killed")
             self.kill_all()
-            await core.conditions.wait(self._gone, self._limits.stop_grace_s)
+            await core.predicates.wait(self._gone, self._limits.stop_grace_s)
         self.close()
-        core.conditions.check()
+        core.predicates.check()
 
     def _gone(self) -> bool:
         return self._core.supervisor.gone
@@ -193,7 +187,7 @@ class Controller:
         if not self._stopped:
             self._core.stop()
             self.kill_all()
-            self._core.conditions.check()
+            self._core.predicates.check()
 
     def kill_all(self) -> None:
         """SIGKILL to every worker, without waiting."""

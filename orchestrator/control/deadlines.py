@@ -32,13 +32,7 @@ class Deadlines(Generic[Key]):
         """Forget the key's timer; unknown keys are no error."""
         self._expiry.pop(key, None)
 
-    def expired(self, now: float) -> list[Key]:
-        """Take out the keys whose time is up, the oldest first."""
-        keys: list[Key] = []
-        while self._expiry:
-            key, expiry = next(iter(self._expiry.items()))
-            if expiry > now:
-                break
-            del self._expiry[key]
-            keys.append(key)
-        return keys
+    def expired(self, now: float) -> Key | None:
+        """The key whose time was up first, if any is; its timer stays until it is stopped."""
+        key = next(iter(self._expiry), None)
+        return None if key is None or self._expiry[key] > now else key

@@ -3,17 +3,17 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from mlx_dp.orchestrator.control.supervisor_steps import (
-    Abort,
+from mlx_dp.orchestrator.control.actions import (
+    Action,
     Dismiss,
-    Instruction,
+    DumpStacks,
     Kill,
     Loss,
-    LossKind,
     RemoveOwner,
 )
-from mlx_dp.orchestrator.control.worker_record import ALIVE, WorkerRecord
+from mlx_dp.orchestrator.control.record import ALIVE, WorkerRecord
 from mlx_dp.orchestrator.service import WorkerStatus
+from mlx_dp.orchestrator.worker_states import LossKind
 from mlx_dp.proto.messages import FailureKind
 
 
@@ -28,11 +28,11 @@ class KillLimits:
 
 def lose(
     worker: WorkerRecord, loss: Loss, limits: KillLimits, *, culprit: bool, now: float
-) -> list[Instruction]:
+) -> list[Action]:
     """Stop hearing a worker, and begin to end its process; nothing when it was lost before."""
     if worker.status not in ALIVE:
         return []
-    steps: list[Instruction] = []
+    steps: list[Action] = []
     if worker.identity:
         steps.append(RemoveOwner(worker.index, worker.identity, loss, culprit))
     worker.move(WorkerStatus.LOST, now)
@@ -53,7 +53,7 @@ def lose(
             | LossKind.NOT_RELEASED
         ):
             # It does not say why it does nothing: its fault handler shows where it is.
-            steps.append(Abort(worker.index, worker.identity))
+            steps.append(DumpStacks(worker.index, worker.identity))
             worker.kill_at = now + limits.abort_grace_s
         case _:
             # One that lost a peer may wait for it in a collective for ever, even while it exits.
@@ -76,9 +76,9 @@ def hasten(
             member.kill_at = due
 
 
-def due_kills(workers: Iterable[WorkerRecord], now: float) -> list[Instruction]:
+def due_kills(workers: Iterable[WorkerRecord], now: float) -> list[Action]:
     """Kill who has not ended by itself in time."""
-    steps: list[Instruction] = []
+    steps: list[Action] = []
     for worker in workers:
         if worker.kill_at is not None and worker.kill_at <= now:
             worker.kill_at = None

@@ -5,7 +5,7 @@ from typing import Final
 
 from mlx_dp.orchestrator.control.liveness import LivenessLimits
 from mlx_dp.orchestrator.control.restart_budget import RestartLimits
-from mlx_dp.orchestrator.control.staging import StartLimits
+from mlx_dp.orchestrator.control.start_queue import StartLimits
 from mlx_dp.orchestrator.control.supervisor import SupervisorLimits
 from mlx_dp.orchestrator.options import WorkerOptions
 

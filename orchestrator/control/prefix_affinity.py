@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from typing import Final
+from weakref import WeakKeyDictionary
 
-from mlx_dp.orchestrator.control.ledger import RequestEntry
-from mlx_dp.orchestrator.control.owner import Owner
 from mlx_dp.orchestrator.control.prefix_index import BLOCK_TOKENS, PrefixIndex, PrefixKeys
+from mlx_dp.orchestrator.control.rank import Owner
+from mlx_dp.orchestrator.control.request_entry import RequestEntry
 
 PREFIX_AFFINITY: Final = "prefix_affinity"
 HIT: Final = "prefix_affinity_hit"
@@ -14,6 +15,7 @@ LOAD: Final = "prefix_affinity_load"
 """Another owner holds more of the prompt, but has more to do, or no room."""
 COLD: Final = "prefix_affinity_cold"
 """No owner holds any of the prompt."""
+REASONS: Final = (HIT, LOAD, COLD)
 
 REQUEST_TOKENS: Final = 256
 """What one more request in the batch costs an owner, in prompt tokens.
@@ -30,14 +32,15 @@ class PrefixAffinity:
 
     def __init__(self) -> None:
         self._index: Final = PrefixIndex()
+        self._keys: Final[WeakKeyDictionary[RequestEntry, PrefixKeys]] = WeakKeyDictionary()
 
     def best(self, owners: Sequence[Owner], entry: RequestEntry) -> Sequence[Owner]:
         """The cheapest owners; of those, the ones that hold the most of the prompt."""
-        keys = _keys(entry).keys
+        keys = self._keys_of(entry).keys
 
         def cost(owner: Owner) -> tuple[int, int]:
             held = self._index.held_tokens(owner.index, keys)
-            ahead = owner.unfilled_tokens + REQUEST_TOKENS * len(owner.leases)
+            ahead = owner.unfilled_tokens + REQUEST_TOKENS * len(owner.grants)
             return ahead + entry.num_tokens - held, -held
 
         costs = [cost(owner) for owner in owners]
@@ -46,7 +49,7 @@ class PrefixAffinity:
 
     def reason(self, owner: Owner, entry: RequestEntry) -> str:
         """Why this owner was chosen."""
-        keys = _keys(entry).keys
+        keys = self._keys_of(entry).keys
         holders = self._index.owners()
         most = max((self._index.held_tokens(holder, keys) for holder in holders), default=0)
         if most == 0:
@@ -55,29 +58,28 @@ class PrefixAffinity:
 
     def cached_tokens(self, owner: Owner, entry: RequestEntry) -> int:
         """Tokens of a request that an owner need not compute."""
-        return self._index.held_tokens(owner.index, _keys(entry).keys)
+        return self._index.held_tokens(owner.index, self._keys_of(entry).keys)
 
     def holds(self, owner: Owner, entry: RequestEntry) -> None:
         """An owner has, or is about to have, all tokens of a request so far."""
         pool = owner.ready.capacity.pool_tokens
         blocks = MAX_BLOCKS if pool is None else min(MAX_BLOCKS, pool // BLOCK_TOKENS)
-        self._index.hold(owner.index, _keys(entry).keys, blocks)
+        self._index.hold(owner.index, self._keys_of(entry).keys, blocks)
 
     def forget(self, index: int) -> None:
         """An owner has lost or dropped what it held."""
         self._index.forget(index)
 
-
-def _keys(entry: RequestEntry) -> PrefixKeys:
-    """The keys of a request's tokens but the last one, which is computed in every case."""
-    keys = entry.prefix_keys
-    if keys is None:
-        keys = entry.prefix_keys = PrefixKeys(entry.generation.cache_salt)
-    prompt = entry.generation.prompt_ids
-    end = entry.num_tokens - 1
-    if keys.num_tokens < end:
-        if keys.num_tokens < len(prompt):
-            keys.extend(prompt[keys.num_tokens : end])
-        answer = keys.num_tokens - len(prompt)
-        keys.extend(entry.emitted[answer : end - len(prompt)] if answer >= 0 else ())
-    return keys
+    def _keys_of(self, entry: RequestEntry) -> PrefixKeys:
+        """The keys of a request's tokens but the last one, which is computed in every case."""
+        keys = self._keys.get(entry)
+        if keys is None:
+            keys = self._keys[entry] = PrefixKeys(entry.generation.cache_salt)
+        prompt = entry.generation.prompt_ids
+        end = entry.num_tokens - 1
+        if keys.num_tokens < end:
+            if keys.num_tokens < len(prompt):
+                keys.extend(prompt[keys.num_tokens : end])
+            answer = keys.num_tokens - len(prompt)
+            keys.extend(entry.emitted[answer : end - len(prompt)] if answer >= 0 else ())
+        return keys

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
-from mlx_dp.orchestrator.control.ledger import RequestEntry
-from mlx_dp.orchestrator.control.owner import Lease
-from mlx_dp.orchestrator.control.supervisor_steps import BLAMELESS, Loss
+from mlx_dp.orchestrator.control.actions import BLAMELESS, Loss
+from mlx_dp.orchestrator.control.grant import Grant
+from mlx_dp.orchestrator.control.request_entry import RequestEntry
 from mlx_dp.orchestrator.service import CONTEXT_LENGTH_EXCEEDED, Ended
 from mlx_dp.proto.admission import AdmissionLimits, answer_tokens, refusal
 from mlx_dp.proto.messages import FinishReason
@@ -18,13 +18,13 @@ POISON_DEATHS = 2
 # one request may be lost is bounded below. Refusing what could go on would only lose it.
 
 
-def on_trial(leases: Iterable[Lease]) -> Lease | None:
-    """The one request whose doing the death of the owner of these leases was, if that is known."""
-    return next((lease for lease in leases if lease.accepted and lease.on_trial), None)
+def on_trial(grants: Iterable[Grant]) -> Grant | None:
+    """The one request whose doing the death of the owner of these grants was, if that is known."""
+    return next((grant for grant in grants if grant.accepted and grant.on_trial), None)
 
 
 def after_loss(
-    entry: RequestEntry, lease: Lease, loss: Loss, *, culprit: bool, max_attempts: int
+    entry: RequestEntry, grant: Grant, loss: Loss, *, culprit: bool, max_attempts: int
 ) -> Ended | None:
     """Count the loss, and return how the request ends; None: it goes back to the queue.
 
@@ -33,27 +33,27 @@ def after_loss(
     ended = complete(entry)
     if ended is not None or loss.kind in BLAMELESS:
         return ended
-    if not lease.accepted:
-        entry.silent_losses += 1
+    if not grant.accepted:
+        entry.losses_before_accept += 1
         # A grant that never arrived is no attempt, so that it has a bound of its own: a request
         # that kills its owner before that is told must not take every worker with it.
-        if entry.silent_losses >= max_attempts + POISON_DEATHS:
-            return _worker_lost(entry.silent_losses, loss.detail)
+        if entry.losses_before_accept >= max_attempts + POISON_DEATHS:
+            return _worker_lost(entry.losses_before_accept, loss.detail)
         return None
-    entry.deaths += culprit
-    entry.barren_losses += not lease.fruitful
+    entry.crashes += culprit
+    entry.losses_without_progress += not grant.made_progress
     # Whoever yields some tokens before each death makes progress, and costs a worker every time:
     # the sum of both bounds is less than what the budget of restarts lets a worker die.
-    deaths = max_attempts + POISON_DEATHS if lease.fruitful else POISON_DEATHS
-    if culprit and entry.deaths >= deaths:
+    deaths = max_attempts + POISON_DEATHS if grant.made_progress else POISON_DEATHS
+    if culprit and entry.crashes >= deaths:
         return Ended(
             reason=FinishReason.ERROR,
-            message=f"{entry.deaths} workers were lost while they ran this request",
+            message=f"{entry.crashes} workers were lost while they ran this request",
             code="request_crashed_worker",
             status=500,
         )
-    if entry.barren_losses >= max_attempts:
-        return _worker_lost(entry.barren_losses, loss.detail)
+    if entry.losses_without_progress >= max_attempts:
+        return _worker_lost(entry.losses_without_progress, loss.detail)
     return None
 
 

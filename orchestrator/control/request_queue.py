@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import islice, takewhile
 from typing import Final
 
-from mlx_dp.orchestrator.control.ledger import RequestEntry
+from mlx_dp.orchestrator.control.request_entry import RequestEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,9 @@ class RequestQueue:
 
     def __len__(self) -> int:
         return len(self._places)
+
+    def __contains__(self, entry: RequestEntry) -> bool:
+        return entry.request_id in self._places
 
     @property
     def num_tokens(self) -> int:

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from mlx_dp.orchestrator.control.owner_book import OwnerBook
+from mlx_dp.orchestrator.control.actions import Action
+from mlx_dp.orchestrator.control.rank import RankTable
+from mlx_dp.orchestrator.control.record import WorkerRecord
 from mlx_dp.orchestrator.control.supervisor import Supervisor
-from mlx_dp.orchestrator.control.supervisor_steps import Instruction
-from mlx_dp.orchestrator.control.worker_record import WorkerRecord
 from mlx_dp.orchestrator.worker_states import RestartRefusedError, WorkerStatus
 
 _logger = logging.getLogger(__name__)
@@ -52,9 +52,9 @@ class RollingRestart:
     within ``drain_s``; the rest, and whatever is asked meanwhile, waits for its successor.
     """
 
-    def __init__(self, supervisor: Supervisor, book: OwnerBook, *, drain_s: float) -> None:
+    def __init__(self, supervisor: Supervisor, ranks: RankTable, *, drain_s: float) -> None:
         self._supervisor: Final = supervisor
-        self._book: Final = book
+        self._ranks: Final = ranks
         self._drain_s: Final = drain_s
         self._pending: Final[deque[_Turn]] = deque()
         self._turn: _Turn | None = None
@@ -120,7 +120,7 @@ class RollingRestart:
         _logger.info("workers %s: a restart was asked for", ", ".join(map(str, indices)))
         return indices
 
-    def tick(self, now: float) -> list[Instruction]:
+    def tick(self, now: float) -> list[Action]:
         """Go on, as far as it is time to."""
         turn = self._turn
         if turn is None:
@@ -140,7 +140,7 @@ class RollingRestart:
             return self._supervisor.retire(turn.members[0].index, now)
         return []
 
-    def _begin_next(self, now: float) -> list[Instruction]:
+    def _begin_next(self, now: float) -> list[Action]:
         # Whoever is down or loads will be back: to take another one down now would leave fewer.
         if not all(_settled(worker) for worker in self._supervisor.workers):
             return []
@@ -154,11 +154,11 @@ class RollingRestart:
         return []
 
     def _alone(self, turn: _Turn) -> bool:
-        return all(owner.index in turn.indices for owner in self._book.owners())
+        return all(owner.index in turn.indices for owner in self._ranks.owners())
 
     def _idle(self, turn: _Turn) -> bool:
-        owners = (self._book.get(index) for index in turn.indices)
-        return not any(owner is not None and owner.leases for owner in owners)
+        owners = (self._ranks.get(index) for index in turn.indices)
+        return not any(owner is not None and owner.grants for owner in owners)
 
     def stop(self) -> None:
         """The service ends: nobody is replaced any more."""

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from mlx_dp.orchestrator.control.liveness import LivenessLimits, Pulse
+from mlx_dp.orchestrator.control.heartbeats import Heartbeats
+from mlx_dp.orchestrator.control.liveness import LivenessLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +16,7 @@ class Stall:
 
 
 def stalled_rank(
-    pulses: Mapping[int, Pulse],
+    ranks: Mapping[int, Heartbeats],
     limits: LivenessLimits,
     halted: Callable[[int], bool],
     *,
@@ -26,10 +27,10 @@ def stalled_rank(
     A rank that waits for an announcement says so; one in a collective can say nothing, just like
     the one that it waits for, so that the system is asked which process was ``halted``.
     """
-    told = {index: _awaits(pulse, limits, now) for index, pulse in pulses.items()}
+    told = {index: _awaits(heartbeats, limits, now) for index, heartbeats in ranks.items()}
     waits = {index: rank for index, rank in told.items() if rank is not None}
     awaited = {end for index in waits if (end := chain_end(waits, index)) is not None}
-    stopped = {index for index in {*pulses, *awaited} if halted(index)}
+    stopped = {index for index in {*ranks, *awaited} if halted(index)}
     if len(stopped) == 1:
         return Stall(stopped.pop(), "it was stopped by a signal, and its group waits for it")
     if len(awaited) != 1:
@@ -39,11 +40,11 @@ def stalled_rank(
     return Stall(index, f"worker {waiting} waits for it")
 
 
-def _awaits(pulse: Pulse, limits: LivenessLimits, now: float) -> int | None:
+def _awaits(heartbeats: Heartbeats, limits: LivenessLimits, now: float) -> int | None:
     """For whom a rank waits, as far as what it said still holds."""
-    if pulse.last is None or now - pulse.heard_at > limits.suspicious_s:
+    if heartbeats.last is None or now - heartbeats.heard_at > limits.suspicious_s:
         return None
-    return pulse.last.awaits_rank
+    return heartbeats.last.awaits_rank
 
 
 def chain_end(waits: Mapping[int, int], index: int) -> int | None:

@@ -7,12 +7,23 @@ from collections.abc import Callable, Coroutine
 import pytest
 from control_world import FakeWorker, World, expected, generation, ready, serve_options
 
-from mlx_dp.orchestrator.control.controller import Controller, ServiceDeadError
-from mlx_dp.orchestrator.control.counters import RequestTimings
-from mlx_dp.orchestrator.control.failure_domains import FailureDomains
-from mlx_dp.orchestrator.control.fleet import Outside
-from mlx_dp.orchestrator.control.limits import ControlLimits, control_limits
-from mlx_dp.orchestrator.control.request_desk import RequestDesk
+from mlx_dp.orchestrator.control.controller import (
+    Controller,
+    ServiceDeadError,
+)
+from mlx_dp.orchestrator.control.fleet import (
+    Outside,
+)
+from mlx_dp.orchestrator.control.lifecycle import (
+    RequestLifecycle,
+)
+from mlx_dp.orchestrator.control.limits import (
+    ControlLimits,
+    control_limits,
+)
+from mlx_dp.orchestrator.control.record import (
+    FailureDomains,
+)
 from mlx_dp.orchestrator.options import QueueOptions, ServeOptions, WorkerOptions
 from mlx_dp.orchestrator.service import (
     Ended,
@@ -20,6 +31,9 @@ from mlx_dp.orchestrator.service import (
     OverloadedError,
     Service,
     ServiceStatus,
+)
+from mlx_dp.orchestrator.service_counters import (
+    RequestTimings,
 )
 from mlx_dp.orchestrator.worker_states import RestartRefusedError
 from mlx_dp.proto.admission import AdmissionLimits
@@ -278,12 +292,12 @@ def test_a_bug_in_a_call_ends_the_service_too(call: str, monkeypatch: pytest.Mon
     async def act(stage: Stage) -> None:
         await stage.ready()
         if call == "submit":
-            monkeypatch.setattr(RequestDesk, "submit", broken)
+            monkeypatch.setattr(RequestLifecycle, "submit", broken)
             with pytest.raises(ZeroDivisionError):
                 stage.controller.submit(generation())
         else:
             answer = stage.controller.submit(generation(max_tokens=900))
-            monkeypatch.setattr(RequestDesk, "leave", broken)
+            monkeypatch.setattr(RequestLifecycle, "cancel", broken)
             with pytest.raises(ZeroDivisionError):
                 answer.cancel()
         with pytest.raises(ZeroDivisionError, match="a bug"):

@@ -4,8 +4,14 @@ import random
 
 import pytest
 
-from mlx_dp.orchestrator.control.supervisor import Supervisor, SupervisorLimits
-from mlx_dp.orchestrator.control.supervisor_steps import GiveUp, Spawn
+from mlx_dp.orchestrator.control.actions import (
+    GiveUp,
+    Spawn,
+)
+from mlx_dp.orchestrator.control.supervisor import (
+    Supervisor,
+    SupervisorLimits,
+)
 from mlx_dp.orchestrator.service import WorkerStatus
 from mlx_dp.proto.exit_codes import ExitCode
 from mlx_dp.proto.parallel import ReplicaMode

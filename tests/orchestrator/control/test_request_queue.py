@@ -1,14 +1,18 @@
 """The one queue and its lanes."""
 
-from control_world import generation
+from control_world import generation, request_table
 
-from mlx_dp.orchestrator.control.ledger import Ledger, RequestEntry
-from mlx_dp.orchestrator.control.request_queue import RequestQueue
+from mlx_dp.orchestrator.control.request_entry import (
+    RequestEntry,
+)
+from mlx_dp.orchestrator.control.request_queue import (
+    RequestQueue,
+)
 
 
 def entries(*ranks: int | None) -> list[RequestEntry]:
-    ledger = Ledger()
-    return [ledger.open(generation(rank=rank), 0.0) for rank in ranks]
+    table = request_table()
+    return [table.open(generation(rank=rank), 4, 0.0) for rank in ranks]
 
 
 def filled(limit: int, *ranks: int | None) -> tuple[RequestQueue, list[RequestEntry]]:

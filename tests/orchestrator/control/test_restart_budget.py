@@ -2,7 +2,10 @@
 
 import random
 
-from mlx_dp.orchestrator.control.restart_budget import BackOff, RestartBudget
+from mlx_dp.orchestrator.control.restart_budget import (
+    BackOff,
+    RestartBudget,
+)
 
 
 class Steady(random.Random):

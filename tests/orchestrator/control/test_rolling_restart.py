@@ -3,7 +3,9 @@
 import pytest
 from control_world import Reader, World, expected, generation, serve_options
 
-from mlx_dp.orchestrator.control.limits import ControlLimits
+from mlx_dp.orchestrator.control.limits import (
+    ControlLimits,
+)
 from mlx_dp.orchestrator.options import QueueOptions, ServeOptions
 from mlx_dp.orchestrator.service import (
     RETRY_ABSENT_S,
@@ -73,11 +75,11 @@ def test_it_is_neither_a_death_nor_an_attempt_and_costs_no_budget() -> None:
         world.core.restarts.ask_all()
         roll(world, 3.0)
         assert not world.core.restarts.under_way
-    tally = world.core.tally
+    counters = world.core.counters
     assert reader.read().ended is None
-    assert tally.worker_deaths == 0
-    assert tally.losses == {"restart": 16}
-    assert tally.worker_restarts == 16
+    assert counters.worker_deaths == 0
+    assert counters.losses == {"restart": 16}
+    assert counters.worker_restarts == 16
     domain = world.core.supervisor.domains.of(0)
     assert domain.budget.used(world.clock.now) == 0
 
@@ -136,19 +138,19 @@ def test_whatever_is_asked_of_one_that_is_alone_waits_for_its_successor(
         readers.append(submit(world, len(readers), 8))
     pinned = Reader(world.core.submit(generation(seed=99, max_tokens=8, rank=0)))
     assert statuses == {ServiceStatus.RESTARTING}
-    assert all(owner.restarting for owner in world.core.view.owners())
+    assert all(owner.restarting for owner in world.core.views.owners())
     assert not set(pids(world)) & set(before)
     world.auto_ready = True
     for worker in world.alive():
         worker.become_ready()
     roll(world, 40.0)
     assert world.core.status() is ServiceStatus.READY
-    assert not any(owner.restarting for owner in world.core.view.owners())
+    assert not any(owner.restarting for owner in world.core.views.owners())
     ends_whole(readers[0], 0)
     for seed, reader in enumerate(readers[1:], 1):
         ends_whole(reader, seed, 8)
     ends_whole(pinned, 99, 8)
-    assert world.core.tally.requests_refused.total() == 0
+    assert world.core.counters.requests_refused.total() == 0
 
 
 def test_what_may_only_go_to_one_that_is_replaced_waits_for_its_successor() -> None:
@@ -262,7 +264,7 @@ def test_a_group_is_replaced_as_one_under_a_new_epoch(drain_s: float) -> None:
     roll(world, 12.0)
     assert [worker.epoch for worker in world.core.supervisor.workers] == [1, 1]
     assert len(world.workers) == 4
-    assert world.core.tally.worker_deaths == 0
+    assert world.core.counters.worker_deaths == 0
     for seed, reader in enumerate(readers):
         ends_whole(reader, seed)
 
@@ -373,7 +375,7 @@ def test_one_that_dies_while_it_drains_is_replaced_as_any_other() -> None:
     ends_whole(reader, 0)
     assert len(world.workers) == 2
     assert not world.core.restarts.under_way
-    assert world.core.tally.worker_deaths == 1
+    assert world.core.counters.worker_deaths == 1
 
 
 def test_one_that_does_not_go_is_killed() -> None:

@@ -4,25 +4,35 @@ import random
 
 import pytest
 
-from mlx_dp.orchestrator.control.life_cycle import IllegalStepError
-from mlx_dp.orchestrator.control.supervisor import Supervisor, SupervisorLimits
-from mlx_dp.orchestrator.control.supervisor_steps import (
-    Abort,
+from mlx_dp.orchestrator.control.actions import (
     AddOwner,
     CloseOwner,
     Dismiss,
     DrainOwner,
+    DumpStacks,
     GiveUp,
     Kill,
     Loss,
-    LossKind,
     RemoveOwner,
     SendStart,
     Spawn,
 )
-from mlx_dp.orchestrator.control.worker_record import NEXT
-from mlx_dp.orchestrator.process.exit_status import describe_exit, failure_of
+from mlx_dp.orchestrator.control.exit_status import (
+    describe_exit,
+    failure_of,
+)
+from mlx_dp.orchestrator.control.record import (
+    NEXT,
+)
+from mlx_dp.orchestrator.control.supervisor import (
+    Supervisor,
+    SupervisorLimits,
+)
+from mlx_dp.orchestrator.control.transitions import (
+    IllegalStepError,
+)
 from mlx_dp.orchestrator.service import WorkerStatus
+from mlx_dp.orchestrator.worker_states import LossKind
 from mlx_dp.proto.errors import ProtocolError
 from mlx_dp.proto.exit_codes import ExitCode
 from mlx_dp.proto.messages import Failed, FailureKind
@@ -155,7 +165,7 @@ def test_nobody_is_restarted_before_the_old_process_is_gone() -> None:
 )
 def test_one_that_does_nothing_writes_its_stacks_before_it_is_killed(kind: LossKind) -> None:
     made = up()
-    assert kinds(made.lost(0, Loss(kind=kind, detail="no step"), 10.0)) == [RemoveOwner, Abort]
+    assert kinds(made.lost(0, Loss(kind=kind, detail="no step"), 10.0)) == [RemoveOwner, DumpStacks]
     assert made.tick(10.9) == []
     assert kinds(made.tick(11.0)) == [Kill]
 
@@ -331,7 +341,7 @@ def test_how_a_predecessor_ended_says_nothing_of_its_successor() -> None:
 def test_a_group_that_hangs_shows_the_stacks_of_all_and_blames_none(kind: LossKind) -> None:
     made = up(2, group=True)
     steps = made.lost(1, Loss(kind=kind, detail="stuck"), 10.0)
-    assert kinds(steps) == [RemoveOwner, Abort] * 2
+    assert kinds(steps) == [RemoveOwner, DumpStacks] * 2
     assert not any(step.culprit for step in steps if isinstance(step, RemoveOwner))
     assert kinds(made.tick(11.0)) == [Kill, Kill]
 
@@ -414,7 +424,7 @@ def test_starts_are_not_late_by_what_the_controller_slept() -> None:
     made.start(0.0)
     made.forgive(500.0, 500.0)
     assert made.tick(559.0) == []
-    assert kinds(made.tick(561.0)) == [RemoveOwner, Abort]
+    assert kinds(made.tick(561.0)) == [RemoveOwner, DumpStacks]
 
 
 def test_what_begins_after_the_controller_awoke_gets_no_more_time_than_ever() -> None:
@@ -424,7 +434,7 @@ def test_what_begins_after_the_controller_awoke_gets_no_more_time_than_ever() ->
     made.greeted(0, 500.0)
     made.forgive(500.1, 500.0)
     assert made.tick(1100.0) == []
-    assert kinds(made.tick(1101.0)) == [RemoveOwner, Abort]
+    assert kinds(made.tick(1101.0)) == [RemoveOwner, DumpStacks]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ TOGETHER_S: Final = 0.25
 alone: a fresh worker takes about this long to start."""
 
 
-class RecentDeaths:
+class CorrelatedCrashes:
     """The deaths of the last moment, each with the requests that the worker had accepted."""
 
     def __init__(self) -> None:

@@ -1,28 +1,10 @@
 """What the supervisor asks to be done, and why workers are lost: values only."""
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Final, Self
 
+from mlx_dp.orchestrator.worker_states import LossKind
 from mlx_dp.proto.messages import Failed, FailureKind
-
-
-class LossKind(StrEnum):
-    """How a worker was lost. Only EXIT tells of a process that is gone already."""
-
-    EXIT = "exit"
-    HUNG = "hung"
-    SILENT = "silent"
-    PROTOCOL = "protocol"
-    NOT_ACCEPTED = "not_accepted"
-    NOT_RELEASED = "not_released"
-    START_TIMEOUT = "start_timeout"
-    DISCONNECTED = "disconnected"
-    SIBLING = "sibling"
-    """Another member of its group was lost; it did nothing wrong."""
-    RESTART = "restart"
-    """It was replaced on request; it did nothing wrong."""
-
 
 BLAMELESS: Final = frozenset({LossKind.SIBLING, LossKind.RESTART})
 """What a worker had in hand is not under suspicion either, and has not used up an attempt."""
@@ -116,7 +98,7 @@ class Dismiss:
 
 
 @dataclass(frozen=True, slots=True)
-class Abort:
+class DumpStacks:
     """Have it write its stacks to the log and die. ``Kill`` follows if it does not."""
 
     index: int
@@ -139,7 +121,7 @@ class GiveUp:
     loss: Loss
 
 
-Instruction = (
+Action = (
     Spawn
     | SendStart
     | AddOwner
@@ -147,7 +129,7 @@ Instruction = (
     | DrainOwner
     | RemoveOwner
     | Dismiss
-    | Abort
+    | DumpStacks
     | Kill
     | GiveUp
 )

@@ -7,7 +7,7 @@ from typing import Final
 Predicate = Callable[[], bool]
 
 
-class Conditions:
+class AwaitablePredicates:
     """Wakes coroutines whose predicate has become true. ``check`` runs after every change."""
 
     def __init__(self) -> None:

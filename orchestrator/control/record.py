@@ -1,15 +1,16 @@
-"""What the supervisor keeps of each worker, and of the group that fails together."""
+"""The supervisor's record of each worker, and of the failure domain that it belongs to."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
-from mlx_dp.orchestrator.control.life_cycle import step
+from mlx_dp.orchestrator.control.actions import Loss
 from mlx_dp.orchestrator.control.restart_budget import BackOff, RestartBudget, RestartLimits
-from mlx_dp.orchestrator.control.supervisor_steps import Loss
+from mlx_dp.orchestrator.control.transitions import step
 from mlx_dp.orchestrator.service import WorkerStatus
 from mlx_dp.proto.messages import WorkerPhase
+from mlx_dp.proto.parallel import ReplicaMode
 
 NEXT: Final[Mapping[WorkerStatus, frozenset[WorkerStatus]]] = MappingProxyType(
     {
@@ -182,3 +183,23 @@ def domain_of(members: tuple[WorkerRecord, ...], limits: RestartLimits) -> Failu
             healthy_s=limits.healthy_s,
         ),
     )
+
+
+class FailureDomains:
+    """The domains of a fixed set of workers; each worker is in exactly one."""
+
+    def __init__(
+        self, workers: tuple[WorkerRecord, ...], mode: ReplicaMode, limits: RestartLimits
+    ) -> None:
+        one_for_all = mode is ReplicaMode.DP_ATTENTION
+        groups = [workers] if one_for_all else [(worker,) for worker in workers]
+        self._domains: Final = tuple(domain_of(group, limits) for group in groups)
+        self._by_index: Final = {
+            worker.index: domain for domain in self._domains for worker in domain.members
+        }
+
+    def __iter__(self) -> Iterator[FailureDomain]:
+        return iter(self._domains)
+
+    def of(self, index: int) -> FailureDomain:
+        return self._by_index[index]

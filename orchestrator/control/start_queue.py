@@ -6,10 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from mlx_dp.orchestrator.control.failure_domains import FailureDomains
-from mlx_dp.orchestrator.control.supervisor_steps import Loss, LossKind, SendStart, Spawn
-from mlx_dp.orchestrator.control.worker_record import FailureDomain, WorkerRecord
+from mlx_dp.orchestrator.control.actions import (
+    Loss,
+    SendStart,
+    Spawn,
+)
+from mlx_dp.orchestrator.control.record import FailureDomain, FailureDomains, WorkerRecord
 from mlx_dp.orchestrator.service import WorkerStatus
+from mlx_dp.orchestrator.worker_states import LossKind
 from mlx_dp.proto.messages import WorkerPhase
 
 _PROGRESS: Final = (None, *WorkerPhase)
@@ -28,7 +32,7 @@ class StartLimits:
     start_timeout_s: float = 600.0
 
 
-class Staging:
+class StartQueue:
     """Gives each start its turn, its identity and its deadlines.
 
     The ranks of a group need each other to load: they are spawned together, and told to load once

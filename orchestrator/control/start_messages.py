@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Final
 
-from mlx_dp.orchestrator.control.group_addresses import AddressBook, GroupAddresses
+from mlx_dp.orchestrator.control.ports import AddressBook, GroupAddresses
 from mlx_dp.orchestrator.options import ServeOptions, WorkerOptions
 from mlx_dp.proto.group import GroupPlace
 from mlx_dp.proto.messages import Ready, Start
@@ -11,7 +11,7 @@ from mlx_dp.proto.ownership import OwnerSlice
 from mlx_dp.proto.parallel import ReplicaMode
 
 
-class WorkerStarts:
+class StartMessages:
     """One ``Start`` for each worker, in the order of their owners.
 
     A group is given new addresses for each of its epochs, so that nothing of an earlier one can
