@@ -52,6 +52,11 @@ class OverloadedError(Exception):
         self.retry_after_s = retry_after_s
 
 
+def queue_full(queued: int, limit: int) -> str:
+    """The words of a refusal because of a full queue."""
+    return f"the queue is full: {queued} of {limit} requests queued"
+
+
 class RefusedError(Exception):
     """Never: no owner could ever run this request (400). ``param`` names the field at fault."""
 

@@ -18,6 +18,7 @@ from mlx_dp.orchestrator.service import (
     OverloadedError,
     RefusedError,
     ServiceStatus,
+    queue_full,
 )
 from mlx_dp.proto.admission import AdmissionLimits, answer_tokens, fits, refusal
 from mlx_dp.proto.fields import MAX_CACHE_SALT_CHARS, MAX_STOP_TOKEN_IDS
@@ -27,8 +28,8 @@ from mlx_dp.proto.sampling_params import MAX_TOKEN_ID, SamplingParams
 class Admission:
     """Lets a request into the queue, or says why not and when to come back.
 
-    Who is away on request is waited for: it was well, and its successor is on its way. Nobody
-    knows that of one that was lost.
+    Requests wait for an owner that is replaced on request: it was well, and its successor is on
+    its way. They do not wait for one that was lost, since nobody knows when it will be back.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class Admission:
         self._strict: Final = options.strict_max_tokens
 
     def check(self, generation: Generation, status: ServiceStatus) -> int | None:
-        """Return the answer's length as far as it is certain, see ``certain_max_tokens``.
+        """Return the length of the answer as far as it is known, see ``certain_max_tokens``.
 
         Raises OverloadedError or RefusedError.
         """
@@ -61,11 +62,8 @@ class Admission:
             self._counters.requests_refused["invalid"] += 1
             raise
         if self._queue.full:
-            raise self._overloaded(
-                "queue_full",
-                f"the queue is full: {len(self._queue)} of {self._queue.limit} requests queued",
-                429,
-            )
+            message = queue_full(len(self._queue), self._queue.limit)
+            raise self._overloaded("queue_full", message, 429)
         return max_tokens
 
     def _check_presence(self, rank: int | None, status: ServiceStatus) -> None:
@@ -87,8 +85,8 @@ class Admission:
     def _check_fit(self, generation: Generation) -> int | None:
         limits = self._ranks.limits_for(generation.routed_dp_rank)
         vocab_size = self._ranks.vocab_size()
-        assert limits is not None, "taken before there was an owner"
-        assert vocab_size is not None, "taken before there was an owner"
+        assert limits is not None, "admitted before any owner was ready"
+        assert vocab_size is not None, "admitted before any owner was ready"
         max_tokens = certain_max_tokens(generation, limits, strict=self._strict)
         check_generation(generation, vocab_size)
         return max_tokens
@@ -100,7 +98,7 @@ class Admission:
 
 
 def check_rank(rank: int | None, num_owners: int) -> None:
-    """Raises RefusedError for a rank that does not exist."""
+    """Raise RefusedError for a rank that does not exist."""
     if rank is not None and not 0 <= rank < num_owners:
         raise RefusedError(
             f"routed_dp_rank is {rank}, but there are {num_owners} owners: use 0 to "
@@ -112,7 +110,7 @@ def check_rank(rank: int | None, num_owners: int) -> None:
 def certain_max_tokens(
     generation: Generation, limits: AdmissionLimits, *, strict: bool
 ) -> int | None:
-    """The answer's length, if it is known before an owner is: None is what that one has left.
+    """The length of the answer, or None when it depends on the owner, which gives what is left.
 
     Raises RefusedError when the prompt alone is too long, or with ``strict`` both together.
     """
@@ -125,15 +123,15 @@ def certain_max_tokens(
         param = "max_tokens" if fits(limits, prompt_tokens) and prompt_tokens else "prompt"
         code = None if fits(limits, prompt_tokens, max_tokens) else CONTEXT_LENGTH_EXCEEDED
         raise RefusedError(reason, param=param, code=code)
-    # An owner with less room may have one that asks for more than any has.
+    # A request for more than any owner has may go to a smaller one, and gets what that has left.
     return asked if asked == max_tokens else None
 
 
 def check_generation(generation: Generation, vocab_size: int) -> None:
-    """Raises RefusedError for what no owner could take, however short it is.
+    """Raise RefusedError for a request that no owner could run, however short it is.
 
-    A worker drops a message that breaks a bound of the protocol, and would be taken for dead
-    because of it: so all of those bounds are checked here, whatever the edge has checked.
+    A worker drops a message that breaks a bound of the protocol, and would then be replaced for
+    ignoring a request. So every such bound is checked here, whatever the HTTP side has checked.
     """
     if len(generation.stop_token_ids) > MAX_STOP_TOKEN_IDS:
         raise RefusedError(
@@ -160,9 +158,9 @@ def check_generation(generation: Generation, vocab_size: int) -> None:
 def _token_ids(
     generation: Generation, vocab_size: int
 ) -> Iterator[tuple[str, tuple[int, ...], int]]:
-    """Each parameter's ids, and the largest that it may have."""
+    """The token ids of each parameter, and the largest that it may have."""
     yield "prompt", generation.prompt_ids, vocab_size - 1
-    # Only compared with what is drawn: a model's own may lie beyond its logits.
+    # Stop ids are only compared with sampled ids, and a model may name one beyond its logits.
     yield "stop_token_ids", generation.stop_token_ids, MAX_TOKEN_ID
     bias = generation.params.logit_bias
     yield "logit_bias", tuple(token for token, _ in bias), vocab_size - 1
