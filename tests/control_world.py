@@ -9,24 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mlx_dp.orchestrator.control.core import (
-    ControlCore,
-)
-from mlx_dp.orchestrator.control.fleet import (
-    Outside,
-)
-from mlx_dp.orchestrator.control.limits import (
-    ControlLimits,
-)
-from mlx_dp.orchestrator.control.ports import (
-    GroupAddresses,
-)
-from mlx_dp.orchestrator.control.request_table import (
-    RequestTable,
-)
-from mlx_dp.orchestrator.control.response_stream import (
-    ResponseStream,
-)
+from mlx_dp.orchestrator.control.core import ControlCore
+from mlx_dp.orchestrator.control.fleet import Outside
+from mlx_dp.orchestrator.control.limits import ControlLimits
+from mlx_dp.orchestrator.control.ports import GroupAddresses
+from mlx_dp.orchestrator.control.request_table import RequestTable
+from mlx_dp.orchestrator.control.response_stream import ResponseStream
 from mlx_dp.orchestrator.options import HttpOptions, QueueOptions, ServeOptions, WorkerOptions
 from mlx_dp.orchestrator.service import Ended, Generation, Granted, NewTokens, Started
 from mlx_dp.proto.admission import next_tokens

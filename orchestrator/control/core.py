@@ -1,4 +1,4 @@
-"""The controller without an event loop: every entry point acts at once, by a given clock."""
+"""The controller without an event loop: each entry point acts at once, by a given clock."""
 
 import logging
 import random
@@ -36,7 +36,7 @@ _logger = logging.getLogger(__name__)
 
 
 class ControlCore:
-    """Joins the parts; every decision is made inside one of them.
+    """Connects the parts; every decision is made inside one of them.
 
     Entry points are arrivals, exits, ticks and calls. Each ends with ``_run_once``, which grants
     what can be granted and wakes the coroutines whose predicate has become true.
@@ -109,7 +109,7 @@ class ControlCore:
     def begin(self) -> None:
         """Start the first worker."""
         now = self._clock()
-        self._health.slept(now, self._limits.tick_s)
+        self._health.notice_sleep(now, self._limits.tick_s)
         self.fleet.carry_out(self.supervisor.start(now), now)
         self._run_once(now)
 
@@ -144,7 +144,7 @@ class ControlCore:
             return flush_id
 
     def stop(self) -> None:
-        """End what is in hand with an error, and ask every process to exit."""
+        """End every request with an error, and ask every process to exit."""
         now = self._clock()
         self.draining = True
         self.lifecycle.abandon("the service is shutting down", "shutting_down", now)
@@ -163,12 +163,12 @@ class ControlCore:
             raise
 
     def broke(self, error: Exception) -> None:
-        """A bug of ours came up: the books may be wrong, so that the service has to end."""
-        _logger.error("the controller broke", exc_info=error)
+        """End the service after an internal error: its state may be wrong."""
+        _logger.error("internal error in the controller", exc_info=error)
         self.give_up(error)
 
     def give_up(self, error: Exception) -> None:
-        """The service cannot go on, for a cause outside its workers."""
+        """End the service, for a cause outside its workers."""
         self.failure = self.failure or error
         self.predicates.check()
 
@@ -180,15 +180,17 @@ class ControlCore:
         self._run_once(now)
 
     def tick(self) -> None:
-        """Do what the passing of time asks for. Arrivals come first: late news is still news."""
+        """Do what is due. Arrivals come first: an event that is late still counts."""
         now = self._clock()
-        missed_s = self._health.slept(now, self._limits.tick_s)
+        missed_s = self._health.notice_sleep(now, self._limits.tick_s)
         if missed_s:
-            _logger.warning("the controller did not run for %.1f s: nobody is judged", missed_s)
+            _logger.warning(
+                "the controller did not run for %.1f s: no worker is judged by that time", missed_s
+            )
             self.supervisor.forgive(now, missed_s)
         self.on_arrival()
         self._settle_exits(now)
-        for index, loss in self._health.losses(now):
+        for index, loss in self._health.judge_owners(now):
             self.fleet.carry_out(self.supervisor.lost(index, loss, now), now)
         for owner, grant in self._health.unanswered(now):
             self.lifecycle.withdraw(owner, grant, now)
@@ -212,37 +214,37 @@ class ControlCore:
         self.predicates.check()
 
     def owner_lost(self, gone: RemoveOwner, grants: tuple[Grant, ...]) -> None:
-        """An owner was struck out of the ranks, with what it held."""
+        """An owner was removed from the ranks, with its grants."""
         self.flushes.owner_lost(gone.index)
         self._router.forget(gone.index)
         self.lifecycle.owner_lost(grants, gone.loss, culprit=gone.culprit, now=self._clock())
 
     def worker_failed(self, index: int, loss: Loss) -> None:
-        """A worker stays down for good."""
-        self.ranks.forget(index)
+        """A worker has failed for good."""
+        self.ranks.give_up(index)
         self.lifecycle.abandon_pinned(
             index, f"owner {index} has failed: {loss.detail}", self._clock()
         )
 
     def process_exited(self, index: int, status: int) -> None:
-        """A process has ended. It gets nothing from now on.
+        """A process has exited: it gets no further request.
 
-        Its last messages may still be on their way to us, and a request that finished in time
-        must not count as lost: so the loss is settled a moment later.
+        Its last messages may not have been read yet, and a request that finished in time must not
+        count as lost. So the loss is settled a moment later.
         """
-        # It comes from the loop itself, which would only log an error.
+        # The event loop calls this, and would only log an error.
         with self._watched():
             owner = self.ranks.get(index)
             if owner is not None:
                 owner.closed = True
-            self.supervisor.domains.of(index).exits.setdefault(index, status)
+            self.supervisor.domains.domain_of(index).exits.setdefault(index, status)
             alive = self.supervisor.workers[index].status in ALIVE
             settle_s = self._limits.exit_settle_s if alive else 0.0
             self._exits.append((self._clock() + settle_s, index, status))
             self._wake_after(settle_s)
 
     def settle_exits(self) -> None:
-        """Count the processes as gone whose moment has passed."""
+        """Settle the exits that are due."""
         self.on_arrival()
         now = self._clock()
         self._settle_exits(now)

@@ -1,31 +1,31 @@
-"""Deaths that come together. Whoever kills all workers at once is no request of theirs."""
+"""Detects correlated crashes, so that no single request is blamed for them."""
 
 from collections import deque
 from typing import Final
 
 TOGETHER_S: Final = 0.25
-"""Three deaths within it are an accident. One request takes workers down one after another, and
-alone: a fresh worker takes about this long to start."""
+"""Three crashes within this time have a common cause. One request crashes one worker after another:
+a new worker takes about this long to start."""
 
 
 class CorrelatedCrashes:
-    """The deaths of the last moment, each with the requests that the worker had accepted."""
+    """The crashes of the last moment, each with the requests that the worker had accepted."""
 
     def __init__(self) -> None:
-        self._deaths: Final[deque[tuple[float, frozenset[int]]]] = deque()
+        self._crashes: Final[deque[tuple[float, frozenset[int]]]] = deque()
 
     def add(self, request_ids: frozenset[int], now: float) -> None:
-        """A worker has died by its own fault."""
-        self._deaths.append((now, request_ids))
-        while now - self._deaths[0][0] > TOGETHER_S:
-            self._deaths.popleft()
+        """A worker has crashed by its own fault."""
+        self._crashes.append((now, request_ids))
+        while now - self._crashes[0][0] > TOGETHER_S:
+            self._crashes.popleft()
 
     def spare(self, request_id: int) -> bool:
-        """Whether the last death is no fault of a request that was there at the one before.
+        """Whether a request that ran in several of these crashes is not to blame for the last one.
 
-        True when another worker died in that moment, which did not run it: they have died of
-        something else, and one that was moved to the next victim is not to be ended for it. That
-        takes a third death: of two workers, both of which ran it, nothing tells it from poison.
+        True when another worker crashed in that time that did not run it: the crashes have another
+        cause, and the request was only moved from one victim to the next. That takes a third crash:
+        two workers that both ran the request are what a request that crashes workers looks like.
         """
-        present = sum(request_id in request_ids for _, request_ids in self._deaths)
-        return 1 < present < len(self._deaths)
+        present = sum(request_id in request_ids for _, request_ids in self._crashes)
+        return 1 < present < len(self._crashes)

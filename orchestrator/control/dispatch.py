@@ -116,7 +116,7 @@ class Dispatcher:
     def _let_go(self, owner: Owner, grant: Grant, entry: RequestEntry, now: float) -> None:
         if grant.prefilled:
             self._router.holds(owner, entry)
-        owner.leave(grant)
+        owner.start_leaving(grant)
         self._send_abort(owner, grant, now)
 
     def retry_aborts(self, now: float) -> None:

@@ -2,9 +2,7 @@
 
 from typing import Final, assert_never
 
-from mlx_dp.orchestrator.control.actions import (
-    Loss,
-)
+from mlx_dp.orchestrator.control.actions import Loss
 from mlx_dp.orchestrator.control.counters import Counters
 from mlx_dp.orchestrator.control.fleet import Fleet
 from mlx_dp.orchestrator.control.rank import Owner, RankTable

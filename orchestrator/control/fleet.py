@@ -1,4 +1,4 @@
-"""Carries out what the supervisor decides: processes, the channel, and the ranks of owners."""
+"""The fleet: carries out the supervisor's actions on processes, the channel and the ranks."""
 
 import logging
 from collections import deque
@@ -34,21 +34,21 @@ _logger = logging.getLogger(__name__)
 
 
 class FleetListener(Protocol):
-    """Whoever has to know what happens to owners and processes."""
+    """Is told what happens to owners and processes."""
 
     def owner_lost(self, gone: RemoveOwner, grants: tuple[Grant, ...]) -> None:
-        """An owner was struck out of the ranks, with what it held."""
+        """An owner was removed from the ranks, with its grants."""
 
     def worker_failed(self, index: int, loss: Loss) -> None:
-        """A worker stays down for good."""
+        """A worker has failed for good."""
 
     def process_exited(self, index: int, status: int) -> None:
-        """A process has ended; its last messages may not have been read yet."""
+        """A process has exited; its last messages may not have been read yet."""
 
 
 @dataclass(slots=True)
 class Outside:
-    """What the fleet acts on: the wire and the machine. Only a group needs ``addresses``."""
+    """The ports that the fleet acts on. Only a dp-attention group needs ``addresses``."""
 
     transport: Transport
     launcher: Launcher
@@ -56,7 +56,7 @@ class Outside:
 
 
 class Fleet:
-    """The workers as processes and peers. Who speaks is known by identity, so by incarnation."""
+    """The workers as processes and peers. An identity stands for one incarnation of a worker."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Fleet:
         self._unreachable: Final[dict[int, str]] = {}
 
     def index_of(self, identity: str) -> int | None:
-        """The worker whose present incarnation this is, or None."""
+        """The worker whose present incarnation has this identity, or None."""
         return self._indices.get(identity)
 
     def heartbeat_of(self, index: int) -> Heartbeat | None:
@@ -92,13 +92,13 @@ class Fleet:
         self._heartbeats[index] = heartbeat
 
     def ready(self, index: int, ready: Ready, now: float) -> None:
-        """A worker says what it has. Raises ProtocolError when it was not asked."""
+        """A worker is ready, and says what it has. Raises ProtocolError when it was not started."""
         steps = self._supervisor.ready(index, now)
         self._readies[index] = ready
         self.carry_out(steps, now)
 
     def carry_out(self, steps: list[Action], now: float) -> None:
-        """Do everything, and what follows from doing it."""
+        """Carry out all actions, and those that follow from them."""
         pending = deque(steps)
         while pending:
             pending += self._carry_out(pending.popleft(), now)
@@ -149,7 +149,7 @@ class Fleet:
 
     def _send_start(self, index: int, identity: str, now: float) -> list[Action]:
         try:
-            start = self._starts.of(index, self._supervisor.workers[index].epoch)
+            start = self._starts.start_for(index, self._supervisor.workers[index].epoch)
             self._transport.send(identity, start)
         except (PeerLostError, PeerCongestedError, OSError) as error:
             loss = Loss(kind=LossKind.DISCONNECTED, detail=str(error))
@@ -159,23 +159,23 @@ class Fleet:
     def _add(self, index: int, identity: str, now: float) -> None:
         ready = self._readies.pop(index)
         owner = self._ranks.add(index, identity, ready, now)
-        # The exit of a process may be seen before its last messages, of which this is one.
-        owner.closed = index in self._supervisor.domains.of(index).exits
+        # Its exit may have been seen before this message was read.
+        owner.closed = index in self._supervisor.domains.domain_of(index).exits
         _logger.info(
             "worker %s: ready, %s, after %.1f s on %s: %s request slots, %s KV tokens, batching %s",
             *(index, self._supervisor.workers[index].tag, ready.load_s, ready.device),
             *(ready.capacity.request_slots, ready.capacity.pool_tokens, ready.batching),
         )
-        surprise = self._starts.surprise(index, ready)
+        surprise = self._starts.unplanned_weights(index, ready)
         unbatched = ready.unbatched_reason and f"requests run one by one: {ready.unbatched_reason}"
         for warning in filter(None, (*ready.capacity.warnings, surprise, unbatched)):
             _logger.warning("worker %s: %s", index, warning)
 
     def _drain(self, index: int) -> None:
         owner = self._ranks.get(index)
-        assert owner is not None, f"worker {index} drains and is no owner"
+        assert owner is not None, f"worker {index} drains but is no owner"
         owner.closed = True
-        # Where it does not arrive, nothing is lost: whatever is running is taken back later on.
+        # If it does not arrive, nothing is lost: its requests are taken back later.
         self.post(owner, Drain())
 
     def _remove(self, gone: RemoveOwner) -> None:
@@ -188,21 +188,21 @@ class Fleet:
         self._listener.owner_lost(gone, self._ranks.remove(gone.index))
 
     def post(self, owner: Owner, message: Down) -> bool:
-        """Send to an owner. False: it is congested or gone, and gets nothing more for now."""
+        """Send to an owner. False: it is congested or gone, and gets no request for now."""
         try:
             self._transport.send(owner.identity, message)
         except PeerCongestedError:
             owner.congested = True
             return False
         except PeerLostError as error:
-            # Not dealt with here: we may be in the middle of granting.
+            # Its loss is handled later: the caller may be in the middle of granting.
             owner.congested = True
             self._unreachable[owner.index] = str(error)
             return False
         return True
 
     def drop_unreachable(self, now: float) -> bool:
-        """Give up owners that could not be reached; whether there were any."""
+        """Give up the owners that could not be reached; True if there were any."""
         if not self._unreachable:
             return False
         gone = tuple(self._unreachable.items())
@@ -213,7 +213,7 @@ class Fleet:
         return True
 
     def shut_down(self) -> None:
-        """Ask every process to exit. Those that load do not listen, and are killed."""
+        """Ask every process to exit. One that is loading reads no message, and is killed."""
         for worker in self._supervisor.workers:
             if not worker.process:
                 continue
@@ -226,16 +226,16 @@ class Fleet:
         try:
             self._transport.send(identity, Shutdown())
         except (PeerLostError, PeerCongestedError):
-            # It leaves SIGTERM to us, and cannot be told.
+            # It ignores SIGTERM, and no message reaches it.
             self._processes[index].kill()
 
     def halted(self, index: int) -> bool:
-        """Whether its process was stopped by a signal, and not continued since."""
+        """Whether the process of a worker was stopped by a signal, and not continued since."""
         process = self._processes.get(index)
         return process is not None and process.halted
 
     def kill_all(self) -> None:
-        """End every process at once."""
+        """Kill every process at once."""
         for worker in self._supervisor.workers:
             if worker.process:
                 self._processes[worker.index].kill()

@@ -1,12 +1,9 @@
-"""Judges the ready owners, over and over, and says which of them are lost."""
+"""Health monitor: judges the ready owners at every tick, and reports those that are lost."""
 
 from collections.abc import Callable, Iterable
 from typing import Final, assert_never
 
-from mlx_dp.orchestrator.control.actions import (
-    STUCK,
-    Loss,
-)
+from mlx_dp.orchestrator.control.actions import STUCK, Loss
 from mlx_dp.orchestrator.control.grant import Grant
 from mlx_dp.orchestrator.control.liveness import (
     LivenessLimits,
@@ -22,7 +19,7 @@ from mlx_dp.orchestrator.worker_states import LossKind
 
 
 class HealthMonitor:
-    """Applies the rules of liveness to the ranks, and forgives whatever was missed by us.
+    """Applies the rules of liveness to all owners, and forgives time that the controller missed.
 
     ``lockstep``: all owners wait for each other in every step, so each may take as long as any.
     ``halted`` says whether a worker's process was stopped by a signal.
@@ -43,18 +40,18 @@ class HealthMonitor:
         self._halted: Final = halted
         self._lag: Final = OwnLag(lag_tolerance_s)
 
-    def slept(self, now: float, interval_s: float) -> float:
-        """Seconds that the controller itself missed; nobody is judged by them."""
-        missed_s = self._lag.slept(now, interval_s)
+    def notice_sleep(self, now: float, interval_s: float) -> float:
+        """Return the seconds that the controller itself missed, and count them against no owner."""
+        missed_s = self._lag.note_call(now, interval_s)
         if missed_s:
             for owner in self._ranks.owners():
                 owner.forgive(now, missed_s)
         return missed_s
 
-    def losses(self, now: float) -> list[tuple[int, Loss]]:
-        """The owners that have to be given up, and why. Marks those that are suspicious or overdue.
+    def judge_owners(self, now: float) -> list[tuple[int, Loss]]:
+        """Mark suspicious and overdue owners; return those that are lost, and why.
 
-        Where all owners wait for each other, all are overdue as soon as one is.
+        In lockstep, all owners are overdue as soon as one is.
         """
         found: list[tuple[int, Loss]] = []
         owners = self._ranks.owners()
@@ -68,7 +65,7 @@ class HealthMonitor:
         return self._stalled(found, now) if self._lockstep else found
 
     def _stalled(self, found: list[tuple[int, Loss]], now: float) -> list[tuple[int, Loss]]:
-        """Of a group, put the one first that the others wait for, if it is known."""
+        """Of a lockstep group, blame only the rank that the others wait for, if it is known."""
         if not found:
             return found
         heartbeats = {owner.index: owner.heartbeats for owner in self._ranks.owners()}
@@ -81,7 +78,7 @@ class HealthMonitor:
         return [(stall.index, Loss(kind=kind, detail=f"{stall.detail} ({told})", sole=True))]
 
     def unanswered(self, now: float) -> list[tuple[Owner, Grant]]:
-        """The grants that were not accepted in time, by owners that may yet turn out to live."""
+        """The grants that were not accepted in time, by owners that may still be alive."""
         return [
             (owner, grant)
             for owner in self._ranks.owners()
@@ -110,7 +107,7 @@ class HealthMonitor:
                 assert_never(verdict)
 
     def _step_allowance_s(self, owner: Owner) -> float:
-        """What the steps of an owner may take; in lockstep, what those of the slowest may."""
+        """The time allowed for the steps of an owner; in lockstep, for those of the slowest."""
         owners = self._ranks.owners() if self._lockstep else (owner,)
         paces = [each.heartbeats.prefill_token_s for each in owners]
         return step_allowance_s(
@@ -120,7 +117,7 @@ class HealthMonitor:
         )
 
     def _ignored(self, owner: Owner, now: float) -> Loss | None:
-        """Whether it ignores a request, or does not let go of one. The oldest comes first."""
+        """The loss of an owner that ignores a request or an abort; the oldest grant comes first."""
         limits = self._limits
         grant = self._overdue(owner, owner.unaccepted.values(), limits.accept_timeout_s, now)
         if grant is not None:

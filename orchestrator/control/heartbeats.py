@@ -16,25 +16,25 @@ class Heartbeats:
 
     @property
     def step_tokens(self) -> int:
-        """Prompt tokens of the steps that it may be in."""
+        """Prompt tokens of the steps that the worker may be in."""
         return 0 if self.last is None else self.last.step_tokens
 
     @property
     def prefill_token_s(self) -> float | None:
-        """The pace that it has measured: seconds of one prompt token."""
+        """The prefill pace that the worker has measured, in seconds per prompt token."""
         return None if self.last is None else self.last.prefill_token_s
 
     def heard(self, now: float) -> None:
-        """Any message is life."""
+        """A message of any kind has come: the worker lives."""
         self.heard_at = now
 
     def progressed(self, now: float) -> None:
-        """Tokens are progress, before the next beat tells of the step that made them."""
+        """Tokens have come: progress, before the next heartbeat reports the step that made them."""
         self.heard_at = now
         self.progressed_at = now
 
     def add(self, heartbeat: Heartbeat, now: float) -> None:
-        """Progress is a step, having nothing to do, or having just got something."""
+        """A heartbeat has come. A new step is progress; so is having, or having had, no request."""
         last = self.last
         idle = heartbeat.running == 0 or last is None or last.running == 0
         if idle or last is None or heartbeat.step != last.step:
@@ -44,6 +44,6 @@ class Heartbeats:
         self.last = heartbeat
 
     def forgive(self, now: float) -> None:
-        """Start over: whatever was missed was missed by us."""
+        """Start over, since the controller itself missed some time."""
         self.heard_at = now
         self.progressed_at = now

@@ -1,16 +1,9 @@
-"""How a lost worker's process is ended: by its own exit, after a stack dump, or at once."""
+"""Kill ladder: a lost worker is asked to exit or to dump its stacks, and then gets SIGKILL."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from mlx_dp.orchestrator.control.actions import (
-    Action,
-    Dismiss,
-    DumpStacks,
-    Kill,
-    Loss,
-    RemoveOwner,
-)
+from mlx_dp.orchestrator.control.actions import Action, Dismiss, DumpStacks, Kill, Loss, RemoveOwner
 from mlx_dp.orchestrator.control.record import ALIVE, WorkerRecord
 from mlx_dp.orchestrator.service import WorkerStatus
 from mlx_dp.orchestrator.worker_states import LossKind
@@ -29,7 +22,7 @@ class KillLimits:
 def lose(
     worker: WorkerRecord, loss: Loss, limits: KillLimits, *, culprit: bool, now: float
 ) -> list[Action]:
-    """Stop hearing a worker, and begin to end its process; nothing when it was lost before."""
+    """Give up a worker and begin to end its process; no actions when it was lost before."""
     if worker.status not in ALIVE:
         return []
     steps: list[Action] = []
@@ -52,11 +45,11 @@ def lose(
             | LossKind.NOT_ACCEPTED
             | LossKind.NOT_RELEASED
         ):
-            # It does not say why it does nothing: its fault handler shows where it is.
+            # It does not say why it is stuck: its fault handler shows where it is.
             steps.append(DumpStacks(worker.index, worker.identity))
             worker.kill_at = now + limits.abort_grace_s
         case _:
-            # One that lost a peer may wait for it in a collective for ever, even while it exits.
+            # One that lost a peer may wait for it in a collective for ever, even while exiting.
             steps.append(Kill(worker.index, worker.identity))
     return steps
 
@@ -64,9 +57,9 @@ def lose(
 def hasten(
     members: tuple[WorkerRecord, ...], limits: KillLimits, *, stopping: bool, now: float
 ) -> None:
-    """One of them is gone: those of its group that were asked to exit may be stuck without it.
+    """Shorten the grace of a group that was asked to exit: without the lost rank it may be stuck.
 
-    ``stopping``: all of them were asked.
+    ``stopping``: all ranks were asked to exit.
     """
     due = now + limits.abort_grace_s
     for member in members:
@@ -77,7 +70,7 @@ def hasten(
 
 
 def due_kills(workers: Iterable[WorkerRecord], now: float) -> list[Action]:
-    """Kill who has not ended by itself in time."""
+    """Kill the processes that have not exited in time."""
     steps: list[Action] = []
     for worker in workers:
         if worker.kill_at is not None and worker.kill_at <= now:

@@ -1,4 +1,4 @@
-"""Whether a worker lives, by what its decode loop says, and never while we slept ourselves."""
+"""Liveness: judges a worker by the heartbeats of its decode loop, and the controller's own lag."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -7,17 +7,17 @@ from typing import Final
 from mlx_dp.orchestrator.control.heartbeats import Heartbeats
 
 SUSPICIOUS_BEATS: Final = 4
-"""A worker gets nothing new once so many heartbeats are missing."""
+"""A worker gets no new request once so many heartbeats are missing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LivenessLimits:
     """How long a worker may be silent, or busy without a step.
 
-    No heartbeat leaves during a step, and a step that prefills may rightly take long. The time
-    allowed for it is ``prefill_margin`` times what its prompt tokens take at the pace that the
-    worker has measured, at most ``longest_step_s``. Before any pace is measured it is what they
-    take at ``slowest_prefill_tokens_per_s``, at most ``longest_first_step_s``.
+    No heartbeat leaves during a step, and a step that prefills may rightly take long. It is allowed
+    ``prefill_margin`` times what its prompt tokens take at the pace that the worker has measured,
+    at most ``longest_step_s``. Before a pace is measured it is allowed what they take at
+    ``slowest_prefill_tokens_per_s``, at most ``longest_first_step_s``.
     """
 
     heartbeat_interval_s: float = 0.5
@@ -51,7 +51,7 @@ class Verdict(StrEnum):
 def step_allowance_s(
     limits: LivenessLimits, *, step_tokens: int, prefill_token_s: float | None
 ) -> float:
-    """Return the seconds that steps with so many prompt tokens may take, beside the time-outs."""
+    """Return the seconds that steps with so many prompt tokens may take on top of the time-outs."""
     if prefill_token_s is None:
         guessed_s = step_tokens / limits.slowest_prefill_tokens_per_s
         return min(guessed_s, limits.longest_first_step_s)
@@ -59,7 +59,7 @@ def step_allowance_s(
 
 
 def judge(heartbeats: Heartbeats, limits: LivenessLimits, *, step_s: float, now: float) -> Verdict:
-    """Judge one ready worker. ``step_s``: what the steps that it may be in are allowed."""
+    """Judge one ready worker. ``step_s``: the time allowed for the steps that it may be in."""
     silent_s = now - heartbeats.heard_at
     if silent_s > limits.hang_timeout_s + step_s:
         return Verdict.SILENT
@@ -75,23 +75,23 @@ def judge(heartbeats: Heartbeats, limits: LivenessLimits, *, step_s: float, now:
 def overdue(
     heartbeats: Heartbeats, *, since: float, beats: int, timeout_s: float, now: float
 ) -> bool:
-    """Whether a worker has ignored a message that was sent at ``since``, at its beat ``beats``.
+    """Whether a worker has ignored a message sent at ``since``, after ``beats`` heartbeats.
 
-    A turn of its loop sends two beats at most, so that three mean that it has read since then what
-    was there; a worker in a long step has not, and is judged by its silence alone.
+    One pass of its loop sends at most two heartbeats, so after three it has read its messages since
+    then. A worker in a long step has not, and is judged by its silence alone.
     """
     return now - since > timeout_s and heartbeats.beats >= beats + 3
 
 
 @dataclass(slots=True)
 class OwnLag:
-    """Notices that the controller itself did not run: a closed lid, a debugger, SIGSTOP."""
+    """Detects that the controller itself did not run: a closed lid, a debugger, SIGSTOP."""
 
     tolerance_s: float
     _expected: float | None = None
 
-    def slept(self, now: float, interval_s: float) -> float:
-        """Seconds missed since the last call, or 0. ``interval_s``: until the next call."""
+    def note_call(self, now: float, interval_s: float) -> float:
+        """Return the seconds missed since the last call, or 0; the next is in ``interval_s``."""
         missed = 0.0 if self._expected is None else now - self._expected
         self._expected = now + interval_s
         return missed if missed > self.tolerance_s else 0.0

@@ -5,11 +5,7 @@ import random
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from mlx_dp.orchestrator.control.actions import (
-    STUCK,
-    GiveUp,
-    Loss,
-)
+from mlx_dp.orchestrator.control.actions import STUCK, GiveUp, Loss
 from mlx_dp.orchestrator.control.exit_status import describe_exit, failure_of
 from mlx_dp.orchestrator.control.record import FailureDomain, WorkerRecord
 from mlx_dp.orchestrator.control.restart_budget import RestartLimits
@@ -22,9 +18,9 @@ from mlx_dp.proto.messages import FailureKind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blame:
-    """``worker`` is named for the loss of its domain; ``certain``: it is its own fault.
+    """The worker that is blamed for the loss of its domain; ``certain``: it is its own fault.
 
-    ``others`` is what the rest of the domain is lost by.
+    ``others``: the loss of the other workers of the domain.
     """
 
     worker: WorkerRecord
@@ -34,10 +30,10 @@ class Blame:
 
 
 def may_be_explained(domain: FailureDomain, worker: WorkerRecord, loss: Loss) -> bool:
-    """Whether a loss says only that something is gone, and the exit that tells why may yet come.
+    """Whether a loss only reports that something is gone, and an exit that says why may still come.
 
-    The system may tell of a process's exit after its peers have noticed, and they may notice each
-    other's exits before that. No other exit can come from a worker that has lost a peer itself.
+    The system may report the exit of a process after its peers have noticed it, and they may also
+    notice each other's exits before that. A worker that has lost a peer itself explains nothing.
     """
     secondhand = loss.kind is LossKind.DISCONNECTED and worker.served
     if not (secondhand or _lost_peer(loss)) or _exited_before(domain, worker, loss) is not None:
@@ -51,7 +47,7 @@ def may_be_explained(domain: FailureDomain, worker: WorkerRecord, loss: Loss) ->
 
 
 def blame_reports(domain: FailureDomain) -> Blame:
-    """Say which worker began, when no exit has explained the reports that were held."""
+    """Find the worker that failed first, when no exit has explained the reports that were held."""
     reports = domain.reports
     first = next(iter(reports))
     gone = [index for index, loss in reports.items() if not _lost_peer(loss)]
@@ -67,7 +63,7 @@ def blame_reports(domain: FailureDomain) -> Blame:
 
 
 def blame(domain: FailureDomain, worker: WorkerRecord, loss: Loss) -> Blame:
-    """Say who began, when this worker is the first to be given up."""
+    """Find the worker that failed first, when this one is the first to be given up."""
     exited = _exited_before(domain, worker, loss)
     if exited is not None:
         status = domain.exits[exited.index]
@@ -85,12 +81,12 @@ def blame(domain: FailureDomain, worker: WorkerRecord, loss: Loss) -> Blame:
 
 
 def explain(domain: FailureDomain, worker: WorkerRecord, exited: Loss) -> None:
-    """Say how a process ended that had only been missed: most likely, that had cut it off."""
+    """Add to a loss by disconnection how the process exited, most likely the reason for it."""
     missed = domain.loss
     if missed is None or missed.kind is not LossKind.DISCONNECTED:
         return
     if worker.last_cause != missed.detail:
-        # A sibling, which was ended for it.
+        # A sibling, which was killed because of that loss.
         return
     told = replace(exited, detail=f"{missed.detail}, {exited.detail}")
     domain.loss = told
@@ -98,10 +94,10 @@ def explain(domain: FailureDomain, worker: WorkerRecord, exited: Loss) -> None:
 
 
 def _exited_before(domain: FailureDomain, worker: WorkerRecord, loss: Loss) -> WorkerRecord | None:
-    """The first that has exited by itself, if this worker is not that one.
+    """The first worker that exited by itself, unless it is this one.
 
-    An exit that was seen is settled only a moment later, when its last messages have been read;
-    those that have lost a peer may say so, and even exit, before that.
+    An exit is settled only a moment after it was seen, when its last messages have been read. Ranks
+    that have lost that peer may report it, and even exit, before that.
     """
     for index, status in domain.exits.items():
         if index == worker.index and loss.failure is not FailureKind.PEER_LOST:
@@ -138,14 +134,14 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RestartAt:
-    """Start its members again, not before this time."""
+    """Start the members of the domain again, not before this time."""
 
     time: float
 
 
 @dataclass(frozen=True, slots=True)
 class StayDown:
-    """A restart is of no use, for this reason."""
+    """A restart cannot help, for this reason."""
 
     loss: Loss
 
@@ -153,10 +149,10 @@ class StayDown:
 def recover(
     domain: FailureDomain, loss: Loss, limits: RestartLimits, rng: random.Random, now: float
 ) -> RestartAt | StayDown:
-    """Decide, and take a restart out of the domain's budget."""
+    """Decide what follows, and take a restart out of the budget of the domain."""
     if loss.kind is LossKind.RESTART or ExitCode.HOST_LOST in domain.exits.values():
-        # Nothing went wrong with it, so that it costs neither budget nor patience. Where its
-        # machine went, the next start waits for another in any case.
+        # The worker did nothing wrong: this costs no budget, and needs no delay. If its machine
+        # was lost, the next start waits for another one anyway.
         domain.ready_since = None
         return RestartAt(now)
     if _is_final(domain, loss):
@@ -175,17 +171,17 @@ def recover(
 def hopeless(
     domains: Iterable[FailureDomain], domain: FailureDomain, loss: Loss
 ) -> list[FailureDomain]:
-    """Those that stay down when this one does."""
+    """The domains that fail for good when this one does."""
     everyone = [*domains]
     if loss.final and not any(member.ready_once for each in everyone for member in each.members):
-        # All workers are configured alike: the others would only fail the same way, later.
+        # All workers are configured alike: the others would fail the same way later.
         return everyone
     return [domain]
 
 
 def give_up(domain: FailureDomain, loss: Loss, now: float) -> list[GiveUp]:
-    """Leave every member down for good."""
-    # One that waited for its restart must not be started after all.
+    """Mark every member as failed for good."""
+    # A member that waited for its restart must not be started any more.
     domain.restart_at = None
     steps: list[GiveUp] = []
     for member in domain.members:
@@ -199,8 +195,8 @@ def give_up(domain: FailureDomain, loss: Loss, now: float) -> list[GiveUp]:
 
 
 def _is_final(domain: FailureDomain, loss: Loss) -> bool:
-    """Whether a restart would fail again. Memory that sufficed once may suffice again."""
-    # The next machine to take the place may have what this one had not.
+    """Whether a restart would fail again. Memory that was enough once may be enough again."""
+    # Another machine may take the place, and have what this one lacks.
     if not loss.final or domain.remote:
         return False
     ready_once = any(member.ready_once for member in domain.members)

@@ -1,6 +1,6 @@
-"""Ports: what the control plane needs of processes, of the wire and of the network.
+"""Ports: what the control plane needs of processes, of the channel and of the network.
 
-The controller process has the real ones; tests have fakes.
+``process`` and ``proto`` have the real ones, tests have fakes.
 """
 
 import asyncio
@@ -14,9 +14,9 @@ from mlx_dp.proto.messages import Down, Up
 
 
 class WorkerProcess(Protocol):
-    """One child. Every method is a no-op once the child has exited, and none of them waits.
+    """One child process. Each method does nothing once the child has exited, and none waits.
 
-    There is no SIGTERM: workers ignore it, since systemd and others send it to all of a service.
+    There is no SIGTERM: workers ignore it, since systemd sends it to every process of a service.
     """
 
     @property
@@ -24,13 +24,13 @@ class WorkerProcess(Protocol):
 
     @property
     def halted(self) -> bool:
-        """It was stopped by a signal, and not continued since, as far as the system tells."""
+        """Whether it was stopped by a signal and not continued, as far as the system tells."""
 
     def abort(self) -> None:
-        """The child writes its stacks to the log. It may live on: ``kill`` follows."""
+        """Have the child write its stacks to the log. It may live on: ``kill`` follows."""
 
     def kill(self) -> None:
-        """SIGKILL to the child's whole process group."""
+        """Send SIGKILL to the whole process group of the child."""
 
 
 class Launcher(Protocol):
@@ -43,7 +43,7 @@ class Launcher(Protocol):
 
         ``on_exit`` runs once, in the event loop and never inside this call, as soon as the child
         has exited; its argument is the exit status, or the negated signal number. Raises OSError
-        when no process could be made.
+        when no process could be started.
         """
 
 
@@ -57,10 +57,10 @@ class Transport(Protocol):
     def unknown_frames(self) -> int: ...
 
     def expect(self, identity: str) -> None:
-        """Hear this identity from now on."""
+        """Deliver events of this identity from now on."""
 
     def forget(self, identity: str) -> None:
-        """Never hear this identity again."""
+        """Deliver no event of this identity any more."""
 
     def send(self, identity: str, message: Down) -> None:
         """Raises PeerLostError, PeerCongestedError or ProtocolError; then nothing was sent."""
@@ -75,7 +75,7 @@ class Transport(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupAddresses:
-    """As in ``GroupPlace``, in the order of ranks."""
+    """The addresses of a group, as in ``GroupPlace``, in the order of ranks."""
 
     addresses: tuple[str, ...]
     peers: tuple[str, ...]
@@ -83,11 +83,10 @@ class GroupAddresses:
 
 
 class AddressBook(Protocol):
-    """Finds addresses for a group; this machine has them, tests have fakes."""
+    """Finds the addresses at which the ranks of a group meet, other ones at each start."""
 
     def fresh(self, size: int, generation: int) -> GroupAddresses:
-        """Addresses that are free now, none of them of an earlier generation.
+        """Return addresses that are free now, and that no earlier generation has used.
 
-        Called once no process of an earlier generation is left. Raises OSError when there are
-        none to be had.
+        Called when no process of an earlier generation is left. Raises OSError when there are none.
         """

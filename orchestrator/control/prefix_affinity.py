@@ -1,4 +1,4 @@
-"""The policy that sends a request to where its prefix is, as long as that owner is not busier."""
+"""Prefix affinity: a policy that weighs cached prefixes against the work of each owner."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -12,30 +12,30 @@ PREFIX_AFFINITY: Final = "prefix_affinity"
 HIT: Final = "prefix_affinity_hit"
 """No owner holds more of the prompt than the chosen one."""
 LOAD: Final = "prefix_affinity_load"
-"""Another owner holds more of the prompt, but has more to do, or no room."""
+"""Another owner holds more of the prompt, but has more work, or no room."""
 COLD: Final = "prefix_affinity_cold"
 """No owner holds any of the prompt."""
 REASONS: Final = (HIT, LOAD, COLD)
 
 REQUEST_TOKENS: Final = 256
-"""What one more request in the batch costs an owner, in prompt tokens.
+"""The cost of one more request in the batch of an owner, in prompt tokens.
 
-A step takes longer for each row in it, for as many steps as an answer has. It bounds what a
-popular prefix of n tokens can do: its owner gets at most n / 256 requests more than the others.
+Each row makes every step of the answer slower. This bounds the effect of a popular prefix of n
+tokens: its owner gets at most n / 256 requests more than the others.
 """
 MAX_BLOCKS: Final = 2**16
-"""Of one owner in the index: 4 million tokens, in some 10 MB."""
+"""Blocks of one owner in the index: 4 million tokens, in about 10 MB."""
 
 
 class PrefixAffinity:
-    """Minimises cost: tokens to prefill before this request's, its own, and the batch it joins."""
+    """Minimises the tokens to prefill before and for a request, plus the cost of the batch."""
 
     def __init__(self) -> None:
         self._index: Final = PrefixIndex()
         self._keys: Final[WeakKeyDictionary[RequestEntry, PrefixKeys]] = WeakKeyDictionary()
 
     def best(self, owners: Sequence[Owner], entry: RequestEntry) -> Sequence[Owner]:
-        """The cheapest owners; of those, the ones that hold the most of the prompt."""
+        """The cheapest owners; of those, the ones that hold most of the prompt."""
         keys = self._keys_of(entry).keys
 
         def cost(owner: Owner) -> tuple[int, int]:
@@ -57,7 +57,7 @@ class PrefixAffinity:
         return HIT if self._index.held_tokens(owner.index, keys) == most else LOAD
 
     def cached_tokens(self, owner: Owner, entry: RequestEntry) -> int:
-        """Tokens of a request that an owner need not compute."""
+        """Tokens of a request that an owner is thought to hold already."""
         return self._index.held_tokens(owner.index, self._keys_of(entry).keys)
 
     def holds(self, owner: Owner, entry: RequestEntry) -> None:
@@ -67,11 +67,11 @@ class PrefixAffinity:
         self._index.hold(owner.index, self._keys_of(entry).keys, blocks)
 
     def forget(self, index: int) -> None:
-        """An owner has lost or dropped what it held."""
+        """An owner has lost or dropped the prefixes that it held."""
         self._index.forget(index)
 
     def _keys_of(self, entry: RequestEntry) -> PrefixKeys:
-        """The keys of a request's tokens but the last one, which is computed in every case."""
+        """The keys of all tokens of a request but the last, which is computed in any case."""
         keys = self._keys.get(entry)
         if keys is None:
             keys = self._keys[entry] = PrefixKeys(entry.generation.cache_salt)

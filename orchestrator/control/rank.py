@@ -15,17 +15,17 @@ LONGEST_SHORTAGE_BEATS: Final = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What one request would get from one owner."""
+    """What one owner would set aside for one request."""
 
     max_tokens: int
     reserved: int
-    """Tokens that it needs there next."""
+    """Tokens that the request needs there next."""
     cached_tokens: int = 0
-    """Those of them that the owner is thought to hold already."""
+    """Tokens of the request that the owner is thought to hold already."""
 
 
 def terms(limits: AdmissionLimits, entry: RequestEntry) -> Terms | None:
-    """Work out what the owner must set aside for a request; None when it can never run there."""
+    """Compute what an owner must set aside for a request; None when it can never run there."""
     prompt_tokens = len(entry.generation.prompt_ids)
     max_tokens = entry.max_tokens
     if max_tokens is None:
@@ -38,10 +38,10 @@ def terms(limits: AdmissionLimits, entry: RequestEntry) -> Terms | None:
 
 @dataclass(slots=True, eq=False)
 class Owner:
-    """One ready owner and everything that it holds for us.
+    """One ready owner, the holder of one rank's slice, and everything that it was granted.
 
-    Invariant: the totals are the sums over ``grants``. A grant fits into what is free; answers
-    that grow may then exceed it, and the owner itself sees to that by preempting the youngest.
+    Invariant: the totals are the sums over ``grants``. A grant fits into what is free; growing
+    answers may then exceed it, and the owner preempts its youngest requests in that case.
     """
 
     index: int
@@ -49,18 +49,19 @@ class Owner:
     ready: Ready
     heartbeats: Heartbeats
     ahead: int = 0
-    """Requests that it may be granted beyond its slots, to have the next one at hand."""
+    """Requests that it may be granted beyond its slots, so that the next one is at hand."""
     closed: bool = False
-    """Drains: gets nothing any more."""
+    """It drains: gets no further request."""
     suspicious: bool = False
-    """Some heartbeats are missing: gets nothing until it is heard again."""
+    """Some heartbeats are missing: gets no request until it is heard again."""
     overdue: bool = False
     """It is silent, or makes no progress, for longer than its step may take."""
     congested: bool = False
-    """Its channel took nothing: gets nothing until it is heard again."""
+    """Its channel was full: gets no request until it is heard again."""
     short: bool = False
-    """It refused or preempted a request: it gets nothing until some beats later, or one ends
-    there. To ask at once would have it refuse, or undo, the same again."""
+    """It refused or preempted a request: gets none for some heartbeats, or until one ends there.
+
+    It would refuse or preempt the same request again if asked at once."""
     shortages: int = 0
     short_until_beat: int = 0
     grants: dict[int, Grant] = field(default_factory=dict)
@@ -88,7 +89,7 @@ class Owner:
 
     @property
     def free_tokens(self) -> int | None:
-        """KV tokens not set aside for anyone; None when the model has no token pool.
+        """KV tokens not set aside for any request; None when the model has no token pool.
 
         Below 0 when answers have grown beyond the pool.
         """
@@ -100,10 +101,10 @@ class Owner:
         return self.free_slots > 0 and (free_tokens is None or needed.reserved <= free_tokens)
 
     def on_heartbeat(self, heartbeat: Heartbeat, now: float) -> None:
-        """It is well, and may be asked again.
+        """The worker is well, and may be sent requests again.
 
-        How much it holds is no reason to ask or not: it makes room when it is asked, by dropping
-        what it has cached and by giving back what rows have left. It refuses at little cost.
+        How much memory it holds does not matter for that: it makes room for a request by dropping
+        cached prefixes and unused rows, and refuses at little cost.
         """
         self.heartbeats.add(heartbeat, now)
         self.suspicious = False
@@ -112,17 +113,17 @@ class Owner:
             self.short = False
 
     def forgive(self, now: float, missed_s: float) -> None:
-        """Whatever was missed was missed by us: nothing is late by that."""
+        """Count no time against it that the controller itself missed."""
         self.heartbeats.forgive(now)
         for grant in self.grants.values():
-            # Some may be of the moment after we awoke, before we noticed.
+            # Some were granted after the controller awoke, before it noticed.
             grant.since = min(grant.since + missed_s, now)
 
     def ran_short(self, grant: Grant) -> None:
-        """It has given a request back, for which it has no memory now.
+        """The owner gave a request back for want of memory.
 
-        Each time in a row it is left alone for longer, while something runs there: only the end of
-        that makes room.
+        It is left alone for longer each time in a row while other requests run there: only the end
+        of one of those makes room.
         """
         shortages = self.shortages
         self.release(grant)
@@ -134,13 +135,13 @@ class Owner:
 
     @property
     def tries_suspect(self) -> bool:
-        """A request that a worker died with has yielded nothing here yet."""
+        """Whether it runs a request that a worker crashed with, and that has no token here yet."""
         return any(grant.on_trial for grant in self.grants.values())
 
     def grant(self, entry: RequestEntry, granted: Terms, now: float) -> Grant:
-        """Set a slot and tokens aside for the entry's present epoch."""
+        """Set a slot and tokens aside for the present epoch of the request."""
         assert self.has_room(granted), f"owner {self.index} has no room for {entry.request_id}"
-        assert entry.request_id not in self.grants, f"{entry.request_id} is leased already"
+        assert entry.request_id not in self.grants, f"{entry.request_id} is granted here already"
         grant = Grant(
             request_id=entry.request_id,
             epoch=entry.epoch,
@@ -161,7 +162,7 @@ class Owner:
         return grant
 
     def grant_of(self, request_id: int, epoch: int) -> Grant | None:
-        """The grant of exactly this grant, or None."""
+        """The grant of exactly this epoch of the request, or None."""
         grant = self.grants.get(request_id)
         return grant if grant is not None and grant.epoch == epoch else None
 
@@ -170,7 +171,7 @@ class Owner:
         self.unaccepted.pop(grant.request_id, None)
 
     def prefilled(self, grant: Grant) -> None:
-        """All of its prompt is in."""
+        """The whole prompt is computed."""
         if grant.prefilled:
             return
         grant.prefilled = True
@@ -178,18 +179,18 @@ class Owner:
         self.unfilled_tokens -= grant.unfilled
         grant.unfilled = 0
 
-    def leave(self, grant: Grant) -> None:
-        """Nobody wants the request any more: the owner has to be told, and then to answer."""
+    def start_leaving(self, grant: Grant) -> None:
+        """The owner has to let go of the request; the slot stays taken until it says so."""
         self.leaving[grant.request_id] = grant
 
     def abort_sent(self, grant: Grant, now: float) -> None:
-        """The owner was told; from now on its answer is due."""
+        """The owner was told to let go; its answer is due from now on."""
         grant.abort_sent = True
         grant.since = now
         grant.beats = self.heartbeats.beats
 
     def yielded(self, grant: Grant, num_tokens: int) -> None:
-        """Tokens came out of this grant."""
+        """The owner has sent tokens for this grant."""
         grant.made_progress = True
         self.reserved_tokens -= grant.reserved
         grant.held += num_tokens
@@ -198,7 +199,7 @@ class Owner:
         self.held_tokens += num_tokens
 
     def release(self, grant: Grant) -> None:
-        """The owner gave the slot back, once."""
+        """The owner has given the slot back."""
         self.prefilled(grant)
         del self.grants[grant.request_id]
         self.unaccepted.pop(grant.request_id, None)
@@ -223,7 +224,7 @@ class Owner:
 
 
 class RankTable:
-    """The owners that are ready. Who is not in it is given nothing."""
+    """The ready owners by rank. An owner that is not in it gets no request."""
 
     def __init__(self, *, ahead: int = 0) -> None:
         self._ahead: Final = ahead
@@ -243,10 +244,10 @@ class RankTable:
         return self._owners.values()
 
     def limits(self) -> AdmissionLimits | None:
-        """Bounds of the roomiest owner; None while there was none.
+        """Bounds of the roomiest owner; None until one was ready.
 
-        One that is lost counts with those it had, since it will be back: a request that only fits
-        there waits for it. Of those that have all failed, the last one counts.
+        A lost owner counts with the bounds that it had, since it will be back: a request that fits
+        only there waits for it. If all owners have failed for good, the last one counts.
         """
         return self._limits
 
@@ -255,7 +256,7 @@ class RankTable:
         return self._limits if index is None else self._known.get(index, self._limits)
 
     def take_limits_changed(self) -> bool:
-        """Whether bounds of an owner have changed, or are gone, since this was asked last."""
+        """Whether bounds of an owner have changed or gone since the last call; resets that."""
         changed, self._limits_changed = self._limits_changed, False
         return changed
 
@@ -264,8 +265,8 @@ class RankTable:
         return self._vocab_size
 
     def add(self, index: int, identity: str, ready: Ready, now: float) -> Owner:
-        """An owner is ready, with everything free."""
-        assert index not in self._owners, f"owner {index} is in the ranks already"
+        """Add an owner that is ready, with everything free."""
+        assert index not in self._owners, f"owner {index} is in the table already"
         heartbeats = Heartbeats(heard_at=now, progressed_at=now)
         owner = Owner(
             index=index, identity=identity, ready=ready, heartbeats=heartbeats, ahead=self._ahead
@@ -277,16 +278,16 @@ class RankTable:
         return owner
 
     def remove(self, index: int) -> tuple[Grant, ...]:
-        """Strike an owner out, and return what it held; nothing when it was never ready."""
+        """Remove an owner, and return its grants; none when it was never ready."""
         owner = self._owners.pop(index, None)
         if owner is None:
             return ()
         self._refresh()
         return tuple(owner.grants.values())
 
-    def forget(self, index: int) -> None:
-        """An owner that is not in the ranks will not be back."""
-        assert index not in self._owners, f"owner {index} is in the ranks"
+    def give_up(self, index: int) -> None:
+        """Forget the bounds of a removed owner, which will not be back."""
+        assert index not in self._owners, f"owner {index} is in the table"
         self._limits_changed |= self._known.pop(index, None) is not None
         self._refresh()
 

@@ -1,4 +1,4 @@
-"""Which rank of a group keeps the others, when some of them look stuck."""
+"""Stalled rank: which rank of a lockstep group holds up the others, when some look stuck."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from mlx_dp.orchestrator.control.liveness import LivenessLimits
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """The rank that does not come to a pass, and how that is known."""
+    """The rank that does not join a pass, and how that is known."""
 
     index: int
     detail: str
@@ -22,10 +22,10 @@ def stalled_rank(
     *,
     now: float,
 ) -> Stall | None:
-    """Name the one rank that the others wait for, or None where it is not known to be one alone.
+    """Return the one rank that the others wait for, or None unless exactly one is known.
 
-    A rank that waits for an announcement says so; one in a collective can say nothing, just like
-    the one that it waits for, so that the system is asked which process was ``halted``.
+    A rank that waits for an announcement reports that. A rank in a collective can report nothing,
+    like the one that it waits for; so the system is asked which process was ``halted``.
     """
     told = {index: _awaits(heartbeats, limits, now) for index, heartbeats in ranks.items()}
     waits = {index: rank for index, rank in told.items() if rank is not None}
@@ -41,14 +41,14 @@ def stalled_rank(
 
 
 def _awaits(heartbeats: Heartbeats, limits: LivenessLimits, now: float) -> int | None:
-    """For whom a rank waits, as far as what it said still holds."""
+    """The rank that this one waits for, by a report that is recent enough."""
     if heartbeats.last is None or now - heartbeats.heard_at > limits.suspicious_s:
         return None
     return heartbeats.last.awaits_rank
 
 
 def chain_end(waits: Mapping[int, int], index: int) -> int | None:
-    """Return the rank that a chain of waiting ranks leads to; None when it leads back to itself."""
+    """Return the rank at the end of a chain of waiting ranks; None for a cycle."""
     for _ in waits:
         index = waits[index]
         if index not in waits:

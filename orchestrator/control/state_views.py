@@ -1,4 +1,4 @@
-"""State snapshots for the metadata routes, from values at hand."""
+"""State views: snapshots of owners and workers for the metadata routes."""
 
 from collections import Counter
 from typing import Final
@@ -25,7 +25,7 @@ class TokenRates:
         self._since: float | None = None
 
     def roll(self, now: float) -> None:
-        """Close the window once it is full."""
+        """Start a new window when the present one is full."""
         if self._since is None:
             self._since = now
         elapsed = now - self._since
@@ -59,7 +59,7 @@ class StateViews:
         self._rates: Final = TokenRates(counters.generated_by_owner)
 
     def roll(self, now: float) -> None:
-        """Let the time pass over which rates are taken."""
+        """Update the token rates."""
         self._rates.roll(now)
 
     def owners(self) -> tuple[OwnerState, ...]:
@@ -110,7 +110,7 @@ class StateViews:
     def _worker(self, worker: WorkerRecord, now: float) -> WorkerState:
         heartbeat = self._fleet.heartbeat_of(worker.index)
         owner = self._ranks.get(worker.index)
-        budget = self._supervisor.domains.of(worker.index).budget
+        budget = self._supervisor.domains.domain_of(worker.index).budget
         return WorkerState(
             index=worker.index,
             status=worker.status,

@@ -1,4 +1,4 @@
-"""Keeps workers alive. Events and the time go in, instructions come out; nothing is done here."""
+"""The supervisor keeps workers alive: events and the time go in, actions come out; no I/O."""
 
 import logging
 import random
@@ -42,7 +42,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisorLimits:
-    """Of starts, of ends, and of what comes between them.
+    """Limits of starts, kills and restarts.
 
     ``peer_exit_wait_s``: how long the report of a lost peer waits for the exit that explains it.
     """
@@ -54,7 +54,7 @@ class SupervisorLimits:
 
 
 class Supervisor:
-    """The workers' life cycles. One replica loads at a time, first starts and restarts alike.
+    """The life cycles of the workers. One replica loads at a time.
 
     Replicas are restarted one by one, a dp-attention group as one under a new epoch, and never
     before every process of the old incarnation is gone.
@@ -87,65 +87,65 @@ class Supervisor:
         return self._cause
 
     def start(self, now: float) -> list[Action]:
-        """Begin with the first worker."""
+        """Start the first worker; the others follow."""
         for worker in self.workers:
             worker.since = now
         return self._spawn_next(now)
 
-    def place(self, host_of: Callable[[int], str | None]) -> None:
-        """Learn which machine each worker has a place on; ``tick`` goes by it."""
+    def set_hosts(self, host_of: Callable[[int], str | None]) -> None:
+        """Note which machine has a place for each worker; ``tick`` uses it."""
         for worker in self.workers:
             worker.host = host_of(worker.index)
 
     def spawned(self, index: int, pid: int, now: float) -> list[Action]:
-        """The process exists."""
+        """The process of a worker exists."""
         worker = self.workers[index]
         worker.pid = pid
         _logger.info("worker %s: started, %s", index, worker.tag)
         return self._spawn_next(now)
 
     def greeted(self, index: int, now: float) -> list[Action]:
-        """It said hello. Raises ProtocolError when it had done so before."""
+        """A worker said hello. Raises ProtocolError when it had done so before."""
         worker = self.workers[index]
         if worker.status is not WorkerStatus.STARTING or worker.greeted:
             raise ProtocolError(f"worker {index}: hello while {worker.status.value}")
         return [*self._start_queue.greeted(worker, now)]
 
     def heard(self, index: int, phase: WorkerPhase, now: float) -> None:
-        """It says how far its start is."""
+        """A worker reports the phase of its start."""
         self._start_queue.heard(self.workers[index], phase, now)
 
     def ready(self, index: int, now: float) -> list[Action]:
-        """It is able to serve. Raises ProtocolError when nobody had told it to load."""
+        """A worker can serve. Raises ProtocolError when it was not told to load."""
         worker = self.workers[index]
         if worker.status is not WorkerStatus.STARTING or not worker.told:
             raise ProtocolError(f"worker {index}: ready while {worker.status.value}")
         worker.move(WorkerStatus.READY, now)
         worker.served = worker.ready_once = True
         worker.message = ""
-        domain = self.domains.of(index)
+        domain = self.domains.domain_of(index)
         if domain.ready:
             domain.ready_since = now
             domain.budget.succeeded()
         if self._stopping:
-            # It was told to exit while it loaded, and gets nothing any more.
+            # It was told to exit while it loaded, and gets no request.
             worker.move(WorkerStatus.DRAINING, now)
             return []
         return [AddOwner(index, worker.identity), *self._spawn_next(now)]
 
     def failed(self, index: int, fact: Failed, now: float) -> list[Action]:
-        """It said that it gives up, and exits by itself."""
+        """A worker reports that it gives up, and exits by itself."""
         return self.lost(index, Loss.told(fact), now)
 
     def exited(self, index: int, status: int, now: float) -> list[Action]:
-        """Its process is gone, asked for or not. Status 0 unasked is a death too."""
+        """The process of a worker is gone. Any exit that was not requested is a loss."""
         worker = self.workers[index]
         worker.process = False
         worker.kill_at = None
         given_up = self._stopping or worker.status not in ALIVE
         ending = describe_exit(status, expected=given_up)
         _logger.info("worker %s: pid %s %s, epoch %s", index, worker.pid, ending, worker.epoch)
-        domain = self.domains.of(index)
+        domain = self.domains.domain_of(index)
         hasten(domain.members, self._limits.kill, stopping=self._stopping, now=now)
         if self._stopping:
             return self._stopped(worker, ending, now)
@@ -156,18 +156,18 @@ class Supervisor:
         return self._settle(domain, now)
 
     def spawn_failed(self, index: int, detail: str, now: float) -> list[Action]:
-        """There was no process to be had."""
+        """The process of a worker could not be started."""
         self.workers[index].process = False
         return self.lost(index, Loss(kind=LossKind.EXIT, detail=detail), now)
 
     def lost(self, index: int, loss: Loss, now: float) -> list[Action]:
-        """It is given up: nothing it says counts any longer. A second loss changes nothing.
+        """Give up a worker: its further events are dropped. A second loss changes nothing.
 
-        A loss that another process of its group may explain by its exit waits for that.
+        A loss that the exit of another process of its group may explain waits for that.
         """
         if self.workers[index].status not in ALIVE:
             return []
-        domain = self.domains.of(index)
+        domain = self.domains.domain_of(index)
         worker = self.workers[index]
         if not may_be_explained(domain, worker, loss):
             return self._lose(domain, blame(domain, worker, loss), now)
@@ -189,9 +189,9 @@ class Supervisor:
         return steps + self._settle(domain, now)
 
     def drain(self, index: int, now: float) -> list[Action]:
-        """Have a ready worker and its group take nothing more, ahead of ``retire``."""
+        """Have a ready worker and its group take no further request, ahead of ``retire``."""
         steps: list[Action] = []
-        for member in self.domains.of(index).members:
+        for member in self.domains.domain_of(index).members:
             member.move(WorkerStatus.DRAINING, now)
             member.message = "restarts on request"
             _logger.info("worker %s: drains for a restart, %s", member.index, member.tag)
@@ -199,8 +199,8 @@ class Supervisor:
         return steps
 
     def retire(self, index: int, now: float) -> list[Action]:
-        """Take back what a draining worker and its group hold, and have successors started."""
-        domain = self.domains.of(index)
+        """Replace a draining worker and its group; the requests that they hold are lost to them."""
+        domain = self.domains.domain_of(index)
         domain.reports.clear()
         domain.loss = Loss(kind=LossKind.RESTART, detail="restarted on request")
         steps: list[Action] = []
@@ -209,7 +209,7 @@ class Supervisor:
         return steps + self._settle(domain, now)
 
     def _settle(self, domain: FailureDomain, now: float) -> list[Action]:
-        """Decide what follows a loss, once no process of the domain is left."""
+        """Decide what follows a loss, when no process of the domain is left."""
         steps: list[Action] = []
         undecided = domain.loss is not None and domain.restart_at is None
         if undecided and domain.gone and not self._stopping:
@@ -224,7 +224,7 @@ class Supervisor:
         return steps + self._spawn_next(now)
 
     def tick(self, now: float, halted: Callable[[int], bool] = lambda index: False) -> list[Action]:
-        """Do what has become due. ``halted`` says whose process was stopped by a signal."""
+        """Do what is due. ``halted``: whether the process of a worker was stopped by a signal."""
         steps = due_kills(self.workers, now)
         late = None if self._stopping else self._start_queue.late(now, halted)
         if late is not None:
@@ -241,11 +241,11 @@ class Supervisor:
         return [] if self._stopping else [*self._start_queue.next(now)]
 
     def forgive(self, now: float, missed_s: float) -> None:
-        """The controller slept: no start is late because of that."""
+        """Count no time against a start that the controller itself missed."""
         self._start_queue.forgive(now, missed_s)
 
     def stop(self, now: float) -> None:
-        """Restart nobody any more; whoever has a process is expected to exit."""
+        """Restart no worker any more; those that have a process are expected to exit."""
         if self._stopping:
             return
         self._stopping = True

@@ -24,11 +24,7 @@ from mlx_dp.orchestrator.http.endpoint import Endpoint
 from mlx_dp.orchestrator.http.histograms import RequestHistograms, Timings
 from mlx_dp.orchestrator.http.owner_metrics import owner_metrics
 from mlx_dp.orchestrator.service import OwnerState, WorkerStatus
-from mlx_dp.orchestrator.service_counters import (
-    ERROR_CODES,
-    REFUSAL_REASONS,
-    ControllerCounters,
-)
+from mlx_dp.orchestrator.service_counters import ERROR_CODES, REFUSAL_REASONS, ControllerCounters
 from mlx_dp.orchestrator.worker_states import LossKind
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"

@@ -4,12 +4,8 @@ from collections.abc import Callable
 from functools import cached_property
 
 from faults.schedule import VOCAB_SIZE, Arrival
-from mlx_dp.orchestrator.control.core import (
-    ControlCore,
-)
-from mlx_dp.orchestrator.control.response_stream import (
-    ResponseStream,
-)
+from mlx_dp.orchestrator.control.core import ControlCore
+from mlx_dp.orchestrator.control.response_stream import ResponseStream
 from mlx_dp.orchestrator.service import Ended, NewTokens, OverloadedError, RefusedError, Started
 from mlx_dp.proto.messages import FinishReason
 from mlx_dp.worker.fake.tokens import FakeAnswer

@@ -7,37 +7,17 @@ from weakref import WeakKeyDictionary
 import pytest
 
 from mlx_dp.orchestrator.control import lifecycle
-from mlx_dp.orchestrator.control.actions import (
-    Loss,
-)
-from mlx_dp.orchestrator.control.correlated_crashes import (
-    CorrelatedCrashes,
-)
-from mlx_dp.orchestrator.control.dispatch import (
-    Dispatcher,
-)
-from mlx_dp.orchestrator.control.grant import (
-    Grant,
-)
-from mlx_dp.orchestrator.control.rank import (
-    Owner,
-)
-from mlx_dp.orchestrator.control.replay import (
-    after_loss,
-)
-from mlx_dp.orchestrator.control.request_entry import (
-    RequestEntry,
-)
-from mlx_dp.orchestrator.control.request_queue import (
-    RequestQueue,
-)
+from mlx_dp.orchestrator.control.actions import Loss
+from mlx_dp.orchestrator.control.correlated_crashes import CorrelatedCrashes
+from mlx_dp.orchestrator.control.dispatch import Dispatcher
+from mlx_dp.orchestrator.control.grant import Grant
+from mlx_dp.orchestrator.control.rank import Owner
+from mlx_dp.orchestrator.control.replay import after_loss
+from mlx_dp.orchestrator.control.request_entry import RequestEntry
+from mlx_dp.orchestrator.control.request_queue import RequestQueue
 from mlx_dp.orchestrator.control.request_table import RequestTable
-from mlx_dp.orchestrator.control.response_stream import (
-    OpenStreams,
-)
-from mlx_dp.orchestrator.control.worker_events import (
-    WorkerEvents,
-)
+from mlx_dp.orchestrator.control.response_stream import OpenStreams
+from mlx_dp.orchestrator.control.worker_events import WorkerEvents
 from mlx_dp.orchestrator.service import Ended
 from mlx_dp.proto.errors import ProtocolError
 from mlx_dp.proto.messages import FinishReason, Rejected, RejectReason, TokenChunk
@@ -180,7 +160,7 @@ def a_slot_is_free_before_its_owner_says_so(patch: Patch) -> None:
     def leave(owner: Owner, grant: Grant) -> None:
         owner.release(grant)
 
-    patch.setattr(Owner, "leave", leave)
+    patch.setattr(Owner, "start_leaving", leave)
 
 
 def tokens_of_an_answer_go_missing_at_its_end(patch: Patch) -> None:

@@ -7,30 +7,14 @@ import pytest
 
 from mlx_dp.orchestrator.control import loss as loss_rules
 from mlx_dp.orchestrator.control import supervisor
-from mlx_dp.orchestrator.control.core import (
-    ControlCore,
-)
-from mlx_dp.orchestrator.control.event_dispatch import (
-    EventDispatch,
-)
-from mlx_dp.orchestrator.control.fleet import (
-    Fleet,
-)
-from mlx_dp.orchestrator.control.health import (
-    HealthMonitor,
-)
-from mlx_dp.orchestrator.control.kill_ladder import (
-    lose,
-)
-from mlx_dp.orchestrator.control.liveness import (
-    OwnLag,
-)
-from mlx_dp.orchestrator.control.record import (
-    FailureDomain,
-)
-from mlx_dp.orchestrator.control.restart_budget import (
-    RestartBudget,
-)
+from mlx_dp.orchestrator.control.core import ControlCore
+from mlx_dp.orchestrator.control.event_dispatch import EventDispatch
+from mlx_dp.orchestrator.control.fleet import Fleet
+from mlx_dp.orchestrator.control.health import HealthMonitor
+from mlx_dp.orchestrator.control.kill_ladder import lose
+from mlx_dp.orchestrator.control.liveness import OwnLag
+from mlx_dp.orchestrator.control.record import FailureDomain
+from mlx_dp.orchestrator.control.restart_budget import RestartBudget
 from mlx_dp.proto.errors import ProtocolError
 from mlx_dp.proto.messages import Up
 
@@ -66,7 +50,7 @@ def hangs_are_not_seen(patch: Patch) -> None:
 
 
 def our_own_sleep_is_held_against_others(patch: Patch) -> None:
-    patch.setattr(OwnLag, "slept", lambda lag, now, interval_s: 0.0)
+    patch.setattr(OwnLag, "note_call", lambda lag, now, interval_s: 0.0)
 
 
 def the_old_process_is_not_waited_for(patch: Patch) -> None:

@@ -15,9 +15,7 @@ from faults.machine import Machine
 from faults.meeting_places import MeetingPlaces
 from faults.schedule import SLEEPS, Schedule
 from faults.wire import Wire
-from mlx_dp.orchestrator.control.fleet import (
-    Outside,
-)
+from mlx_dp.orchestrator.control.fleet import Outside
 from mlx_dp.orchestrator.worker_states import WorkerStatus
 from mlx_dp.proto import admission
 

@@ -10,9 +10,7 @@ from typing import Final
 from worker_bench import Bench, submit
 
 from faults.step_device import LIMITS, HonestEngine, JudgedChannel, StepDevice, options
-from mlx_dp.orchestrator.control.liveness import (
-    Verdict,
-)
+from mlx_dp.orchestrator.control.liveness import Verdict
 from mlx_dp.proto.messages import Submit
 
 FEW_TOKENS_S: Final = 2.5

@@ -11,9 +11,7 @@ from owner_states import LOADING, READY
 from rich.console import Console
 
 from mlx_dp.orchestrator import service_run
-from mlx_dp.orchestrator.control.controller import (
-    ServiceDeadError,
-)
+from mlx_dp.orchestrator.control.controller import ServiceDeadError
 from mlx_dp.orchestrator.service import OwnerState, ServiceState, ServiceStatus
 from mlx_dp.orchestrator.service_run import ServiceRun
 from mlx_dp.orchestrator.worker_states import RestartRefusedError

@@ -10,16 +10,9 @@ import psutil
 import pytest
 from control_world import serve_options
 
-from mlx_dp.orchestrator.control.controller import (
-    Controller,
-    ServiceDeadError,
-)
-from mlx_dp.orchestrator.control.fleet import (
-    Outside,
-)
-from mlx_dp.orchestrator.control.limits import (
-    control_limits,
-)
+from mlx_dp.orchestrator.control.controller import Controller, ServiceDeadError
+from mlx_dp.orchestrator.control.fleet import Outside
+from mlx_dp.orchestrator.control.limits import control_limits
 from mlx_dp.orchestrator.options import ServeOptions
 from mlx_dp.orchestrator.process.launcher import ProcessLauncher
 from mlx_dp.orchestrator.service import (

@@ -3,15 +3,9 @@
 import pytest
 from control_world import Reader, World, expected, generation, ready, serve_options
 
-from mlx_dp.orchestrator.control.limits import (
-    ControlLimits,
-)
-from mlx_dp.orchestrator.control.restart_budget import (
-    RestartLimits,
-)
-from mlx_dp.orchestrator.control.supervisor import (
-    SupervisorLimits,
-)
+from mlx_dp.orchestrator.control.limits import ControlLimits
+from mlx_dp.orchestrator.control.restart_budget import RestartLimits
+from mlx_dp.orchestrator.control.supervisor import SupervisorLimits
 from mlx_dp.orchestrator.options import QueueOptions
 from mlx_dp.orchestrator.service import Ended, RefusedError
 from mlx_dp.proto.messages import FinishReason

@@ -5,9 +5,7 @@ from dataclasses import replace
 import pytest
 from control_world import Reader, Running, World, expected, generation, ready, serve_options
 
-from mlx_dp.orchestrator.control.limits import (
-    ControlLimits,
-)
+from mlx_dp.orchestrator.control.limits import ControlLimits
 from mlx_dp.orchestrator.options import QueueOptions
 from mlx_dp.orchestrator.service import (
     Ended,
@@ -16,9 +14,7 @@ from mlx_dp.orchestrator.service import (
     ServiceStatus,
     WorkerStatus,
 )
-from mlx_dp.orchestrator.service_counters import (
-    RequestTimings,
-)
+from mlx_dp.orchestrator.service_counters import RequestTimings
 from mlx_dp.proto.errors import ProtocolError
 from mlx_dp.proto.fields import MAX_CACHE_SALT_CHARS
 from mlx_dp.proto.messages import (

@@ -2,10 +2,7 @@
 
 import pytest
 
-from mlx_dp.orchestrator.control.correlated_crashes import (
-    TOGETHER_S,
-    CorrelatedCrashes,
-)
+from mlx_dp.orchestrator.control.correlated_crashes import TOGETHER_S, CorrelatedCrashes
 
 MOVED = 7
 """A request that was at some of the deaths."""

@@ -2,9 +2,7 @@
 
 from typing import Any
 
-from mlx_dp.orchestrator.control.deadlines import (
-    Deadlines,
-)
+from mlx_dp.orchestrator.control.deadlines import Deadlines
 
 
 def due(deadlines: Deadlines[Any], now: float) -> list[Any]:

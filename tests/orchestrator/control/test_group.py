@@ -5,9 +5,7 @@ from itertools import permutations
 import pytest
 from control_world import FakeWorker, Reader, World, expected, generation, serve_options
 
-from mlx_dp.orchestrator.control.actions import (
-    RemoveOwner,
-)
+from mlx_dp.orchestrator.control.actions import RemoveOwner
 from mlx_dp.orchestrator.service import ServiceStatus, WorkerStatus
 from mlx_dp.proto.exit_codes import ExitCode
 from mlx_dp.proto.messages import FailureKind, WorkerPhase

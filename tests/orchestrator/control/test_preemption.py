@@ -5,9 +5,7 @@ from dataclasses import replace
 import pytest
 from control_world import Reader, World, expected, generation, ready, serve_options
 
-from mlx_dp.orchestrator.control.rank import (
-    Owner,
-)
+from mlx_dp.orchestrator.control.rank import Owner
 from mlx_dp.orchestrator.service import Generation
 from mlx_dp.proto.admission import NEXT_ANSWER_TOKENS, reserved_tokens
 from mlx_dp.proto.messages import FinishReason

@@ -6,9 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 from control_world import Reader, World, expected, generation, ready, serve_options
 
-from mlx_dp.orchestrator.control.policies import (
-    EXPLICIT_RANK,
-)
+from mlx_dp.orchestrator.control.policies import EXPLICIT_RANK
 from mlx_dp.orchestrator.control.prefix_affinity import (
     COLD,
     HIT,
@@ -16,9 +14,7 @@ from mlx_dp.orchestrator.control.prefix_affinity import (
     PREFIX_AFFINITY,
     REQUEST_TOKENS,
 )
-from mlx_dp.orchestrator.control.prefix_index import (
-    BLOCK_TOKENS,
-)
+from mlx_dp.orchestrator.control.prefix_index import BLOCK_TOKENS
 from mlx_dp.orchestrator.options import QueueOptions
 from mlx_dp.orchestrator.service import Generation, Granted
 

@@ -4,11 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from mlx_dp.orchestrator.control.prefix_index import (
-    BLOCK_TOKENS,
-    PrefixIndex,
-    PrefixKeys,
-)
+from mlx_dp.orchestrator.control.prefix_index import BLOCK_TOKENS, PrefixIndex, PrefixKeys
 
 FEW = 6
 """Blocks that an owner may hold in the machine."""

@@ -3,24 +3,11 @@
 import pytest
 from control_world import generation, ready, request_table
 
-from mlx_dp.orchestrator.control.actions import (
-    Loss,
-)
-from mlx_dp.orchestrator.control.grant import (
-    Grant,
-)
-from mlx_dp.orchestrator.control.rank import (
-    Owner,
-    RankTable,
-    terms,
-)
-from mlx_dp.orchestrator.control.replay import (
-    after_loss,
-    on_trial,
-)
-from mlx_dp.orchestrator.control.request_entry import (
-    RequestEntry,
-)
+from mlx_dp.orchestrator.control.actions import Loss
+from mlx_dp.orchestrator.control.grant import Grant
+from mlx_dp.orchestrator.control.rank import Owner, RankTable, terms
+from mlx_dp.orchestrator.control.replay import after_loss, on_trial
+from mlx_dp.orchestrator.control.request_entry import RequestEntry
 from mlx_dp.orchestrator.service import Ended
 from mlx_dp.orchestrator.worker_states import LossKind
 from mlx_dp.proto.messages import FinishReason

@@ -2,12 +2,8 @@
 
 from control_world import generation, request_table
 
-from mlx_dp.orchestrator.control.request_entry import (
-    RequestEntry,
-)
-from mlx_dp.orchestrator.control.request_queue import (
-    RequestQueue,
-)
+from mlx_dp.orchestrator.control.request_entry import RequestEntry
+from mlx_dp.orchestrator.control.request_queue import RequestQueue
 
 
 def entries(*ranks: int | None) -> list[RequestEntry]:

@@ -8,20 +8,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from mlx_dp.orchestrator.control.grant import (
-    Grant,
-)
-from mlx_dp.orchestrator.control.request_entry import (
-    RequestEntry,
-    RequestStatus,
-)
-from mlx_dp.orchestrator.control.request_table import (
-    NEXT,
-    RequestTable,
-)
-from mlx_dp.orchestrator.control.transitions import (
-    IllegalStepError,
-)
+from mlx_dp.orchestrator.control.grant import Grant
+from mlx_dp.orchestrator.control.request_entry import RequestEntry, RequestStatus
+from mlx_dp.orchestrator.control.request_table import NEXT, RequestTable
+from mlx_dp.orchestrator.control.transitions import IllegalStepError
 from mlx_dp.orchestrator.options import QueueOptions
 from mlx_dp.orchestrator.service import Ended
 from mlx_dp.proto.errors import ProtocolError

@@ -5,12 +5,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from mlx_dp.orchestrator.control.awaitable_predicates import (
-    AwaitablePredicates,
-)
-from mlx_dp.orchestrator.control.response_stream import (
-    ResponseStream,
-)
+from mlx_dp.orchestrator.control.awaitable_predicates import AwaitablePredicates
+from mlx_dp.orchestrator.control.response_stream import ResponseStream
 from mlx_dp.orchestrator.service import Ended, Granted, NewTokens
 from mlx_dp.proto.messages import FinishReason, TokenLogprob
 

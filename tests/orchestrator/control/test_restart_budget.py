@@ -2,10 +2,7 @@
 
 import random
 
-from mlx_dp.orchestrator.control.restart_budget import (
-    BackOff,
-    RestartBudget,
-)
+from mlx_dp.orchestrator.control.restart_budget import BackOff, RestartBudget
 
 
 class Steady(random.Random):

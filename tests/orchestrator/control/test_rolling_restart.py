@@ -3,16 +3,9 @@
 import pytest
 from control_world import Reader, World, expected, generation, serve_options
 
-from mlx_dp.orchestrator.control.limits import (
-    ControlLimits,
-)
+from mlx_dp.orchestrator.control.limits import ControlLimits
 from mlx_dp.orchestrator.options import QueueOptions, ServeOptions
-from mlx_dp.orchestrator.service import (
-    RETRY_ABSENT_S,
-    OverloadedError,
-    ServiceStatus,
-    WorkerStatus,
-)
+from mlx_dp.orchestrator.service import RETRY_ABSENT_S, OverloadedError, ServiceStatus, WorkerStatus
 from mlx_dp.orchestrator.worker_states import RestartRefusedError
 from mlx_dp.proto.messages import FailureKind, FinishReason, Submit
 
@@ -80,7 +73,7 @@ def test_it_is_neither_a_death_nor_an_attempt_and_costs_no_budget() -> None:
     assert counters.worker_deaths == 0
     assert counters.losses == {"restart": 16}
     assert counters.worker_restarts == 16
-    domain = world.core.supervisor.domains.of(0)
+    domain = world.core.supervisor.domains.domain_of(0)
     assert domain.budget.used(world.clock.now) == 0
 
 
@@ -306,7 +299,7 @@ def test_nobody_is_taken_down_while_another_is_missing() -> None:
 
 def test_a_worker_whose_machine_never_came_holds_up_no_restart() -> None:
     world = World(serve_options(3))
-    world.core.supervisor.place(lambda index: None if index == 1 else "")
+    world.core.supervisor.set_hosts(lambda index: None if index == 1 else "")
     world.bring_up()
     before = world.worker(0).pid
     assert world.core.restarts.ask(0) == (0,)
@@ -319,19 +312,19 @@ def test_a_worker_whose_machine_never_came_holds_up_no_restart() -> None:
 def test_one_that_loses_its_machine_while_it_is_replaced_holds_up_no_further_one() -> None:
     world = World(serve_options(3))
     machines: dict[int, str | None] = {0: "mac"}
-    world.core.supervisor.place(lambda index: machines.get(index, ""))
+    world.core.supervisor.set_hosts(lambda index: machines.get(index, ""))
     world.bring_up()
     before = world.worker(1).pid
     world.core.restarts.ask_all()
     world.pass_time(0.1)
     machines[0] = None
-    world.core.supervisor.place(lambda index: machines.get(index, ""))
+    world.core.supervisor.set_hosts(lambda index: machines.get(index, ""))
     roll(world, 6.0)
     assert world.core.supervisor.workers[0].status is WorkerStatus.STARTING
     assert world.worker(1).pid != before
     assert not world.core.restarts.under_way
     machines[0] = "another mac"
-    world.core.supervisor.place(lambda index: machines.get(index, ""))
+    world.core.supervisor.set_hosts(lambda index: machines.get(index, ""))
     roll(world, 3.0)
     assert world.core.supervisor.workers[0].status is WorkerStatus.READY
 

@@ -5,22 +5,11 @@ import random
 import pytest
 from control_world import generation, ready, request_table
 
-from mlx_dp.orchestrator.control.grant import (
-    Grant,
-)
-from mlx_dp.orchestrator.control.policies import (
-    METHODS,
-)
-from mlx_dp.orchestrator.control.rank import (
-    Owner,
-    RankTable,
-)
-from mlx_dp.orchestrator.control.request_table import (
-    RequestTable,
-)
-from mlx_dp.orchestrator.control.router import (
-    Router,
-)
+from mlx_dp.orchestrator.control.grant import Grant
+from mlx_dp.orchestrator.control.policies import METHODS
+from mlx_dp.orchestrator.control.rank import Owner, RankTable
+from mlx_dp.orchestrator.control.request_table import RequestTable
+from mlx_dp.orchestrator.control.router import Router
 from mlx_dp.proto.errors import ConfigError
 
 FLAGS = ("closed", "suspicious", "congested", "short")

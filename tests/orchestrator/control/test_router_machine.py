@@ -15,22 +15,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from mlx_dp.orchestrator.control.grant import (
-    Grant,
-)
-from mlx_dp.orchestrator.control.policies import (
-    METHODS,
-)
-from mlx_dp.orchestrator.control.rank import (
-    Owner,
-    RankTable,
-)
-from mlx_dp.orchestrator.control.request_entry import (
-    RequestEntry,
-)
-from mlx_dp.orchestrator.control.router import (
-    Router,
-)
+from mlx_dp.orchestrator.control.grant import Grant
+from mlx_dp.orchestrator.control.policies import METHODS
+from mlx_dp.orchestrator.control.rank import Owner, RankTable
+from mlx_dp.orchestrator.control.request_entry import RequestEntry
+from mlx_dp.orchestrator.control.router import Router
 from mlx_dp.orchestrator.service import Ended
 from mlx_dp.proto.admission import next_tokens
 from mlx_dp.proto.messages import FinishReason
@@ -151,7 +140,7 @@ class BookMachine(RuleBasedStateMachine):
                 owner.prefilled(grant)
                 owner.yielded(grant, 1)
             case "leave":
-                owner.leave(grant)
+                owner.start_leaving(grant)
                 owner.abort_sent(grant, 0.0)
             case "release":
                 owner.release(grant)

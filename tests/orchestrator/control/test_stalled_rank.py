@@ -3,15 +3,9 @@
 import pytest
 from heartbeats import heartbeat
 
-from mlx_dp.orchestrator.control.heartbeats import (
-    Heartbeats,
-)
-from mlx_dp.orchestrator.control.liveness import (
-    LivenessLimits,
-)
-from mlx_dp.orchestrator.control.stalled_rank import (
-    stalled_rank,
-)
+from mlx_dp.orchestrator.control.heartbeats import Heartbeats
+from mlx_dp.orchestrator.control.liveness import LivenessLimits
+from mlx_dp.orchestrator.control.stalled_rank import stalled_rank
 
 LIMITS = LivenessLimits()
 NOW = 100.0

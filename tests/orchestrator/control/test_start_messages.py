@@ -5,9 +5,7 @@ from dataclasses import replace
 import pytest
 from control_world import World, ready, serve_options
 
-from mlx_dp.orchestrator.control.start_messages import (
-    StartMessages,
-)
+from mlx_dp.orchestrator.control.start_messages import StartMessages
 from mlx_dp.proto.group import DistributedBackend
 
 
@@ -17,7 +15,7 @@ def test_a_group_is_told_what_the_flags_say() -> None:
         options.worker, distributed_backend=DistributedBackend.JACCL, shard_vocabulary=True
     )
     starts = StartMessages(replace(options, worker=worker), World())
-    place = starts.of(1, 5).group
+    place = starts.start_for(1, 5).group
     assert place is not None
     assert (place.backend, place.shard_vocabulary) == (DistributedBackend.JACCL, True)
     assert (place.rank, place.size, place.generation) == (1, 2, 5)
@@ -27,7 +25,7 @@ def test_the_budget_of_prompt_tokens_is_told_whole() -> None:
     # The worker divides it, as it knows how many take part.
     options = serve_options(2, group=True)
     starts = StartMessages(options, World())
-    assert starts.of(0, 0).chunked_prefill_size == options.worker.chunked_prefill_size
+    assert starts.start_for(0, 0).chunked_prefill_size == options.worker.chunked_prefill_size
 
 
 def test_a_group_without_addresses_is_our_bug() -> None:
@@ -46,7 +44,7 @@ def test_a_group_without_addresses_is_our_bug() -> None:
 )
 def test_weights_that_were_not_planned_are_told(planned: tuple[int, ...], said: str | None) -> None:
     starts = StartMessages(replace(serve_options(2), weights_nbytes=planned), None)
-    assert starts.surprise(1, ready()) == said
+    assert starts.unplanned_weights(1, ready()) == said
 
 
 def test_weights_that_were_not_planned_are_in_the_log(caplog: pytest.LogCaptureFixture) -> None:

@@ -9,9 +9,7 @@ from request_timings import timings
 from scripted_service import STATE, ScriptedService
 
 from mlx_dp.orchestrator.http.queue_pace import QueuePace
-from mlx_dp.orchestrator.service_counters import (
-    RequestObserver,
-)
+from mlx_dp.orchestrator.service_counters import RequestObserver
 
 BUSY = tuple(replace(owner, running=8) for owner in STATE.owners)
 

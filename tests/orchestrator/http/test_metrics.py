@@ -15,15 +15,9 @@ from owner_states import READY
 from prometheus_client.parser import text_string_to_metric_families
 from scripted_service import OPTIONS, ScriptedService
 
-from mlx_dp.orchestrator.control.controller import (
-    Controller,
-)
-from mlx_dp.orchestrator.control.fleet import (
-    Outside,
-)
-from mlx_dp.orchestrator.control.limits import (
-    ControlLimits,
-)
+from mlx_dp.orchestrator.control.controller import Controller
+from mlx_dp.orchestrator.control.fleet import Outside
+from mlx_dp.orchestrator.control.limits import ControlLimits
 from mlx_dp.orchestrator.http.app import create_app
 from mlx_dp.orchestrator.http.histograms import RequestHistograms
 from mlx_dp.orchestrator.http.metrics import USUAL_STATUSES
@@ -107,7 +101,7 @@ def test_both_families_are_there_and_each_has_a_type_line() -> None:
 
 def test_every_count_is_the_controllers() -> None:
     service = ScriptedService()
-    counters = service.counters
+    counters = service.totals
     counters.requests_started, counters.requests_ok = 101, 102
     counters.requests_error, counters.requests_aborted, counters.requests_replayed = 103, 104, 105
     counters.worker_deaths, counters.worker_restarts = 106, 107
