@@ -31,9 +31,9 @@ ERROR_CODES: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestTimings:
-    """One request, told once, when its answer ended. Times are seconds from its arrival.
+    """One request, reported once, when it has ended. Times are seconds from its arrival.
 
-    A time is None when the request never came that far. ``owner`` is the last one that had it.
+    A time is None when the request never came that far. ``owner`` is the last one that ran it.
     """
 
     reason: FinishReason
@@ -43,39 +43,39 @@ class RequestTimings:
     cached_tokens: int
     owner: int | None
     granted_s: float | None
-    """When it was first granted: its time in the queue."""
+    """When the request was first granted: its time in the queue."""
     first_token_s: float | None
     last_token_s: float | None
     ended_s: float
 
     @property
     def time_per_output_token_s(self) -> float | None:
-        """Mean time between tokens, for answers of at least two."""
+        """Mean time between tokens, for answers of at least two tokens."""
         if self.first_token_s is None or self.last_token_s is None or self.output_tokens < 2:
             return None
         return (self.last_token_s - self.first_token_s) / (self.output_tokens - 1)
 
 
 class RequestObserver(Protocol):
-    """Whoever keeps histograms. Called from the event loop, so it must be quick."""
+    """Receives the times of requests, for histograms. Called in the event loop: must be quick."""
 
     def started(self, queued_s: float) -> None:
-        """An owner has a request's prompt, which had waited so long for its grant."""
+        """An owner has prefilled a request that had waited so long for its grant."""
 
     def first_token(self, waited_s: float) -> None:
-        """A request's first token came, so long after its arrival."""
+        """The first token of a request has come, so long after its arrival."""
 
     def next_tokens(self, gap_s: float) -> None:
-        """Further tokens of a request came, so long after those before."""
+        """Further tokens of a request have come, so long after those before."""
 
     def ended(self, timings: RequestTimings) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerCounters:
-    """Totals since the start; none of them ever falls.
+    """Totals since the start; none of them ever decreases.
 
-    ``requests_started`` is the sum of ``ok``, ``error``, ``aborted`` and the requests now in hand.
+    ``requests_started`` is the sum of ``ok``, ``error``, ``aborted`` and the open requests.
     """
 
     requests_started: int
@@ -83,31 +83,31 @@ class ControllerCounters:
     requests_error: int
     requests_aborted: int
     requests_refused: Mapping[str, int]
-    """Never queued, by one of ``REFUSAL_REASONS``."""
+    """Requests that were never queued, by one of ``REFUSAL_REASONS``."""
     errors: Mapping[str, int]
     """Requests that ended with an error, by one of ``ERROR_CODES``."""
     requests_replayed: int
     grants_withdrawn: int
-    """Grants that were not accepted in time, and taken back."""
+    """Grants that were not accepted in time, and withdrawn."""
     requests_preempted: int
-    """Times that an owner gave a request up because its memory ran short."""
+    """How often an owner gave a request back because its memory ran short."""
     grants: Mapping[str, int]
-    """Requests given to an owner, by the router's reason; replays count again."""
+    """Grants by the reason of the router; replays count again."""
     prompt_tokens: int
-    """Of requests when an owner has first prefilled them."""
+    """Prompt tokens of requests, counted when an owner has first prefilled them."""
     cached_tokens: int
     generated_tokens: int
     worker_deaths: int
     worker_restarts: int
     worker_losses: Mapping[str, int]
-    """Workers that were given up, by how; those of ``restart`` are no deaths."""
+    """Worker losses by kind; those of kind ``restart`` are no deaths."""
     protocol_errors: int
-    """Messages that cost a worker its life: malformed, or such as could not be."""
+    """Messages for which a worker was replaced: malformed, or against the protocol."""
     malformed_frames: int
-    """Those of them that were no message at all."""
+    """Protocol errors that were no message at all."""
     stale_events: int
-    """Facts about requests that have ended or moved on, which were dropped."""
+    """Events about requests that have ended or moved on, which were dropped."""
     duplicate_chunks: int
-    """Tokens that had arrived before, which were dropped."""
+    """Chunks of tokens that had arrived before, which were dropped."""
     unknown_frames: int
-    """Frames of peers that nobody expects to hear, which were dropped."""
+    """Frames of unexpected peers, which were dropped."""

@@ -29,7 +29,7 @@ class Admission:
     """Lets a request into the queue, or says why not and when to come back.
 
     Requests wait for an owner that is replaced on request: it was well, and its successor is on
-    its way. They do not wait for one that was lost, since nobody knows when it will be back.
+    its way. They do not wait for one that was lost, since it is unknown when it will be back.
     """
 
     def __init__(

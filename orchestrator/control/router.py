@@ -1,4 +1,4 @@
-"""The choice of an owner for one request: who has room, then the best by the policy."""
+"""The router: chooses an owner for a request, the best by the policy of those that have room."""
 
 import random
 from collections.abc import Sequence

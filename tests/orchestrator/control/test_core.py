@@ -1045,6 +1045,31 @@ def test_what_could_not_be_sent_is_no_grant() -> None:
     assert len(reader.read().grants) == world.core.counters.grants["total_tokens"] == 1
 
 
+def test_a_request_that_cannot_be_sent_uses_up_its_time_in_the_queue() -> None:
+    world = World(serve_options(1, queue=QueueOptions(queue_timeout_s=5.0))).bring_up()
+    world.congested = {world.worker(0).identity}
+    reader = submit(world)
+    # Each heartbeat lets the owner be tried again.
+    world.pass_time(4.5)
+    assert reader.read().ended is None
+    world.pass_time(1.0)
+    assert ended(reader).code == "queue_timeout"
+    assert not reader.grants
+
+
+def test_a_request_that_could_not_be_sent_is_bound_to_no_owner_and_keeps_its_epoch() -> None:
+    world = World(serve_options(2)).bring_up()
+    world.readies[0] = ready(pool=30)
+    world.congested = {worker.identity for worker in world.alive()}
+    submit(world, max_tokens=None)
+    entry = next(iter(world.core.table))
+    assert (entry.status, entry.epoch, entry.max_tokens) == ("queued", 0, None)
+    assert (entry.granted_at, entry.last_owner) == (None, None)
+    world.congested = set()
+    world.pass_time(1.0)
+    assert entry.epoch == 1
+
+
 def test_a_replay_is_granted_again_but_starts_and_counts_once() -> None:
     world = World().bring_up()
     reader = submit(world, max_tokens=6)
