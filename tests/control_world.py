@@ -114,9 +114,15 @@ def expected(generation: Generation, num_tokens: int) -> list[int]:
     return [(key + position * 7) % VOCAB for position in range(num_tokens)]
 
 
+made: list[RequestTable | ControlCore] = []
+"""What the present test has made; its invariants are checked when the test ends."""
+
+
 def request_table(options: QueueOptions | None = None) -> RequestTable:
     """A table whose requests have no stream."""
-    return RequestTable(options or QueueOptions(), lambda entry, ended, now: None)
+    table = RequestTable(options or QueueOptions(), lambda entry, ended, now: None)
+    made.append(table)
+    return table
 
 
 def serve_options(
@@ -399,6 +405,7 @@ class World:
             random.Random(seed),
             lambda delay_s: None,
         )
+        made.append(self.core)
 
     # Transport.
 

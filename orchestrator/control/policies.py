@@ -39,10 +39,13 @@ class Policy(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PolicyRow:
-    """How to make a policy, from a source of random numbers of its own, and its reasons."""
+    """How to make a policy, from a given source of random numbers, and what is known of it."""
 
     make: Callable[[random.Random], Policy]
     reasons: tuple[str, ...]
+    """Every reason that it gives for its choices."""
+    needs_prefix_cache: bool = False
+    """It makes no sense where owners cache no prefixes."""
 
 
 Best = Callable[[Sequence[Owner], RequestEntry], Sequence[Owner]]
@@ -101,7 +104,11 @@ POLICIES: Final[Mapping[str, PolicyRow]] = MappingProxyType(
             _stateless(total_tokens),
             (
                 prefix_affinity.PREFIX_AFFINITY,
-                PolicyRow(lambda rng: prefix_affinity.PrefixAffinity(), prefix_affinity.REASONS),
+                PolicyRow(
+                    lambda rng: prefix_affinity.PrefixAffinity(),
+                    prefix_affinity.REASONS,
+                    needs_prefix_cache=True,
+                ),
             ),
         )
     )
@@ -111,15 +118,17 @@ POLICIES: Final[Mapping[str, PolicyRow]] = MappingProxyType(
 METHODS: Final = tuple(POLICIES)
 
 
-def check_method(name: str) -> None:
-    """Raise ConfigError for an unknown method, which would otherwise be ignored in silence."""
-    if name not in POLICIES:
+def policy_row(load_balance_method: str) -> PolicyRow:
+    """Return the policy of this name. Raises ConfigError when there is none."""
+    row = POLICIES.get(load_balance_method)
+    if row is None:
         raise ConfigError(
-            f"--load-balance-method {name!r} is unknown: use one of {', '.join(METHODS)}"
+            f"--load-balance-method {load_balance_method!r} is unknown: use one of "
+            f"{', '.join(METHODS)}"
         )
+    return row
 
 
 def routing_reasons(load_balance_method: str) -> tuple[str, ...]:
     """Every reason that a grant can have under this method."""
-    row = POLICIES.get(load_balance_method)
-    return (EXPLICIT_RANK, *((load_balance_method,) if row is None else row.reasons))
+    return (EXPLICIT_RANK, *policy_row(load_balance_method).reasons)

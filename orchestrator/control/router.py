@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from mlx_dp.orchestrator.control.policies import EXPLICIT_RANK, POLICIES, check_method
+from mlx_dp.orchestrator.control.policies import EXPLICIT_RANK, policy_row
 from mlx_dp.orchestrator.control.rank import Owner, Terms, terms
 from mlx_dp.orchestrator.control.request_entry import RequestEntry
 
@@ -23,8 +23,7 @@ class Router:
     """Applies one policy, and rotates among equals, so that a quiet fleet shares its work."""
 
     def __init__(self, load_balance_method: str, rng: random.Random) -> None:
-        check_method(load_balance_method)
-        self._policy: Final = POLICIES[load_balance_method].make(rng)
+        self._policy: Final = policy_row(load_balance_method).make(rng)
         self._last = -1
 
     def choose(

@@ -7,7 +7,6 @@ import pytest
 from control_world import generation, ready, request_table
 
 from mlx_dp.orchestrator.control import policies
-from mlx_dp.orchestrator.control import router as router_module
 from mlx_dp.orchestrator.control.grant import Grant
 from mlx_dp.orchestrator.control.policies import EXPLICIT_RANK, METHODS, PolicyRow, routing_reasons
 from mlx_dp.orchestrator.control.rank import Owner, RankTable
@@ -195,7 +194,6 @@ def test_a_new_policy_is_one_row_of_the_table_with_random_numbers_of_its_own(
 
     row = PolicyRow(Fickle, ("fickle",))
     monkeypatch.setattr(policies, "POLICIES", {**policies.POLICIES, "fickle": row})
-    monkeypatch.setattr(router_module, "POLICIES", policies.POLICIES)
     ranks, entry = ranks_of(ready(), ready(), ready()), request_table().open(generation(), 4, 0.0)
     made = Router("fickle", random.Random(7))
     chosen_ones = []
