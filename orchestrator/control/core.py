@@ -62,39 +62,36 @@ class ControlCore:
         self.draining = False
         self.failure: Exception | None = None
         self.predicates: Final = AwaitablePredicates()
-        self.counters: Final = Counters()
+        counters, ranks = Counters(), RankTable(ahead=limits.ahead)
+        self.counters: Final = counters
+        self.ranks: Final = ranks
         self.supervisor: Final = Supervisor(len(starts), mode, limits.supervisor, rng)
-        self.ranks: Final = RankTable(ahead=limits.ahead)
-        self.fleet: Final = Fleet(self.supervisor, self.ranks, outside, starts, self.counters, self)
+        self.fleet: Final = Fleet(self.supervisor, ranks, outside, starts, counters, self)
         self.restarts: Final = RollingRestart(
-            self.supervisor, self.ranks, drain_s=limits.restart_drain_s
+            self.supervisor, ranks, drain_s=limits.restart_drain_s
         )
-        self.views: Final = StateViews(
-            self.supervisor, self.fleet, self.ranks, self.restarts, self.counters
-        )
+        self.views: Final = StateViews(self.supervisor, self.fleet, ranks, self.restarts, counters)
         self._health: Final = HealthMonitor(
             limits.liveness,
-            self.ranks,
+            ranks,
             self.fleet.halted,
             lag_tolerance_s=limits.lag_tolerance_s,
             lockstep=self._needs_all,
         )
         post = self.fleet.post
-        self.streams: Final = OpenStreams(self.counters, self)
+        self.streams: Final = OpenStreams(counters, self)
         self.table: Final = RequestTable(queue, self.streams.end)
         self._router: Final = Router(queue.load_balance_method, rng)
-        dispatcher = Dispatcher(self.table, self.ranks, self._router, self.streams, post)
-        self.flushes: Final = CacheFlushes(len(starts), self.ranks, post)
+        dispatcher = Dispatcher(self.table, ranks, self._router, self.streams, post)
+        self.flushes: Final = CacheFlushes(len(starts), ranks, post)
         self.lifecycle: Final = RequestLifecycle(
-            self.table, dispatcher, self.streams, self.ranks, queue, limits.max_attempts
+            self.table, dispatcher, self.streams, ranks, queue, limits.max_attempts
         )
         self._admission: Final = Admission(
-            len(starts), self.ranks, self.table.queue, self.restarts, self.counters, queue
+            len(starts), ranks, self.table.queue, self.restarts, counters, queue
         )
-        events = WorkerEvents(self.table, dispatcher, self.streams, self.flushes, self.counters)
-        self._events: Final = EventDispatch(
-            self.supervisor, self.fleet, self.ranks, events, self.counters
-        )
+        events = WorkerEvents(self.table, dispatcher, self.streams, self.flushes, counters)
+        self._events: Final = EventDispatch(self.supervisor, self.fleet, ranks, events, counters)
 
     def status(self) -> ServiceStatus:
         if self.supervisor.dead:
