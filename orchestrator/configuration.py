@@ -3,8 +3,7 @@
 from typing import Final
 
 from mlx_dp.orchestrator.control.liveness import SUSPICIOUS_BEATS
-from mlx_dp.orchestrator.control.prefix_affinity import PREFIX_AFFINITY
-from mlx_dp.orchestrator.control.router import check_method
+from mlx_dp.orchestrator.control.policies import policy_row
 from mlx_dp.orchestrator.flags import FakeFlags, Flags, HttpFlags, ModelFlags, OwnerFlags
 from mlx_dp.orchestrator.http.host_policy import HOST_NAME, normal_origin
 from mlx_dp.orchestrator.idle_flags import refuse_idle_flags
@@ -160,8 +159,7 @@ def fake_options(flags: FakeFlags) -> FakeEngineOptions:
 
 def _check_method(flags: Flags) -> None:
     method = flags.queue.load_balance_method
-    check_method(method)
-    if method == PREFIX_AFFINITY and flags.owners.disable_radix_cache:
+    if policy_row(method).needs_prefix_cache and flags.owners.disable_radix_cache:
         raise ConfigError(
             f"--load-balance-method {method} goes by what prefix caches hold, and "
             "--disable-radix-cache leaves none: use one of the two"

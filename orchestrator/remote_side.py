@@ -6,8 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
-from mlx_dp.orchestrator.control.group_addresses import AddressBook
-from mlx_dp.orchestrator.control.worker_process import Launcher
+from mlx_dp.orchestrator.control.ports import AddressBook, Launcher
 from mlx_dp.orchestrator.flags import Flags
 from mlx_dp.orchestrator.model.fingerprint import model_fingerprint
 from mlx_dp.orchestrator.process.host_addresses import HostAddresses

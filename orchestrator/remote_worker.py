@@ -15,7 +15,7 @@ from typing import Final
 from rich.console import Console
 
 from mlx_dp.orchestrator.configuration import LOG_LEVELS
-from mlx_dp.orchestrator.control.worker_process import Launcher
+from mlx_dp.orchestrator.control.ports import Launcher
 from mlx_dp.orchestrator.model.fingerprint import model_fingerprint
 from mlx_dp.orchestrator.model.model_probe import ModelProbe, probe_model
 from mlx_dp.orchestrator.process.connection_fault import ControllerPlace

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol
 
-from mlx_dp.orchestrator.control.counters import ControllerCounters, RequestObserver
+from mlx_dp.orchestrator.service_counters import ControllerCounters, RequestObserver
 from mlx_dp.orchestrator.worker_states import WorkerState
 from mlx_dp.orchestrator.worker_states import WorkerStatus as WorkerStatus
 from mlx_dp.proto.admission import AdmissionLimits
@@ -50,6 +50,11 @@ class OverloadedError(Exception):
         super().__init__(message)
         self.status = status
         self.retry_after_s = retry_after_s
+
+
+def queue_full(queued: int, limit: int) -> str:
+    """The words of a refusal because of a full queue."""
+    return f"the queue is full: {queued} of {limit} requests queued"
 
 
 class RefusedError(Exception):

@@ -17,6 +17,23 @@ class WorkerStatus(StrEnum):
     FAILED = "failed"
 
 
+class LossKind(StrEnum):
+    """How a worker was lost. Only EXIT tells of a process that is gone already."""
+
+    EXIT = "exit"
+    HUNG = "hung"
+    SILENT = "silent"
+    PROTOCOL = "protocol"
+    NOT_ACCEPTED = "not_accepted"
+    NOT_RELEASED = "not_released"
+    START_TIMEOUT = "start_timeout"
+    DISCONNECTED = "disconnected"
+    SIBLING = "sibling"
+    """Another member of its group was lost; it did nothing wrong."""
+    RESTART = "restart"
+    """It was replaced on request; it did nothing wrong."""
+
+
 class RestartRefusedError(Exception):
     """A restart that was asked for cannot begin now; nothing was changed."""
 

@@ -9,11 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mlx_dp.orchestrator.control.answers import RequestAnswer
 from mlx_dp.orchestrator.control.core import ControlCore
 from mlx_dp.orchestrator.control.fleet import Outside
-from mlx_dp.orchestrator.control.group_addresses import GroupAddresses
 from mlx_dp.orchestrator.control.limits import ControlLimits
+from mlx_dp.orchestrator.control.ports import GroupAddresses
+from mlx_dp.orchestrator.control.request_table import RequestTable
+from mlx_dp.orchestrator.control.response_stream import ResponseStream
 from mlx_dp.orchestrator.options import HttpOptions, QueueOptions, ServeOptions, WorkerOptions
 from mlx_dp.orchestrator.service import Ended, Generation, Granted, NewTokens, Started
 from mlx_dp.proto.admission import next_tokens
@@ -111,6 +112,17 @@ def expected(generation: Generation, num_tokens: int) -> list[int]:
     """What any worker says to this request."""
     key = hash((generation.prompt_ids, generation.params.seed))
     return [(key + position * 7) % VOCAB for position in range(num_tokens)]
+
+
+made: list[RequestTable | ControlCore] = []
+"""What the present test has made; its invariants are checked when the test ends."""
+
+
+def request_table(options: QueueOptions | None = None) -> RequestTable:
+    """A table whose requests have no stream."""
+    table = RequestTable(options or QueueOptions(), lambda entry, ended, now: None)
+    made.append(table)
+    return table
 
 
 def serve_options(
@@ -393,6 +405,7 @@ class World:
             random.Random(seed),
             lambda delay_s: None,
         )
+        made.append(self.core)
 
     # Transport.
 
@@ -517,7 +530,7 @@ class World:
 class Reader:
     """Reads an answer without an event loop, as far as it has come."""
 
-    def __init__(self, answer: RequestAnswer) -> None:
+    def __init__(self, answer: ResponseStream) -> None:
         self.answer = answer
         self.ids: list[int] = []
         self.grants: list[Granted] = []

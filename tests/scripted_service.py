@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from owner_states import READY
 
-from mlx_dp.orchestrator.control.counters import ControllerCounters, RequestObserver, Tally
-from mlx_dp.orchestrator.control.gate import certain_max_tokens
+from mlx_dp.orchestrator.control.admission import certain_max_tokens
+from mlx_dp.orchestrator.control.counters import Counters
 from mlx_dp.orchestrator.options import HttpOptions
 from mlx_dp.orchestrator.service import (
     Answer,
@@ -24,6 +24,7 @@ from mlx_dp.orchestrator.service import (
     ServiceStatus,
     Started,
 )
+from mlx_dp.orchestrator.service_counters import ControllerCounters, RequestObserver
 from mlx_dp.orchestrator.worker_states import RestartRefusedError, WorkerState
 from mlx_dp.proto.admission import AdmissionLimits
 from mlx_dp.proto.batching import Batching
@@ -104,7 +105,7 @@ class ScriptedService:
         self.bounds: AdmissionLimits | None = AdmissionLimits(context_length=512, pool_tokens=1000)
         self.strict_max_tokens = False
         self.refuse_from: int | None = None
-        self.tally = Tally()
+        self.totals = Counters()
         self.flushes = tuple(
             OwnerFlush(owner=owner, outcome=FlushOutcome.FLUSHED, num_tokens=10, nbytes=640)
             for owner in range(len(owners))
@@ -121,7 +122,7 @@ class ScriptedService:
         return self.bounds
 
     def counters(self) -> ControllerCounters:
-        return self.tally.snapshot(unknown_frames=0)
+        return self.totals.snapshot(unknown_frames=0)
 
     async def flush_cache(self, timeout_s: float) -> tuple[OwnerFlush, ...]:
         return self.flushes

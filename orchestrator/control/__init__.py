@@ -1,1 +1,4 @@
-"""The control plane: queue, ledger, routing, dispatch and supervision, all by given time."""
+"""The control plane: requests, routing and supervision of workers. Pure but for two edges.
+
+Time and events come in as arguments. Only ``controller`` and ``workers/fleet`` do I/O.
+"""

@@ -1,4 +1,4 @@
-"""The control plane behind ``Service``: the core, driven by the event loop's clock and sockets."""
+"""The controller: implements ``Service`` with the core, driven by the event loop."""
 
 import asyncio
 import logging
@@ -8,12 +8,11 @@ from collections.abc import Callable
 from typing import Final, NoReturn
 
 from mlx_dp.orchestrator.control.core import ControlCore
-from mlx_dp.orchestrator.control.counters import ControllerCounters, RequestObserver
 from mlx_dp.orchestrator.control.fleet import Outside
 from mlx_dp.orchestrator.control.limits import ControlLimits, control_limits
-from mlx_dp.orchestrator.control.worker_view import WorkerView
 from mlx_dp.orchestrator.options import ServeOptions
 from mlx_dp.orchestrator.service import Answer, Generation, OwnerFlush, ServiceState
+from mlx_dp.orchestrator.service_counters import ControllerCounters, RequestObserver
 from mlx_dp.orchestrator.worker_states import WorkerState
 from mlx_dp.proto.admission import AdmissionLimits
 from mlx_dp.proto.messages import FailureKind
@@ -22,9 +21,9 @@ _logger = logging.getLogger(__name__)
 
 
 class ServiceDeadError(Exception):
-    """No worker is left that could serve, or none can be launched. The message is the cause.
+    """Every worker has failed for good, or none can be launched. The message is the cause.
 
-    ``kind`` tells a configuration that cannot work from a crash; None: it crashed.
+    ``kind`` tells an impossible configuration from a crash; None: a crash.
     """
 
     def __init__(self, cause: str, kind: FailureKind | None) -> None:
@@ -33,7 +32,7 @@ class ServiceDeadError(Exception):
 
 
 class Controller:
-    """Implements ``Service``. Everything runs in the event loop, and nothing ever blocks it."""
+    """Implements ``Service``. Everything runs in the event loop, and nothing blocks it."""
 
     def __init__(
         self,
@@ -45,7 +44,7 @@ class Controller:
         rng: random.Random | None = None,
         host_of: Callable[[int], str | None] | None = None,
     ) -> None:
-        """``host_of``: the machine a worker has a place on, for those that are not all on ours."""
+        """``host_of``: the machine that has a place for a worker, where some are remote."""
         self._options: Final = options
         self._limits: Final = limits or control_limits(options.worker)
         self._transport: Final = outside.transport
@@ -57,16 +56,14 @@ class Controller:
             rng or random.SystemRandom(),
             self._settle_after,
         )
-        core = self._core
-        self._workers: Final = WorkerView(
-            core.supervisor, core.fleet, core.book, core.restarts, clock
-        )
+        self._clock: Final = clock
+        self.submit: Final[Callable[[Generation], Answer]] = self._core.submit
         self._host_of: Final = host_of
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = False
 
     def state(self) -> ServiceState:
-        queue = self._core.desk.queue
+        queue = self._core.table.queue
         return ServiceState(
             status=self._core.status(),
             mode=self._options.ownership.mode,
@@ -75,11 +72,11 @@ class Controller:
             queued_requests=len(queue),
             queued_tokens=queue.num_tokens,
             max_queued_requests=self._options.queue.max_queued_requests,
-            owners=self._core.view.owners(),
+            owners=self._core.views.owners(),
         )
 
     def workers(self) -> tuple[WorkerState, ...]:
-        return self._workers.states()
+        return self._core.views.workers(self._clock())
 
     def restart_worker(self, index: int) -> tuple[int, ...]:
         return self._core.restarts.ask(index)
@@ -89,44 +86,41 @@ class Controller:
         return self._core.restarts.ask_all()
 
     def limits(self) -> AdmissionLimits | None:
-        return self._core.book.limits()
+        return self._core.ranks.limits()
 
     def counters(self) -> ControllerCounters:
-        return self._core.tally.snapshot(unknown_frames=self._transport.unknown_frames)
+        return self._core.counters.snapshot(unknown_frames=self._transport.unknown_frames)
 
     def observe(self, observer: RequestObserver) -> None:
-        self._core.answers.observe(observer)
-
-    def submit(self, generation: Generation) -> Answer:
-        return self._core.submit(generation)
+        self._core.streams.observe(observer)
 
     async def flush_cache(self, timeout_s: float) -> tuple[OwnerFlush, ...]:
         core = self._core
         flush_id = core.begin_flush()
         try:
-            await core.conditions.wait(lambda: core.flushes.done(flush_id), timeout_s)
+            await core.predicates.wait(lambda: core.flushes.done(flush_id), timeout_s)
         finally:
             results = core.flushes.end(flush_id)
         return results
 
     async def start(self) -> None:
-        """Begin to start workers; returns at once. ``state`` shows how far it is."""
+        """Begin to start workers; returns at once. ``state`` shows the progress."""
         self._transport.attach(asyncio.get_running_loop(), self._guarded(self._core.on_arrival))
         self._place()
         self._core.begin()
         self._schedule_tick()
 
     async def watch(self) -> NoReturn:
-        """Wait for as long as the service can go on. Raises ServiceDeadError, or our own bug."""
+        """Wait until the service cannot go on. Raises ServiceDeadError, or the error of a bug."""
         core, supervisor = self._core, self._core.supervisor
-        await core.conditions.wait(lambda: core.failure is not None or supervisor.dead)
+        await core.predicates.wait(lambda: core.failure is not None or supervisor.dead)
         if core.failure is not None:
             raise core.failure
         assert supervisor.cause is not None, "dead without a cause"
         raise ServiceDeadError(supervisor.cause.detail, supervisor.cause.failure)
 
     def give_up(self, cause: str, kind: FailureKind | None) -> None:
-        """Let ``watch`` end the service for a cause that lies outside its workers."""
+        """Have ``watch`` end the service, for a cause outside its workers."""
         self._core.give_up(ServiceDeadError(cause, kind))
 
     def _schedule_tick(self) -> None:
@@ -140,13 +134,13 @@ class Controller:
 
     def _place(self) -> None:
         if self._host_of is not None:
-            self._core.supervisor.place(self._host_of)
+            self._core.supervisor.set_hosts(self._host_of)
 
     def _settle_after(self, delay_s: float) -> None:
         asyncio.get_running_loop().call_later(delay_s, self._guarded(self._core.settle_exits))
 
     def _guarded(self, act: Callable[[], None]) -> Callable[[], None]:
-        """Wrap a callback: its error would only be logged, and leave a service that is no more."""
+        """Wrap a callback: its error ends the service. The loop would only log it."""
 
         def run() -> None:
             if self._stopped:
@@ -159,28 +153,28 @@ class Controller:
         return run
 
     async def drain(self, timeout_s: float) -> None:
-        """Refuse what is new, let what is in hand finish within the time, then stop."""
+        """Refuse new requests, let the present ones finish within the time, then stop."""
         core = self._core
         core.draining = True
         core.restarts.stop()
-        await core.conditions.wait(lambda: core.desk.idle or core.supervisor.dead, timeout_s)
+        await core.predicates.wait(lambda: core.lifecycle.idle or core.supervisor.dead, timeout_s)
         await self.stop()
 
     async def stop(self) -> None:
-        """End what is in hand, and the workers, by SIGKILL if need be. Idempotent.
+        """End all requests and workers, by SIGKILL if necessary. Idempotent.
 
-        Only one that the system itself cannot end may be left when this returns.
+        Only a process that the system itself cannot kill may be left when this returns.
         """
         if self._stopped:
             return
         core = self._core
         core.stop()
-        if not await core.conditions.wait(self._gone, self._limits.stop_grace_s):
-            _logger.warning("some workers do not stop by themselves: they are killed")
+        if not await core.predicates.wait(self._gone, self._limits.stop_grace_s):
+            _logger.warning("some workers do not exit when asked: they are killed")
             self.kill_all()
-            await core.conditions.wait(self._gone, self._limits.stop_grace_s)
+            await core.predicates.wait(self._gone, self._limits.stop_grace_s)
         self.close()
-        core.conditions.check()
+        core.predicates.check()
 
     def _gone(self) -> bool:
         return self._core.supervisor.gone
@@ -188,19 +182,19 @@ class Controller:
     def abandon(self) -> None:
         """End every request with an error and every worker by SIGKILL, without waiting.
 
-        A ``drain`` or ``stop`` that is under way goes on, and soon ends.
+        A ``drain`` or ``stop`` that is under way then soon ends.
         """
         if not self._stopped:
             self._core.stop()
             self.kill_all()
-            self._core.conditions.check()
+            self._core.predicates.check()
 
     def kill_all(self) -> None:
-        """SIGKILL to every worker, without waiting."""
+        """Send SIGKILL to every worker, without waiting."""
         self._core.fleet.kill_all()
 
     def close(self) -> None:
-        """Hear nobody any more, and leave no socket behind. Idempotent."""
+        """Stop the timer and close the socket. Idempotent."""
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()

@@ -1,4 +1,4 @@
-"""The controller without an event loop: every entry point acts at once, by a given clock."""
+"""The controller without an event loop: each entry point acts at once, by a given clock."""
 
 import logging
 import random
@@ -6,38 +6,40 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from mlx_dp.orchestrator.control.actions import Loss, RemoveOwner
 from mlx_dp.orchestrator.control.admission import Admission
-from mlx_dp.orchestrator.control.answer_desk import AnswerDesk
-from mlx_dp.orchestrator.control.answers import RequestAnswer
+from mlx_dp.orchestrator.control.awaitable_predicates import AwaitablePredicates
 from mlx_dp.orchestrator.control.cache_flush import CacheFlushes
-from mlx_dp.orchestrator.control.conditions import Conditions
-from mlx_dp.orchestrator.control.counters import Tally
+from mlx_dp.orchestrator.control.counters import Counters
+from mlx_dp.orchestrator.control.dispatch import Dispatcher
+from mlx_dp.orchestrator.control.event_dispatch import EventDispatch
 from mlx_dp.orchestrator.control.fleet import Fleet, Outside
-from mlx_dp.orchestrator.control.health_watch import HealthWatch
-from mlx_dp.orchestrator.control.inbox import Inbox
+from mlx_dp.orchestrator.control.grant import Grant
+from mlx_dp.orchestrator.control.health import HealthMonitor
+from mlx_dp.orchestrator.control.lifecycle import RequestLifecycle
 from mlx_dp.orchestrator.control.limits import ControlLimits
-from mlx_dp.orchestrator.control.owner import Lease
-from mlx_dp.orchestrator.control.owner_book import OwnerBook
-from mlx_dp.orchestrator.control.request_desk import RequestDesk
+from mlx_dp.orchestrator.control.rank import RankTable
+from mlx_dp.orchestrator.control.record import ALIVE
+from mlx_dp.orchestrator.control.request_table import RequestTable
+from mlx_dp.orchestrator.control.response_stream import OpenStreams, ResponseStream
 from mlx_dp.orchestrator.control.rolling_restart import RollingRestart
-from mlx_dp.orchestrator.control.service_view import ServiceView, TokenRates
+from mlx_dp.orchestrator.control.router import Router
+from mlx_dp.orchestrator.control.start_messages import StartMessages
+from mlx_dp.orchestrator.control.state_views import StateViews
 from mlx_dp.orchestrator.control.supervisor import Supervisor
-from mlx_dp.orchestrator.control.supervisor_steps import Loss, RemoveOwner
-from mlx_dp.orchestrator.control.worker_record import ALIVE
-from mlx_dp.orchestrator.control.worker_starts import WorkerStarts
+from mlx_dp.orchestrator.control.worker_events import WorkerEvents
 from mlx_dp.orchestrator.options import ServeOptions
 from mlx_dp.orchestrator.service import Generation, OverloadedError, RefusedError, ServiceStatus
-from mlx_dp.proto.messages import FinishReason
 from mlx_dp.proto.parallel import ReplicaMode
 
 _logger = logging.getLogger(__name__)
 
 
 class ControlCore:
-    """Joins the parts; every decision is made inside one of them.
+    """Connects the parts; every decision is made inside one of them.
 
-    Entry points are arrivals, exits, ticks and calls. Each ends with ``_turn``, which grants what
-    can be granted and wakes who waits.
+    Entry points are arrivals, exits, ticks and calls. Each ends with ``_run_once``, which grants
+    what can be granted and wakes the coroutines whose predicate has become true.
     """
 
     def __init__(
@@ -49,8 +51,9 @@ class ControlCore:
         rng: random.Random,
         wake_after: Callable[[float], None],
     ) -> None:
-        starts = WorkerStarts(options, outside.addresses)
-        self._needs_all: Final = options.ownership.mode is ReplicaMode.DP_ATTENTION
+        starts = StartMessages(options, outside.addresses)
+        mode, queue = options.ownership.mode, options.queue
+        self._needs_all: Final = mode is ReplicaMode.DP_ATTENTION
         self._limits: Final = limits
         self._clock: Final = clock
         self._wake_after: Final = wake_after
@@ -58,38 +61,37 @@ class ControlCore:
         self._exits: Final[list[tuple[float, int, int]]] = []
         self.draining = False
         self.failure: Exception | None = None
-        self.conditions: Final = Conditions()
-        self.tally: Final = Tally()
-        self.supervisor: Final = Supervisor(
-            len(starts), options.ownership.mode, limits.supervisor, rng
-        )
-        self.book: Final = OwnerBook(ahead=limits.ahead)
-        self.fleet: Final = Fleet(self.supervisor, self.book, outside, starts, self.tally, self)
-        self.answers: Final = AnswerDesk(self.tally, self._leave)
-        self.desk: Final = RequestDesk(
-            options.queue, limits.max_attempts, self.book, self.answers, self.tally, self.fleet.post
-        )
-        self.flushes: Final = CacheFlushes(len(starts), self.book, self.fleet.post)
+        self.predicates: Final = AwaitablePredicates()
+        counters, ranks = Counters(), RankTable(ahead=limits.ahead)
+        self.counters: Final = counters
+        self.ranks: Final = ranks
+        self.supervisor: Final = Supervisor(len(starts), mode, limits.supervisor, rng)
+        self.fleet: Final = Fleet(self.supervisor, ranks, outside, starts, counters, self)
         self.restarts: Final = RollingRestart(
-            self.supervisor, self.book, drain_s=limits.restart_drain_s
+            self.supervisor, ranks, drain_s=limits.restart_drain_s
         )
-        self._admission: Final = Admission(
-            len(starts), self.book, self.desk.queue, self.restarts, self.tally, options.queue
-        )
-        self._inbox: Final = Inbox(
-            self.supervisor, self.fleet, self.book, self.desk, self.flushes, self.tally
-        )
-        self._health: Final = HealthWatch(
+        self.views: Final = StateViews(self.supervisor, self.fleet, ranks, self.restarts, counters)
+        self._health: Final = HealthMonitor(
             limits.liveness,
-            self.book,
+            ranks,
             self.fleet.halted,
             lag_tolerance_s=limits.lag_tolerance_s,
             lockstep=self._needs_all,
         )
-        self._rates: Final = TokenRates(self.tally.generated_by_owner)
-        self.view: Final = ServiceView(
-            self.supervisor, self.fleet, self.book, self.restarts, self._rates, self.tally
+        post = self.fleet.post
+        self.streams: Final = OpenStreams(counters, self)
+        self.table: Final = RequestTable(queue, self.streams.end)
+        self._router: Final = Router(queue.load_balance_method, rng)
+        dispatcher = Dispatcher(self.table, ranks, self._router, self.streams, post)
+        self.flushes: Final = CacheFlushes(len(starts), ranks, post)
+        self.lifecycle: Final = RequestLifecycle(
+            self.table, dispatcher, self.streams, ranks, queue, limits.max_attempts
         )
+        self._admission: Final = Admission(
+            len(starts), ranks, self.table.queue, self.restarts, counters, queue
+        )
+        events = WorkerEvents(self.table, dispatcher, self.streams, self.flushes, counters)
+        self._events: Final = EventDispatch(self.supervisor, self.fleet, ranks, events, counters)
 
     def status(self) -> ServiceStatus:
         if self.supervisor.dead:
@@ -99,45 +101,53 @@ class ControlCore:
         if self.restarts.holds_all:
             return ServiceStatus.RESTARTING
         needed = len(self.supervisor.workers) if self._needs_all else 1
-        return ServiceStatus.READY if len(self.book) >= needed else ServiceStatus.STARTING
+        return ServiceStatus.READY if len(self.ranks) >= needed else ServiceStatus.STARTING
 
     def begin(self) -> None:
         """Start the first worker."""
         now = self._clock()
-        self._health.slept(now, self._limits.tick_s)
+        self._health.notice_sleep(now, self._limits.tick_s)
         self.fleet.carry_out(self.supervisor.start(now), now)
-        self._turn(now)
+        self._run_once(now)
 
-    def submit(self, generation: Generation) -> RequestAnswer:
-        """Raises OverloadedError or RefusedError; then nothing was queued."""
+    def submit(self, generation: Generation) -> ResponseStream:
+        """Queue a request. Raises OverloadedError or RefusedError; then nothing was queued."""
         with self._watched():
             max_tokens = self._admission.check(generation, self.status())
             now = self._clock()
-            answer = self.desk.submit(generation, max_tokens, now)
-            self._turn(now)
-            return answer
+            stream = self.lifecycle.submit(generation, max_tokens, now)
+            self._run_once(now)
+            return stream
+
+    def cancel(self, request_id: int) -> None:
+        """The client is gone: end its request as ABORT, in whatever state it is."""
+        with self._watched():
+            now = self._clock()
+            self.lifecycle.cancel(request_id, now)
+            self._run_once(now)
+
+    def complete(self, request_id: int) -> None:
+        """The client has all it asked for: end its request as STOP, in whatever state it is."""
+        with self._watched():
+            now = self._clock()
+            self.lifecycle.complete(request_id, now)
+            self._run_once(now)
 
     def begin_flush(self) -> int:
-        """Have every ready owner drop its cached prefixes. Whoever calls ends it in ``flushes``."""
+        """Have every ready owner drop its cached prefixes. The caller ends it in ``flushes``."""
         with self._watched():
             flush_id = self.flushes.begin()
-            self._turn(self._clock())
+            self._run_once(self._clock())
             return flush_id
 
     def stop(self) -> None:
-        """End what is in hand with an error, and ask every process to exit."""
+        """End every request with an error, and ask every process to exit."""
         now = self._clock()
         self.draining = True
-        self.desk.abandon("the service is shutting down", "shutting_down", now)
+        self.lifecycle.abandon("the service is shutting down", "shutting_down", now)
         self.restarts.stop()
         self.supervisor.stop(now)
         self.fleet.shut_down()
-
-    def _leave(self, request_id: int, reason: FinishReason) -> None:
-        with self._watched():
-            now = self._clock()
-            self.desk.leave(request_id, reason, now)
-            self._turn(now)
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
@@ -150,88 +160,92 @@ class ControlCore:
             raise
 
     def broke(self, error: Exception) -> None:
-        """A bug of ours came up: the books may be wrong, so that the service has to end."""
-        _logger.error("the controller broke", exc_info=error)
+        """End the service after an internal error: its state may be wrong."""
+        _logger.error("internal error in the controller", exc_info=error)
         self.give_up(error)
 
     def give_up(self, error: Exception) -> None:
-        """The service cannot go on, for a cause outside its workers."""
+        """End the service, for a cause outside its workers."""
         self.failure = self.failure or error
-        self.conditions.check()
+        self.predicates.check()
 
     def on_arrival(self) -> None:
-        """Take in what workers have said."""
+        """Handle what workers have sent."""
         now = self._clock()
-        for identity, fact in self._transport.drain():
-            self._inbox.take(identity, fact, now)
-        self._turn(now)
+        for identity, event in self._transport.drain():
+            self._events.handle(identity, event, now)
+        self._run_once(now)
 
     def tick(self) -> None:
-        """Do what the passing of time asks for. Arrivals come first: late news is still news."""
+        """Do what is due. Arrivals come first: an event that is late still counts."""
         now = self._clock()
-        missed_s = self._health.slept(now, self._limits.tick_s)
+        missed_s = self._health.notice_sleep(now, self._limits.tick_s)
         if missed_s:
-            _logger.warning("the controller did not run for %.1f s: nobody is judged", missed_s)
+            _logger.warning(
+                "the controller did not run for %.1f s: no worker is judged by that time", missed_s
+            )
             self.supervisor.forgive(now, missed_s)
         self.on_arrival()
         self._settle_exits(now)
-        for index, loss in self._health.losses(now):
+        for index, loss in self._health.judge_owners(now):
             self.fleet.carry_out(self.supervisor.lost(index, loss, now), now)
-        for owner, lease in self._health.unanswered(now):
-            self.desk.withdraw(owner, lease, now)
+        for owner, grant in self._health.unanswered(now):
+            self.lifecycle.withdraw(owner, grant, now)
         self.fleet.carry_out(self.supervisor.tick(now, self.fleet.halted), now)
         self.fleet.carry_out(self.restarts.tick(now), now)
-        self.desk.expire(now)
+        self.lifecycle.expire(now)
         self.flushes.retry()
-        self._rates.roll(now)
-        self._turn(now)
+        self.views.roll(now)
+        self._run_once(now)
 
-    def _turn(self, now: float) -> None:
-        if self.book.take_limits_changed():
-            self.desk.refit(now)
-        self.desk.dispatch(now)
+    def _run_once(self, now: float) -> None:
+        if self.ranks.take_limits_changed():
+            self.lifecycle.refit(now)
+        self.lifecycle.dispatch(now)
         while self.fleet.drop_unreachable(now):
-            self.desk.dispatch(now)
-        if self.supervisor.dead and not self.desk.idle:
+            self.lifecycle.dispatch(now)
+        if self.supervisor.dead and not self.lifecycle.idle:
             assert self.supervisor.cause is not None, "dead without a cause"
             message = f"all workers have failed: {self.supervisor.cause.detail}"
-            self.desk.abandon(message, "no_worker", now)
-        self.conditions.check()
+            self.lifecycle.abandon(message, "no_worker", now)
+        self.predicates.check()
 
-    def owner_lost(self, gone: RemoveOwner, leases: tuple[Lease, ...]) -> None:
-        """An owner was struck out of the book, with what it held."""
+    def owner_lost(self, gone: RemoveOwner, grants: tuple[Grant, ...]) -> None:
+        """An owner was removed from the ranks, with its grants."""
         self.flushes.owner_lost(gone.index)
-        self.desk.forget_prefixes(gone.index)
-        self.desk.owner_lost(leases, gone.loss, culprit=gone.culprit, now=self._clock())
+        self._router.forget(gone.index)
+        self.lifecycle.owner_lost(grants, gone.loss, culprit=gone.culprit, now=self._clock())
 
     def worker_failed(self, index: int, loss: Loss) -> None:
-        """A worker stays down for good."""
-        self.book.forget(index)
-        self.desk.abandon_pinned(index, f"owner {index} has failed: {loss.detail}", self._clock())
+        """A worker has failed for good."""
+        self.ranks.give_up(index)
+        self.lifecycle.abandon_pinned(
+            index, f"owner {index} has failed: {loss.detail}", self._clock()
+        )
 
     def process_exited(self, index: int, status: int) -> None:
-        """A process has ended. It gets nothing from now on.
+        """A process has exited: it gets no further request.
 
-        Its last messages may still be on their way to us, and a request that finished in time
-        must not count as lost: so the loss is settled a moment later.
+        Its last messages may not have been read yet, and a request that finished in time must not
+        count as lost. So the loss is settled a moment later.
         """
-        # It comes from the loop itself, which would only log an error.
+        # The event loop calls this, and would only log an error.
         with self._watched():
-            owner = self.book.get(index)
+            owner = self.ranks.get(index)
             if owner is not None:
                 owner.closed = True
-            self.supervisor.domains.of(index).exits.setdefault(index, status)
+            self.supervisor.domains.domain_of(index).exits.setdefault(index, status)
             alive = self.supervisor.workers[index].status in ALIVE
             settle_s = self._limits.exit_settle_s if alive else 0.0
             self._exits.append((self._clock() + settle_s, index, status))
             self._wake_after(settle_s)
 
     def settle_exits(self) -> None:
-        """Count the processes as gone whose moment has passed."""
+        """Settle the exits that are due."""
         self.on_arrival()
         now = self._clock()
         self._settle_exits(now)
-        self._turn(now)
+        self._run_once(now)
 
     def _settle_exits(self, now: float) -> None:
         due = [each for each in self._exits if each[0] <= now]
@@ -241,5 +255,5 @@ class ControlCore:
 
     def check(self) -> None:
         """Assert every invariant; for idle loops and tests."""
-        self.book.check()
-        self.desk.check()
+        self.ranks.check()
+        self.lifecycle.check()

@@ -1,4 +1,4 @@
-"""Timers that all run equally long, so that the order of starting is the order of expiry."""
+"""Deadlines of one length, so that they expire in the order in which they started."""
 
 from collections import OrderedDict
 from typing import Final, Generic, TypeVar
@@ -24,21 +24,15 @@ class Deadlines(Generic[Key]):
         return self._timeout_s
 
     def start(self, key: Key, now: float) -> None:
-        """Start, or start anew, the key's timer."""
+        """Start or restart the timer of a key."""
         self._expiry[key] = now + self._timeout_s
         self._expiry.move_to_end(key)
 
     def stop(self, key: Key) -> None:
-        """Forget the key's timer; unknown keys are no error."""
+        """Stop the timer of a key; unknown keys are no error."""
         self._expiry.pop(key, None)
 
-    def expired(self, now: float) -> list[Key]:
-        """Take out the keys whose time is up, the oldest first."""
-        keys: list[Key] = []
-        while self._expiry:
-            key, expiry = next(iter(self._expiry.items()))
-            if expiry > now:
-                break
-            del self._expiry[key]
-            keys.append(key)
-        return keys
+    def expired(self, now: float) -> Key | None:
+        """The key whose time was up first, if any is; its timer stays until it is stopped."""
+        key = next(iter(self._expiry), None)
+        return None if key is None or self._expiry[key] > now else key

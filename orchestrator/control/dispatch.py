@@ -1,144 +1,147 @@
-"""Gives queued requests to owners that have room, and takes back what could not be sent."""
+"""Dispatch: grants queued requests to owners that have room, and has owners let go of them."""
 
 from collections.abc import Callable
 from typing import Final
 
-from mlx_dp.orchestrator.control.ledger import Ledger, RequestEntry
-from mlx_dp.orchestrator.control.owner import Lease, Owner, terms
-from mlx_dp.orchestrator.control.owner_book import OwnerBook
-from mlx_dp.orchestrator.control.request_queue import RequestQueue
-from mlx_dp.orchestrator.control.router import Choice, Router
+from mlx_dp.orchestrator.control.grant import Grant
+from mlx_dp.orchestrator.control.rank import Owner, RankTable, terms
+from mlx_dp.orchestrator.control.request_entry import RequestEntry
+from mlx_dp.orchestrator.control.request_table import RequestTable
+from mlx_dp.orchestrator.control.response_stream import OpenStreams
+from mlx_dp.orchestrator.control.router import Placement, Router
 from mlx_dp.proto.messages import Abort, Down, Submit
 
 Post = Callable[[Owner, Down], bool]
-"""Hand a message to the owner's channel; False, when it took nothing, which is dealt with there."""
+"""Send a message to an owner; False when nothing was sent, which the callee deals with."""
 
 
 class Dispatcher:
-    """Late binding: a request is queued here until the moment at which an owner can take it."""
+    """Late binding: a request stays in the queue until an owner can take it at once."""
 
     def __init__(
-        self, ledger: Ledger, queue: RequestQueue, book: OwnerBook, router: Router, post: Post
+        self,
+        table: RequestTable,
+        ranks: RankTable,
+        router: Router,
+        streams: OpenStreams,
+        post: Post,
     ) -> None:
-        self._ledger: Final = ledger
-        self._queue: Final = queue
-        self._book: Final = book
+        self._table: Final = table
+        self._ranks: Final = ranks
         self._router: Final = router
+        self._streams: Final = streams
         self._post: Final = post
 
-    def next_grant(self, now: float) -> tuple[RequestEntry, Choice] | None:
-        """Grant one request and send it, or return None: nobody can go now."""
-        while len(self._queue):
-            found = self._next()
-            if found is None:
-                return None
-            entry, choice = found
-            if self._grant(entry, choice, now):
-                return found
-        return None
+    def dispatch(self, now: float) -> None:
+        """Grant every request that can be granted now."""
+        while (found := self._next()) is not None:
+            self._grant(*found, now)
 
-    def _next(self) -> tuple[RequestEntry, Choice] | None:
-        """The oldest request that can go.
+    def _next(self) -> tuple[RequestEntry, Placement] | None:
+        """The oldest request that some owner can take.
 
-        One that waits holds up younger ones only where it could run itself: what frees there is
-        kept for it, or small requests would overtake a large one for ever.
+        A request that waits holds up younger ones only at the owners where it could run itself:
+        room that frees there is kept for it, or small requests would overtake a large one for ever.
         """
         reserved: frozenset[int] = frozenset()
-        for entry in self._queue.heads():
-            choice = self._choose(entry, reserved)
-            if choice is not None:
-                return entry, choice
+        for entry in self._table.queue.heads():
+            placement = self._router.choose(tuple(self._ranks.owners()), entry, avoid=reserved)
+            if placement is not None:
+                return entry, placement
             reserved |= self._could_run(entry)
         return None
 
     def _could_run(self, entry: RequestEntry) -> frozenset[int]:
-        """The owners that could take it if they were empty."""
+        """The owners that could take the request if they were empty."""
         if entry.pinned is not None:
             return frozenset({entry.pinned})
         return frozenset(
-            owner.index for owner in self._book.owners() if terms(owner.limits, entry) is not None
+            owner.index for owner in self._ranks.owners() if terms(owner.limits, entry) is not None
         )
 
-    def _choose(self, entry: RequestEntry, reserved: frozenset[int]) -> Choice | None:
-        return self._router.choose(tuple(self._book.owners()), entry, avoid=reserved)
+    def _grant(self, entry: RequestEntry, placement: Placement, now: float) -> None:
+        """Send the request to the owner, or leave it as it was when that failed.
 
-    def _grant(self, entry: RequestEntry, choice: Choice, now: float) -> bool:
-        owner = choice.owner
-        self._queue.remove(entry)
-        self._ledger.grant(entry, owner.index, now)
-        if entry.max_tokens is None:
-            entry.max_tokens = choice.terms.max_tokens
-        lease = owner.grant(entry, choice.terms, now)
-        if self._post(owner, _submit(entry)):
-            self._router.holds(owner, entry)
-            return True
-        owner.release(lease)
-        self._ledger.requeue(entry)
-        self._queue.put_back(entry)
-        return False
-
-    def take_back(self, owner: Owner, lease: Lease, entry: RequestEntry) -> None:
-        """The owner has refused it: it goes next, elsewhere or there."""
-        owner.ran_short(lease)
-        self._ledger.requeue(entry)
-        self._queue.put_back(entry)
-
-    def preempted(self, owner: Owner, lease: Lease, entry: RequestEntry) -> None:
-        """The owner gave it up for want of memory: it goes on next, elsewhere or there."""
-        owner.ran_short(lease)
-        self._ledger.requeue(entry)
-        self._queue.put_back(entry)
+        An owner that could not be sent a request takes none for now, so it is not chosen again.
+        """
+        owner, granted = placement.owner, placement.terms
+        if not self._post(owner, _submit(entry, granted.max_tokens)):
+            assert not owner.takes_requests, f"owner {owner.index} took nothing and is asked again"
+            return
+        self._table.grant(entry, owner.index, granted.max_tokens, now)
+        owner.grant(entry, granted, now)
+        self._router.holds(owner, entry)
+        self._streams.granted(entry, owner.index, placement.reason)
 
     def could_go_elsewhere(self, entry: RequestEntry, owner: Owner) -> bool:
-        """Whether another owner than this one takes requests, and has a slot for it."""
+        """Whether an owner other than this one takes requests, and has a slot for this one."""
         return entry.pinned is None and any(
             other.takes_requests and other.free_slots > 0 and terms(other.limits, entry) is not None
-            for other in self._book.owners()
+            for other in self._ranks.owners()
             if other is not owner
         )
 
-    def withdraw(self, owner: Owner, lease: Lease, entry: RequestEntry, now: float) -> None:
-        """It goes next, elsewhere. Whatever this owner will say of its epoch counts no longer."""
-        lease.withdrawn = True
-        self._ledger.requeue(entry)
-        self._queue.put_back(entry)
-        self.leave(owner, lease, entry, now)
+    def withdraw(self, owner: Owner, grant: Grant, entry: RequestEntry, now: float) -> None:
+        """Queue the request again, for another owner; what this one says of the grant is ignored.
 
-    def finished(self, owner: Owner, lease: Lease, entry: RequestEntry) -> None:
-        """The owner has no more to do for it, and keeps what it computed."""
-        owner.release(lease)
+        The owner is told to let go of the request, and keeps the slot until it says so.
+        """
+        grant.withdrawn = True
+        self._table.requeue(entry, now)
+        self._let_go(owner, grant, entry, now)
+
+    def give_back(self, owner: Owner, grant: Grant, entry: RequestEntry, now: float) -> None:
+        """The owner has no memory for the request: it goes next, at any owner."""
+        owner.ran_short(grant)
+        self._table.requeue(entry, now)
+
+    def release(self, owner: Owner, grant: Grant, entry: RequestEntry) -> None:
+        """The owner is done with the request, and keeps what it computed in its prefix cache."""
+        owner.release(grant)
         self._router.holds(owner, entry)
 
-    def leave(self, owner: Owner, lease: Lease, entry: RequestEntry, now: float) -> None:
-        """Have an owner forget a request. Its slot is free only once it says so."""
-        if lease.prefilled:
+    def forget_prefixes(self, owner: Owner) -> None:
+        """The owner has dropped what it had cached."""
+        self._router.forget(owner.index)
+
+    def abort(self, entry: RequestEntry, now: float) -> None:
+        """Have the owner of a request let go of it, which is about to end."""
+        assert entry.owner is not None, f"request {entry.request_id} has no owner"
+        owner = self._ranks.get(entry.owner)
+        assert owner is not None, f"request {entry.request_id}: no owner {entry.owner}"
+        grant = owner.grant_of(entry.request_id, entry.epoch)
+        assert grant is not None, f"request {entry.request_id} has no grant"
+        self._let_go(owner, grant, entry, now)
+
+    def _let_go(self, owner: Owner, grant: Grant, entry: RequestEntry, now: float) -> None:
+        if grant.prefilled:
             self._router.holds(owner, entry)
-        owner.leave(lease)
-        self._tell(owner, lease, now)
+        owner.start_leaving(grant)
+        self._send_abort(owner, grant, now)
 
     def retry_aborts(self, now: float) -> None:
-        """Tell owners again that were congested when they should have been told."""
-        for owner in self._book.owners():
-            for lease in owner.leaving.values():
-                if not lease.abort_sent and not self._tell(owner, lease, now):
+        """Send the aborts again for which an owner was too congested."""
+        for owner in self._ranks.owners():
+            for grant in owner.leaving.values():
+                if not grant.abort_sent and not self._send_abort(owner, grant, now):
                     break
 
-    def _tell(self, owner: Owner, lease: Lease, now: float) -> bool:
-        sent = self._post(owner, Abort(request_id=lease.request_id, epoch=lease.epoch))
+    def _send_abort(self, owner: Owner, grant: Grant, now: float) -> bool:
+        sent = self._post(owner, Abort(request_id=grant.request_id, epoch=grant.epoch))
         if sent:
-            owner.abort_sent(lease, now)
+            owner.abort_sent(grant, now)
         return sent
 
 
-def _submit(entry: RequestEntry) -> Submit:
-    assert entry.max_tokens is not None, f"request {entry.request_id} has no budget"
+def _submit(entry: RequestEntry, max_tokens: int) -> Submit:
+    """The message that begins the next epoch of a request."""
     generation = entry.generation
     return Submit(
         request_id=entry.request_id,
-        epoch=entry.epoch,
+        epoch=entry.epoch + 1,
         prompt_ids=generation.prompt_ids,
         output_ids=tuple(entry.emitted),
-        max_tokens=entry.max_tokens,
+        max_tokens=max_tokens,
         stop_token_ids=generation.stop_token_ids,
         params=generation.params,
         cache_salt=generation.cache_salt,

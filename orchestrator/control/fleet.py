@@ -1,34 +1,32 @@
-"""Carries out what the supervisor decides: processes, the channel, and the book of owners."""
+"""The fleet: carries out the supervisor's actions on processes, the channel and the ranks."""
 
 import logging
 from collections import deque
 from dataclasses import dataclass
 from typing import Final, Protocol, assert_never
 
-from mlx_dp.orchestrator.control.counters import Tally
-from mlx_dp.orchestrator.control.group_addresses import AddressBook
-from mlx_dp.orchestrator.control.owner import Lease, Owner
-from mlx_dp.orchestrator.control.owner_book import OwnerBook
-from mlx_dp.orchestrator.control.supervisor import Supervisor
-from mlx_dp.orchestrator.control.supervisor_steps import (
-    Abort,
+from mlx_dp.orchestrator.control.actions import (
+    Action,
     AddOwner,
     CloseOwner,
     Dismiss,
     DrainOwner,
+    DumpStacks,
     GiveUp,
-    Instruction,
     Kill,
     Loss,
-    LossKind,
     RemoveOwner,
     SendStart,
     Spawn,
 )
-from mlx_dp.orchestrator.control.transport import Transport
-from mlx_dp.orchestrator.control.worker_process import Launcher, WorkerProcess
-from mlx_dp.orchestrator.control.worker_starts import WorkerStarts
+from mlx_dp.orchestrator.control.counters import Counters
+from mlx_dp.orchestrator.control.grant import Grant
+from mlx_dp.orchestrator.control.ports import AddressBook, Launcher, Transport, WorkerProcess
+from mlx_dp.orchestrator.control.rank import Owner, RankTable
+from mlx_dp.orchestrator.control.start_messages import StartMessages
+from mlx_dp.orchestrator.control.supervisor import Supervisor
 from mlx_dp.orchestrator.service import WorkerStatus
+from mlx_dp.orchestrator.worker_states import LossKind
 from mlx_dp.proto.controller_channel import PeerCongestedError, PeerLostError
 from mlx_dp.proto.messages import Down, Drain, Heartbeat, Ready, Shutdown
 
@@ -36,21 +34,21 @@ _logger = logging.getLogger(__name__)
 
 
 class FleetListener(Protocol):
-    """Whoever has to know what happens to owners and processes."""
+    """Is told what happens to owners and processes."""
 
-    def owner_lost(self, gone: RemoveOwner, leases: tuple[Lease, ...]) -> None:
-        """An owner was struck out of the book, with what it held."""
+    def owner_lost(self, gone: RemoveOwner, grants: tuple[Grant, ...]) -> None:
+        """An owner was removed from the ranks, with its grants."""
 
     def worker_failed(self, index: int, loss: Loss) -> None:
-        """A worker stays down for good."""
+        """A worker has failed for good."""
 
     def process_exited(self, index: int, status: int) -> None:
-        """A process has ended; its last messages may not have been read yet."""
+        """A process has exited; its last messages may not have been read yet."""
 
 
 @dataclass(slots=True)
 class Outside:
-    """What the fleet acts on: the wire and the machine. Only a group needs ``addresses``."""
+    """The ports that the fleet acts on. Only a dp-attention group needs ``addresses``."""
 
     transport: Transport
     launcher: Launcher
@@ -58,54 +56,54 @@ class Outside:
 
 
 class Fleet:
-    """The workers as processes and peers. Who speaks is known by identity, so by incarnation."""
+    """The workers as processes and peers. An identity stands for one incarnation of a worker."""
 
     def __init__(
         self,
         supervisor: Supervisor,
-        book: OwnerBook,
+        ranks: RankTable,
         outside: Outside,
-        starts: WorkerStarts,
-        tally: Tally,
+        starts: StartMessages,
+        counters: Counters,
         listener: FleetListener,
     ) -> None:
         self._supervisor: Final = supervisor
-        self._book: Final = book
+        self._ranks: Final = ranks
         self._transport: Final = outside.transport
         self._launcher: Final = outside.launcher
         self._starts: Final = starts
-        self._tally: Final = tally
+        self._counters: Final = counters
         self._listener: Final = listener
         self._processes: Final[dict[int, WorkerProcess]] = {}
         self._indices: Final[dict[str, int]] = {}
         self._readies: Final[dict[int, Ready]] = {}
-        self._beats: Final[dict[int, Heartbeat]] = {}
+        self._heartbeats: Final[dict[int, Heartbeat]] = {}
         self._unreachable: Final[dict[int, str]] = {}
 
     def index_of(self, identity: str) -> int | None:
-        """The worker whose present incarnation this is, or None."""
+        """The worker whose present incarnation has this identity, or None."""
         return self._indices.get(identity)
 
-    def beat_of(self, index: int) -> Heartbeat | None:
+    def heartbeat_of(self, index: int) -> Heartbeat | None:
         """The last heartbeat of the present incarnation, until it is lost."""
-        return self._beats.get(index)
+        return self._heartbeats.get(index)
 
-    def beat(self, index: int, heartbeat: Heartbeat) -> None:
-        self._beats[index] = heartbeat
+    def on_heartbeat(self, index: int, heartbeat: Heartbeat) -> None:
+        self._heartbeats[index] = heartbeat
 
     def ready(self, index: int, ready: Ready, now: float) -> None:
-        """A worker says what it has. Raises ProtocolError when it was not asked."""
+        """A worker is ready, and says what it has. Raises ProtocolError when it was not started."""
         steps = self._supervisor.ready(index, now)
         self._readies[index] = ready
         self.carry_out(steps, now)
 
-    def carry_out(self, steps: list[Instruction], now: float) -> None:
-        """Do everything, and what follows from doing it."""
+    def carry_out(self, steps: list[Action], now: float) -> None:
+        """Carry out all actions, and those that follow from them."""
         pending = deque(steps)
         while pending:
             pending += self._carry_out(pending.popleft(), now)
 
-    def _carry_out(self, step: Instruction, now: float) -> list[Instruction]:
+    def _carry_out(self, step: Action, now: float) -> list[Action]:
         match step:
             case Spawn(index=index, identity=identity):
                 return self._spawn(index, identity, now)
@@ -114,7 +112,7 @@ class Fleet:
             case AddOwner(index=index, identity=identity):
                 self._add(index, identity, now)
             case CloseOwner(index=index):
-                if (owner := self._book.get(index)) is not None:
+                if (owner := self._ranks.get(index)) is not None:
                     owner.closed = True
             case DrainOwner(index=index):
                 self._drain(index)
@@ -122,7 +120,7 @@ class Fleet:
                 self._remove(step)
             case Dismiss(index=index, identity=identity):
                 self._dismiss(index, identity)
-            case Abort(index=index):
+            case DumpStacks(index=index):
                 self._processes[index].abort()
             case Kill(index=index):
                 self._processes[index].kill()
@@ -132,10 +130,10 @@ class Fleet:
                 assert_never(step)
         return []
 
-    def _spawn(self, index: int, identity: str, now: float) -> list[Instruction]:
+    def _spawn(self, index: int, identity: str, now: float) -> list[Action]:
         worker = self._supervisor.workers[index]
         if worker.restarts:
-            self._tally.worker_restarts += 1
+            self._counters.worker_restarts += 1
         self._indices[identity] = index
         self._transport.expect(identity)
 
@@ -149,9 +147,9 @@ class Fleet:
         self._processes[index] = process
         return self._supervisor.spawned(index, process.pid, now)
 
-    def _send_start(self, index: int, identity: str, now: float) -> list[Instruction]:
+    def _send_start(self, index: int, identity: str, now: float) -> list[Action]:
         try:
-            start = self._starts.of(index, self._supervisor.workers[index].epoch)
+            start = self._starts.start_for(index, self._supervisor.workers[index].epoch)
             self._transport.send(identity, start)
         except (PeerLostError, PeerCongestedError, OSError) as error:
             loss = Loss(kind=LossKind.DISCONNECTED, detail=str(error))
@@ -160,51 +158,51 @@ class Fleet:
 
     def _add(self, index: int, identity: str, now: float) -> None:
         ready = self._readies.pop(index)
-        owner = self._book.add(index, identity, ready, now)
-        # The exit of a process may be seen before its last messages, of which this is one.
-        owner.closed = index in self._supervisor.domains.of(index).exits
+        owner = self._ranks.add(index, identity, ready, now)
+        # Its exit may have been seen before this message was read.
+        owner.closed = index in self._supervisor.domains.domain_of(index).exits
         _logger.info(
             "worker %s: ready, %s, after %.1f s on %s: %s request slots, %s KV tokens, batching %s",
             *(index, self._supervisor.workers[index].tag, ready.load_s, ready.device),
             *(ready.capacity.request_slots, ready.capacity.pool_tokens, ready.batching),
         )
-        surprise = self._starts.surprise(index, ready)
+        surprise = self._starts.unplanned_weights(index, ready)
         unbatched = ready.unbatched_reason and f"requests run one by one: {ready.unbatched_reason}"
         for warning in filter(None, (*ready.capacity.warnings, surprise, unbatched)):
             _logger.warning("worker %s: %s", index, warning)
 
     def _drain(self, index: int) -> None:
-        owner = self._book.get(index)
-        assert owner is not None, f"worker {index} drains and is no owner"
+        owner = self._ranks.get(index)
+        assert owner is not None, f"worker {index} drains but is no owner"
         owner.closed = True
-        # Where it does not arrive, nothing is lost: whatever is running is taken back later on.
+        # If it does not arrive, nothing is lost: its requests are taken back later.
         self.post(owner, Drain())
 
     def _remove(self, gone: RemoveOwner) -> None:
-        self._tally.worker_lost(gone.loss.kind)
+        self._counters.worker_lost(gone.loss.kind)
         self._indices.pop(gone.identity, None)
         self._transport.forget(gone.identity)
         self._readies.pop(gone.index, None)
-        self._beats.pop(gone.index, None)
+        self._heartbeats.pop(gone.index, None)
         self._unreachable.pop(gone.index, None)
-        self._listener.owner_lost(gone, self._book.remove(gone.index))
+        self._listener.owner_lost(gone, self._ranks.remove(gone.index))
 
     def post(self, owner: Owner, message: Down) -> bool:
-        """Send to an owner. False: it is congested or gone, and gets nothing more for now."""
+        """Send to an owner. False: it is congested or gone, and gets no request for now."""
         try:
             self._transport.send(owner.identity, message)
         except PeerCongestedError:
             owner.congested = True
             return False
         except PeerLostError as error:
-            # Not dealt with here: we may be in the middle of granting.
+            # Its loss is handled later: the caller may be in the middle of granting.
             owner.congested = True
             self._unreachable[owner.index] = str(error)
             return False
         return True
 
     def drop_unreachable(self, now: float) -> bool:
-        """Give up owners that could not be reached; whether there were any."""
+        """Give up the owners that could not be reached; True if there were any."""
         if not self._unreachable:
             return False
         gone = tuple(self._unreachable.items())
@@ -215,7 +213,7 @@ class Fleet:
         return True
 
     def shut_down(self) -> None:
-        """Ask every process to exit. Those that load do not listen, and are killed."""
+        """Ask every process to exit. One that is loading reads no message, and is killed."""
         for worker in self._supervisor.workers:
             if not worker.process:
                 continue
@@ -228,16 +226,16 @@ class Fleet:
         try:
             self._transport.send(identity, Shutdown())
         except (PeerLostError, PeerCongestedError):
-            # It leaves SIGTERM to us, and cannot be told.
+            # It ignores SIGTERM, and no message reaches it.
             self._processes[index].kill()
 
     def halted(self, index: int) -> bool:
-        """Whether its process was stopped by a signal, and not continued since."""
+        """Whether the process of a worker was stopped by a signal, and not continued since."""
         process = self._processes.get(index)
         return process is not None and process.halted
 
     def kill_all(self) -> None:
-        """End every process at once."""
+        """Kill every process at once."""
         for worker in self._supervisor.workers:
             if worker.process:
                 self._processes[worker.index].kill()

@@ -1,19 +1,12 @@
-"""How a lost worker's process is ended: by its own exit, after a stack dump, or at once."""
+"""Kill ladder: a lost worker is asked to exit or to dump its stacks, and then gets SIGKILL."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from mlx_dp.orchestrator.control.supervisor_steps import (
-    Abort,
-    Dismiss,
-    Instruction,
-    Kill,
-    Loss,
-    LossKind,
-    RemoveOwner,
-)
-from mlx_dp.orchestrator.control.worker_record import ALIVE, WorkerRecord
+from mlx_dp.orchestrator.control.actions import Action, Dismiss, DumpStacks, Kill, Loss, RemoveOwner
+from mlx_dp.orchestrator.control.record import ALIVE, WorkerRecord
 from mlx_dp.orchestrator.service import WorkerStatus
+from mlx_dp.orchestrator.worker_states import LossKind
 from mlx_dp.proto.messages import FailureKind
 
 
@@ -28,11 +21,11 @@ class KillLimits:
 
 def lose(
     worker: WorkerRecord, loss: Loss, limits: KillLimits, *, culprit: bool, now: float
-) -> list[Instruction]:
-    """Stop hearing a worker, and begin to end its process; nothing when it was lost before."""
+) -> list[Action]:
+    """Give up a worker and begin to end its process; no actions when it was lost before."""
     if worker.status not in ALIVE:
         return []
-    steps: list[Instruction] = []
+    steps: list[Action] = []
     if worker.identity:
         steps.append(RemoveOwner(worker.index, worker.identity, loss, culprit))
     worker.move(WorkerStatus.LOST, now)
@@ -52,11 +45,11 @@ def lose(
             | LossKind.NOT_ACCEPTED
             | LossKind.NOT_RELEASED
         ):
-            # It does not say why it does nothing: its fault handler shows where it is.
-            steps.append(Abort(worker.index, worker.identity))
+            # It does not say why it is stuck: its fault handler shows where it is.
+            steps.append(DumpStacks(worker.index, worker.identity))
             worker.kill_at = now + limits.abort_grace_s
         case _:
-            # One that lost a peer may wait for it in a collective for ever, even while it exits.
+            # One that lost a peer may wait for it in a collective for ever, even while exiting.
             steps.append(Kill(worker.index, worker.identity))
     return steps
 
@@ -64,9 +57,9 @@ def lose(
 def hasten(
     members: tuple[WorkerRecord, ...], limits: KillLimits, *, stopping: bool, now: float
 ) -> None:
-    """One of them is gone: those of its group that were asked to exit may be stuck without it.
+    """Shorten the grace of a group that was asked to exit: without the lost rank it may be stuck.
 
-    ``stopping``: all of them were asked.
+    ``stopping``: all ranks were asked to exit.
     """
     due = now + limits.abort_grace_s
     for member in members:
@@ -76,9 +69,9 @@ def hasten(
             member.kill_at = due
 
 
-def due_kills(workers: Iterable[WorkerRecord], now: float) -> list[Instruction]:
-    """Kill who has not ended by itself in time."""
-    steps: list[Instruction] = []
+def due_kills(workers: Iterable[WorkerRecord], now: float) -> list[Action]:
+    """Kill the processes that have not exited in time."""
+    steps: list[Action] = []
     for worker in workers:
         if worker.kill_at is not None and worker.kill_at <= now:
             worker.kill_at = None

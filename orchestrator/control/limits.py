@@ -1,15 +1,15 @@
-"""The controller's own times and bounds, in one place; flags set some of them."""
+"""All time limits and bounds of the controller; flags set some of them."""
 
 from dataclasses import dataclass, field
 from typing import Final
 
 from mlx_dp.orchestrator.control.liveness import LivenessLimits
 from mlx_dp.orchestrator.control.restart_budget import RestartLimits
-from mlx_dp.orchestrator.control.staging import StartLimits
+from mlx_dp.orchestrator.control.start_queue import StartLimits
 from mlx_dp.orchestrator.control.supervisor import SupervisorLimits
 from mlx_dp.orchestrator.options import WorkerOptions
 
-# One scale for all: a shorter hang timeout also expects faster prefills.
+# These scale with the time-out: a shorter one also expects faster prefills.
 _PREFILL_TOKENS_A_TIMEOUT: Final = 100.0
 _LONGEST_FIRST_STEP_RATIO: Final = 12.0
 _LONGEST_STEP_RATIO: Final = 30.0
@@ -21,8 +21,8 @@ class ControlLimits:
     """``ahead``: requests that an owner may be granted beyond its slots.
 
     ``exit_settle_s``: from the exit of a process until its last messages have all been read.
-    ``stop_grace_s``: from ``Shutdown`` to SIGKILL. ``restart_drain_s``: what a worker that is alone
-    gets to finish what it has in hand, before a restart that was asked for.
+    ``stop_grace_s``: from ``Shutdown`` to SIGKILL. ``restart_drain_s``: the time in which a worker
+    that is alone may finish its requests before it is replaced on request.
     """
 
     max_attempts: int = 3
@@ -37,7 +37,7 @@ class ControlLimits:
 
 
 def control_limits(worker: WorkerOptions) -> ControlLimits:
-    """The limits that go with the worker options; everything else keeps its default."""
+    """The limits that follow from the worker options; the others keep their defaults."""
     return ControlLimits(
         liveness=LivenessLimits(
             heartbeat_interval_s=worker.heartbeat_interval_s,

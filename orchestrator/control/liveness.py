@@ -1,23 +1,23 @@
-"""Whether a worker lives, by what its decode loop says, and never while we slept ourselves."""
+"""Liveness: judges a worker by the heartbeats of its decode loop, and the controller's own lag."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from mlx_dp.proto.messages import Heartbeat
+from mlx_dp.orchestrator.control.heartbeats import Heartbeats
 
 SUSPICIOUS_BEATS: Final = 4
-"""A worker gets nothing new once so many heartbeats are missing."""
+"""A worker gets no new request once so many heartbeats are missing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LivenessLimits:
     """How long a worker may be silent, or busy without a step.
 
-    No heartbeat leaves during a step, and a step that prefills may rightly take long. The time
-    allowed for it is ``prefill_margin`` times what its prompt tokens take at the pace that the
-    worker has measured, at most ``longest_step_s``. Before any pace is measured it is what they
-    take at ``slowest_prefill_tokens_per_s``, at most ``longest_first_step_s``.
+    No heartbeat leaves during a step, and a step that prefills may rightly take long. It is allowed
+    ``prefill_margin`` times what its prompt tokens take at the pace that the worker has measured,
+    at most ``longest_step_s``. Before a pace is measured it is allowed what they take at
+    ``slowest_prefill_tokens_per_s``, at most ``longest_first_step_s``.
     """
 
     heartbeat_interval_s: float = 0.5
@@ -48,67 +48,23 @@ class Verdict(StrEnum):
     SILENT = "silent"
 
 
-@dataclass(slots=True)
-class Pulse:
-    """When a worker was last heard, and when it last made progress."""
-
-    heard_at: float
-    moved_at: float
-    beats: int = 0
-    last: Heartbeat | None = None
-
-    @property
-    def step_tokens(self) -> int:
-        """Prompt tokens of the steps that it may be in."""
-        return 0 if self.last is None else self.last.step_tokens
-
-    @property
-    def prefill_token_s(self) -> float | None:
-        """The pace that it has measured: seconds of one prompt token."""
-        return None if self.last is None else self.last.prefill_token_s
-
-    def heard(self, now: float) -> None:
-        """Any message is life."""
-        self.heard_at = now
-
-    def moved(self, now: float) -> None:
-        """Tokens are progress, before the next beat tells of the step that made them."""
-        self.heard_at = now
-        self.moved_at = now
-
-    def beat(self, heartbeat: Heartbeat, now: float) -> None:
-        """Progress is a step, having nothing to do, or having just got something."""
-        last = self.last
-        idle = heartbeat.running == 0 or last is None or last.running == 0
-        if idle or last is None or heartbeat.step != last.step:
-            self.moved_at = now
-        self.heard_at = now
-        self.beats += 1
-        self.last = heartbeat
-
-    def forgive(self, now: float) -> None:
-        """Start over: whatever was missed was missed by us."""
-        self.heard_at = now
-        self.moved_at = now
-
-
 def step_allowance_s(
     limits: LivenessLimits, *, step_tokens: int, prefill_token_s: float | None
 ) -> float:
-    """Return the seconds that steps with so many prompt tokens may take, beside the time-outs."""
+    """Return the seconds that steps with so many prompt tokens may take on top of the time-outs."""
     if prefill_token_s is None:
         guessed_s = step_tokens / limits.slowest_prefill_tokens_per_s
         return min(guessed_s, limits.longest_first_step_s)
     return min(limits.prefill_margin * step_tokens * prefill_token_s, limits.longest_step_s)
 
 
-def judge(pulse: Pulse, limits: LivenessLimits, *, step_s: float, now: float) -> Verdict:
-    """Judge one ready worker. ``step_s``: what the steps that it may be in are allowed."""
-    silent_s = now - pulse.heard_at
+def judge(heartbeats: Heartbeats, limits: LivenessLimits, *, step_s: float, now: float) -> Verdict:
+    """Judge one ready worker. ``step_s``: the time allowed for the steps that it may be in."""
+    silent_s = now - heartbeats.heard_at
     if silent_s > limits.hang_timeout_s + step_s:
         return Verdict.SILENT
-    busy = pulse.last is not None and pulse.last.running > 0
-    stuck_s = now - pulse.moved_at if busy else 0.0
+    busy = heartbeats.last is not None and heartbeats.last.running > 0
+    stuck_s = now - heartbeats.progressed_at if busy else 0.0
     if stuck_s > limits.hang_timeout_s + step_s:
         return Verdict.HUNG
     if max(silent_s, stuck_s) > limits.suspicious_s + step_s:
@@ -116,24 +72,26 @@ def judge(pulse: Pulse, limits: LivenessLimits, *, step_s: float, now: float) ->
     return Verdict.SUSPICIOUS if silent_s > limits.suspicious_s else Verdict.ALIVE
 
 
-def overdue(pulse: Pulse, *, since: float, beats: int, timeout_s: float, now: float) -> bool:
-    """Whether a worker has ignored a message that was sent at ``since``, at its beat ``beats``.
+def overdue(
+    heartbeats: Heartbeats, *, since: float, beats: int, timeout_s: float, now: float
+) -> bool:
+    """Whether a worker has ignored a message sent at ``since``, after ``beats`` heartbeats.
 
-    A turn of its loop sends two beats at most, so that three mean that it has read since then what
-    was there; a worker in a long step has not, and is judged by its silence alone.
+    One pass of its loop sends at most two heartbeats, so after three it has read its messages since
+    then. A worker in a long step has not, and is judged by its silence alone.
     """
-    return now - since > timeout_s and pulse.beats >= beats + 3
+    return now - since > timeout_s and heartbeats.beats >= beats + 3
 
 
 @dataclass(slots=True)
 class OwnLag:
-    """Notices that the controller itself did not run: a closed lid, a debugger, SIGSTOP."""
+    """Detects that the controller itself did not run: a closed lid, a debugger, SIGSTOP."""
 
     tolerance_s: float
     _expected: float | None = None
 
-    def slept(self, now: float, interval_s: float) -> float:
-        """Seconds missed since the last call, or 0. ``interval_s``: until the next call."""
+    def note_call(self, now: float, interval_s: float) -> float:
+        """Return the seconds missed since the last call, or 0; the next is in ``interval_s``."""
         missed = 0.0 if self._expected is None else now - self._expected
         self._expected = now + interval_s
         return missed if missed > self.tolerance_s else 0.0

@@ -1,43 +1,46 @@
-"""The policy that sends a request to where its prefix is, as long as that owner is not busier."""
+"""Prefix affinity: a policy that weighs cached prefixes against the work of each owner."""
 
 from collections.abc import Sequence
 from typing import Final
+from weakref import WeakKeyDictionary
 
-from mlx_dp.orchestrator.control.ledger import RequestEntry
-from mlx_dp.orchestrator.control.owner import Owner
 from mlx_dp.orchestrator.control.prefix_index import BLOCK_TOKENS, PrefixIndex, PrefixKeys
+from mlx_dp.orchestrator.control.rank import Owner
+from mlx_dp.orchestrator.control.request_entry import RequestEntry
 
 PREFIX_AFFINITY: Final = "prefix_affinity"
 HIT: Final = "prefix_affinity_hit"
 """No owner holds more of the prompt than the chosen one."""
 LOAD: Final = "prefix_affinity_load"
-"""Another owner holds more of the prompt, but has more to do, or no room."""
+"""Another owner holds more of the prompt, but has more work, or no room."""
 COLD: Final = "prefix_affinity_cold"
 """No owner holds any of the prompt."""
+REASONS: Final = (HIT, LOAD, COLD)
 
 REQUEST_TOKENS: Final = 256
-"""What one more request in the batch costs an owner, in prompt tokens.
+"""The cost of one more request in the batch of an owner, in prompt tokens.
 
-A step takes longer for each row in it, for as many steps as an answer has. It bounds what a
-popular prefix of n tokens can do: its owner gets at most n / 256 requests more than the others.
+Each row makes every step of the answer slower. This bounds the effect of a popular prefix of n
+tokens: its owner gets at most n / 256 requests more than the others.
 """
 MAX_BLOCKS: Final = 2**16
-"""Of one owner in the index: 4 million tokens, in some 10 MB."""
+"""Blocks of one owner in the index: 4 million tokens, in about 10 MB."""
 
 
 class PrefixAffinity:
-    """Minimises cost: tokens to prefill before this request's, its own, and the batch it joins."""
+    """Minimises the tokens to prefill before and for a request, plus the cost of the batch."""
 
     def __init__(self) -> None:
         self._index: Final = PrefixIndex()
+        self._keys: Final[WeakKeyDictionary[RequestEntry, PrefixKeys]] = WeakKeyDictionary()
 
     def best(self, owners: Sequence[Owner], entry: RequestEntry) -> Sequence[Owner]:
-        """The cheapest owners; of those, the ones that hold the most of the prompt."""
-        keys = _keys(entry).keys
+        """The cheapest owners; of those, the ones that hold most of the prompt."""
+        keys = self._keys_of(entry).keys
 
         def cost(owner: Owner) -> tuple[int, int]:
             held = self._index.held_tokens(owner.index, keys)
-            ahead = owner.unfilled_tokens + REQUEST_TOKENS * len(owner.leases)
+            ahead = owner.unfilled_tokens + REQUEST_TOKENS * len(owner.grants)
             return ahead + entry.num_tokens - held, -held
 
         costs = [cost(owner) for owner in owners]
@@ -46,7 +49,7 @@ class PrefixAffinity:
 
     def reason(self, owner: Owner, entry: RequestEntry) -> str:
         """Why this owner was chosen."""
-        keys = _keys(entry).keys
+        keys = self._keys_of(entry).keys
         holders = self._index.owners()
         most = max((self._index.held_tokens(holder, keys) for holder in holders), default=0)
         if most == 0:
@@ -54,30 +57,29 @@ class PrefixAffinity:
         return HIT if self._index.held_tokens(owner.index, keys) == most else LOAD
 
     def cached_tokens(self, owner: Owner, entry: RequestEntry) -> int:
-        """Tokens of a request that an owner need not compute."""
-        return self._index.held_tokens(owner.index, _keys(entry).keys)
+        """Tokens of a request that an owner is thought to hold already."""
+        return self._index.held_tokens(owner.index, self._keys_of(entry).keys)
 
     def holds(self, owner: Owner, entry: RequestEntry) -> None:
         """An owner has, or is about to have, all tokens of a request so far."""
         pool = owner.ready.capacity.pool_tokens
         blocks = MAX_BLOCKS if pool is None else min(MAX_BLOCKS, pool // BLOCK_TOKENS)
-        self._index.hold(owner.index, _keys(entry).keys, blocks)
+        self._index.hold(owner.index, self._keys_of(entry).keys, blocks)
 
     def forget(self, index: int) -> None:
-        """An owner has lost or dropped what it held."""
+        """An owner has lost or dropped the prefixes that it held."""
         self._index.forget(index)
 
-
-def _keys(entry: RequestEntry) -> PrefixKeys:
-    """The keys of a request's tokens but the last one, which is computed in every case."""
-    keys = entry.prefix_keys
-    if keys is None:
-        keys = entry.prefix_keys = PrefixKeys(entry.generation.cache_salt)
-    prompt = entry.generation.prompt_ids
-    end = entry.num_tokens - 1
-    if keys.num_tokens < end:
-        if keys.num_tokens < len(prompt):
-            keys.extend(prompt[keys.num_tokens : end])
-        answer = keys.num_tokens - len(prompt)
-        keys.extend(entry.emitted[answer : end - len(prompt)] if answer >= 0 else ())
-    return keys
+    def _keys_of(self, entry: RequestEntry) -> PrefixKeys:
+        """The keys of all tokens of a request but the last, which is computed in any case."""
+        keys = self._keys.get(entry)
+        if keys is None:
+            keys = self._keys[entry] = PrefixKeys(entry.generation.cache_salt)
+        prompt = entry.generation.prompt_ids
+        end = entry.num_tokens - 1
+        if keys.num_tokens < end:
+            if keys.num_tokens < len(prompt):
+                keys.extend(prompt[keys.num_tokens : end])
+            answer = keys.num_tokens - len(prompt)
+            keys.extend(entry.emitted[answer : end - len(prompt)] if answer >= 0 else ())
+        return keys

@@ -1,4 +1,4 @@
-"""Which prefixes each owner holds, as far as the controller can tell: by blocks, and bounded."""
+"""Prefix index: which prefixes each owner is thought to hold, in blocks, and bounded."""
 
 import hashlib
 from array import array
@@ -8,16 +8,16 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 BLOCK_TOKENS: Final = 64
-"""Prefixes are told apart at multiples of this, where workers keep them."""
+"""Prefixes are compared at multiples of this length, as workers keep them."""
 
 _KEY_NBYTES: Final = 8
 
 
 class PrefixKeys:
-    """One key for each full block of a sequence that grows at its end.
+    """One key for each full block of a growing sequence of tokens.
 
-    A key stands for all tokens up to the end of its block, and for the salt before them. Two
-    sequences that share a key by accident, once in 2**64, are routed as if they shared a prefix.
+    A key is a hash of the salt and of all tokens up to the end of its block. Two sequences that
+    share a key by accident, once in 2**64, are routed as if they shared a prefix.
     """
 
     __slots__ = ("_keys", "_last", "_rest")
@@ -48,17 +48,17 @@ class PrefixKeys:
 class PrefixIndex:
     """The blocks that each owner is thought to hold, the least recently used first.
 
-    Invariant: with a block, an owner has all those before it. A block is never used without them,
-    and they count as used after it, so that they are forgotten after it.
+    Invariant: an owner that has a block has all those before it. They are used whenever it is, and
+    count as used later, so that they are dropped later.
     """
 
     def __init__(self) -> None:
         self._held: Final[dict[int, OrderedDict[bytes, None]]] = {}
 
     def hold(self, owner: int, keys: Sequence[bytes], max_blocks: int) -> None:
-        """An owner has these blocks now, and at most ``max_blocks`` in all."""
+        """Note that an owner has these blocks now, and at most ``max_blocks`` in all."""
         held = self._held.setdefault(owner, OrderedDict())
-        # The first block last; of a sequence that is too long, the end is the first to go.
+        # The first block last, so that the end of a sequence is dropped first.
         for key in reversed(keys):
             held[key] = None
             held.move_to_end(key)
@@ -66,22 +66,22 @@ class PrefixIndex:
             held.popitem(last=False)
 
     def held_tokens(self, owner: int, keys: Sequence[bytes]) -> int:
-        """Tokens of the sequence with these keys that an owner has, from its start."""
+        """Tokens from the start of the sequence with these keys that an owner has."""
         held = self._held.get(owner)
         if not held:
             return 0
-        # By the invariant, the blocks that are there come first.
+        # By the invariant, the held blocks come first.
         return bisect_left(keys, True, key=lambda key: key not in held) * BLOCK_TOKENS
 
     def num_blocks(self, owner: int) -> int:
         return len(self._held.get(owner, ()))
 
     def owners(self) -> Iterator[int]:
-        """The owners that hold something."""
+        """The owners that hold any block."""
         return iter(self._held)
 
     def forget(self, owner: int) -> None:
-        """It holds nothing any more."""
+        """Note that an owner holds no block any more."""
         self._held.pop(owner, None)
 
 

@@ -1,64 +1,64 @@
-"""What becomes of a request whose owner is lost: it is continued elsewhere, or it ends."""
+"""Replay: decides whether a request whose owner is lost continues elsewhere, or ends."""
 
 from collections.abc import Iterable
 
-from mlx_dp.orchestrator.control.ledger import RequestEntry
-from mlx_dp.orchestrator.control.owner import Lease
-from mlx_dp.orchestrator.control.supervisor_steps import BLAMELESS, Loss
+from mlx_dp.orchestrator.control.actions import BLAMELESS, Loss
+from mlx_dp.orchestrator.control.grant import Grant
+from mlx_dp.orchestrator.control.request_entry import RequestEntry
 from mlx_dp.orchestrator.service import CONTEXT_LENGTH_EXCEEDED, Ended
 from mlx_dp.proto.admission import AdmissionLimits, answer_tokens, refusal
 from mlx_dp.proto.messages import FinishReason
 
-POISON_DEATHS = 2
+POISON_CRASHES = 2
 
-# No share of the traffic caps replays, as a proxy has to cap its retries: those add load to what
-# is overloaded, and here the load is the same that was there before. A replay waits in the one
-# queue until an owner has room; what a death has made suspect is prefilled by one owner at a time
-# each, under the same budget of prompt tokens as all else, so that there is no flood; and how often
-# one request may be lost is bounded below. Refusing what could go on would only lose it.
+# Replays are not capped to a share of the traffic, as the retries of a proxy have to be. Retries
+# add load to what is overloaded; a replay is load that was there before. It waits in the one queue
+# until an owner has room. A suspect request is prefilled at an owner that takes no other meanwhile,
+# under the same budget of prompt tokens as all others, so replays cannot flood owners. How often
+# one request may be lost is bounded below. Refusing one that could continue would only lose it.
 
 
-def on_trial(leases: Iterable[Lease]) -> Lease | None:
-    """The one request whose doing the death of the owner of these leases was, if that is known."""
-    return next((lease for lease in leases if lease.accepted and lease.on_trial), None)
+def on_trial(grants: Iterable[Grant]) -> Grant | None:
+    """The grant of the one request that crashed the owner of these grants, if that is known."""
+    return next((grant for grant in grants if grant.accepted and grant.on_trial), None)
 
 
 def after_loss(
-    entry: RequestEntry, lease: Lease, loss: Loss, *, culprit: bool, max_attempts: int
+    entry: RequestEntry, grant: Grant, loss: Loss, *, culprit: bool, max_attempts: int
 ) -> Ended | None:
-    """Count the loss, and return how the request ends; None: it goes back to the queue.
+    """Count the loss, and return how the request ends; None: it is queued again.
 
-    ``culprit``: the owner died by its own fault, so that its requests are under suspicion.
+    ``culprit``: the owner crashed by its own fault, so that its requests are suspect.
     """
     ended = complete(entry)
     if ended is not None or loss.kind in BLAMELESS:
         return ended
-    if not lease.accepted:
-        entry.silent_losses += 1
-        # A grant that never arrived is no attempt, so that it has a bound of its own: a request
-        # that kills its owner before that is told must not take every worker with it.
-        if entry.silent_losses >= max_attempts + POISON_DEATHS:
-            return _worker_lost(entry.silent_losses, loss.detail)
+    if not grant.accepted:
+        entry.losses_before_accept += 1
+        # A grant that never arrived is no attempt, so it has a bound of its own: a request that
+        # crashes its owner before its acceptance is sent must not crash every worker.
+        if entry.losses_before_accept >= max_attempts + POISON_CRASHES:
+            return _worker_lost(entry.losses_before_accept, loss.detail)
         return None
-    entry.deaths += culprit
-    entry.barren_losses += not lease.fruitful
-    # Whoever yields some tokens before each death makes progress, and costs a worker every time:
-    # the sum of both bounds is less than what the budget of restarts lets a worker die.
-    deaths = max_attempts + POISON_DEATHS if lease.fruitful else POISON_DEATHS
-    if culprit and entry.deaths >= deaths:
+    entry.crashes += culprit
+    entry.losses_without_progress += not grant.made_progress
+    # A request that yields some tokens before each crash makes progress, but costs a worker each
+    # time: the sum of both bounds is less than the restarts in the budget of a worker.
+    deaths = max_attempts + POISON_CRASHES if grant.made_progress else POISON_CRASHES
+    if culprit and entry.crashes >= deaths:
         return Ended(
             reason=FinishReason.ERROR,
-            message=f"{entry.deaths} workers were lost while they ran this request",
+            message=f"{entry.crashes} workers were lost while they ran this request",
             code="request_crashed_worker",
             status=500,
         )
-    if entry.barren_losses >= max_attempts:
-        return _worker_lost(entry.barren_losses, loss.detail)
+    if entry.losses_without_progress >= max_attempts:
+        return _worker_lost(entry.losses_without_progress, loss.detail)
     return None
 
 
 def complete(entry: RequestEntry) -> Ended | None:
-    """How the answer ends if all of it was emitted, and only the report of its end is missing."""
+    """How the answer ends if all of it was emitted, and only its ``Finished`` is missing."""
     if entry.emitted and entry.emitted[-1] in entry.generation.stop_token_ids:
         return Ended(reason=FinishReason.STOP)
     if len(entry.emitted) == entry.max_tokens:
@@ -67,7 +67,7 @@ def complete(entry: RequestEntry) -> Ended | None:
 
 
 def refit(entry: RequestEntry, limits: AdmissionLimits, *, strict: bool) -> Ended | None:
-    """Cut an answer to what these limits leave of it; or return how it ends, when that is nothing.
+    """Cut the answer to what these limits leave; return how it ends when they leave nothing.
 
     ``strict``: a length that the client has set is never cut.
     """
@@ -88,7 +88,7 @@ def refit(entry: RequestEntry, limits: AdmissionLimits, *, strict: bool) -> Ende
 def _worker_lost(losses: int, detail: str) -> Ended:
     return Ended(
         reason=FinishReason.ERROR,
-        message=f"{losses} workers were lost one after another, which is enough ({detail})",
+        message=f"gave up after {losses} worker losses ({detail})",
         code="worker_lost",
         status=502,
     )

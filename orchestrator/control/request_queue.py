@@ -1,16 +1,16 @@
-"""The one queue of the service. A request leaves it only when an owner has room for it."""
+"""The one queue of the service. A request leaves it only for an owner that has room."""
 
 from collections import OrderedDict
 from dataclasses import dataclass
 from itertools import islice, takewhile
 from typing import Final
 
-from mlx_dp.orchestrator.control.ledger import RequestEntry
+from mlx_dp.orchestrator.control.request_entry import RequestEntry
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a request stands, and what it counts there."""
+    """The lane of a request, and the tokens that it counts for there."""
 
     lane: int | None
     num_tokens: int
@@ -19,9 +19,10 @@ class _Place:
 class RequestQueue:
     """Requests in order of arrival, in one lane for those that may go anywhere and one per rank.
 
-    Lanes exist so that a request that waits for its rank holds up nobody who may go elsewhere.
-    Request ids are given in order of arrival, so the smaller one is the older, also of those that
-    come back. Invariants: each request is in exactly one lane, and ids rise from its head.
+    Lanes exist so that a request that waits for its rank does not hold up those that may go
+    elsewhere. Request ids are given in order of arrival, so the smaller id is the older request,
+    also among those that come back. Invariants: each request is in exactly one lane, and the ids
+    of a lane rise from its head.
     """
 
     def __init__(self, max_queued_requests: int) -> None:
@@ -33,9 +34,12 @@ class RequestQueue:
     def __len__(self) -> int:
         return len(self._places)
 
+    def __contains__(self, entry: RequestEntry) -> bool:
+        return entry.request_id in self._places
+
     @property
     def num_tokens(self) -> int:
-        """Tokens that all waiting requests would have to prefill."""
+        """Tokens to prefill for all waiting requests."""
         return self._num_tokens
 
     @property
@@ -47,15 +51,15 @@ class RequestQueue:
         return len(self._places) >= self._limit
 
     def put(self, entry: RequestEntry) -> None:
-        """Join at the back. The caller has asked ``full``."""
+        """Add at the end. The caller has checked ``full``."""
         self._enter(entry)
 
     def put_back(self, entry: RequestEntry) -> None:
-        """Join before all that are younger, whatever the limit: it was accepted long ago."""
+        """Add before all younger requests, whatever the limit: it was admitted long ago."""
         self._enter(entry)
         lane = self._lanes[entry.pinned]
         lane.move_to_end(entry.request_id, last=False)
-        # Few: what comes back is mostly older than all that wait.
+        # Few: a request that comes back is mostly older than all that wait.
         older = [*takewhile(lambda waiting: waiting < entry.request_id, islice(lane, 1, None))]
         for request_id in reversed(older):
             lane.move_to_end(request_id, last=False)
@@ -68,7 +72,7 @@ class RequestQueue:
         self._num_tokens += place.num_tokens
 
     def remove(self, entry: RequestEntry) -> None:
-        """Leave from any place, at the same small cost."""
+        """Remove from any place, in constant time."""
         place = self._places.pop(entry.request_id)
         lane = self._lanes[place.lane]
         del lane[entry.request_id]
@@ -77,7 +81,7 @@ class RequestQueue:
         self._num_tokens -= place.num_tokens
 
     def heads(self) -> list[RequestEntry]:
-        """The first of each lane, the oldest first: one of them goes next."""
+        """The first request of each lane, the oldest first: one of them goes next."""
         heads = [next(iter(lane.values())) for lane in self._lanes.values()]
         if len(heads) > 1:
             heads.sort(key=lambda entry: entry.request_id)

@@ -1,4 +1,4 @@
-"""How often, and how soon, a worker may be started again."""
+"""Restart budget and back-off: how often, and how soon, a worker may be restarted."""
 
 import random
 from collections import deque
@@ -20,7 +20,7 @@ class RestartLimits:
 class RestartBudget:
     """At most ``limit`` restarts in any ``window_s`` seconds, or in a row that all fail.
 
-    The window alone would let a worker whose model takes long to load try for ever.
+    With the window alone, a worker whose model takes long to load could fail for ever.
     """
 
     limit: int
@@ -29,7 +29,7 @@ class RestartBudget:
     _failed_in_a_row: int = 0
 
     def allow(self, now: float) -> bool:
-        """Take one restart out of the budget, or say that it is spent."""
+        """Take one restart out of the budget; False when it is spent."""
         if self.used(now) >= self.limit or self._failed_in_a_row >= self.limit:
             return False
         self._starts.append(now)
@@ -57,11 +57,11 @@ class BackOff:
     _failures: int = 0
 
     def delay(self, healthy_for_s: float, rng: random.Random) -> float:
-        """The delay after a failure; ``healthy_for_s`` is how long it had been ready before."""
+        """Return the delay after a failure; the worker had been ready for ``healthy_for_s``."""
         if healthy_for_s >= self.healthy_s:
             self._failures = 0
         # Bounded, since a float overflows at 2**1024.
         full = min(self.longest_s, self.first_s * 2.0 ** min(self._failures, 64))
         self._failures += 1
-        # Replicas that died of one cause must not come back in step.
+        # Replicas that crashed of one cause must not restart in step.
         return full * rng.uniform(0.5, 1.0)

@@ -1,4 +1,4 @@
-"""Restarts that were asked for: one failure domain after another, so that others can serve."""
+"""Rolling restart: replaces one failure domain after another, so that the others can serve."""
 
 import logging
 from collections import deque
@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from mlx_dp.orchestrator.control.owner_book import OwnerBook
+from mlx_dp.orchestrator.control.actions import Action
+from mlx_dp.orchestrator.control.rank import RankTable
+from mlx_dp.orchestrator.control.record import WorkerRecord
 from mlx_dp.orchestrator.control.supervisor import Supervisor
-from mlx_dp.orchestrator.control.supervisor_steps import Instruction
-from mlx_dp.orchestrator.control.worker_record import WorkerRecord
 from mlx_dp.orchestrator.worker_states import RestartRefusedError, WorkerStatus
 
 _logger = logging.getLogger(__name__)
@@ -18,13 +18,13 @@ _SETTLED: Final = (WorkerStatus.READY, WorkerStatus.FAILED)
 
 
 def _settled(worker: WorkerRecord) -> bool:
-    """Whether it is not worth waiting for: it is there, or nobody knows when it will be."""
+    """Whether there is nothing to wait for: it is up, or it is unknown when it will be."""
     return worker.status in _SETTLED or worker.unplaced
 
 
 @dataclass(slots=True)
-class _Turn:
-    """One group of workers that is to be replaced, by the identities that are to go."""
+class _Replacement:
+    """One group of workers to replace, and the identities of its present incarnations."""
 
     members: tuple[WorkerRecord, ...]
     identities: tuple[str, ...]
@@ -46,58 +46,58 @@ class _Turn:
 
 
 class RollingRestart:
-    """Gives each group its turn once all others are settled, and stops where one fails for good.
+    """Replaces one group at a time while all others are settled; a failed successor ends it.
 
-    What a group has in hand is continued by the others. One that is alone finishes what it can
-    within ``drain_s``; the rest, and whatever is asked meanwhile, waits for its successor.
+    The other groups continue the requests of the group that is replaced. A group that is alone
+    finishes what it can within ``drain_s``; the rest, and new requests, wait for its successor.
     """
 
-    def __init__(self, supervisor: Supervisor, book: OwnerBook, *, drain_s: float) -> None:
+    def __init__(self, supervisor: Supervisor, ranks: RankTable, *, drain_s: float) -> None:
         self._supervisor: Final = supervisor
-        self._book: Final = book
+        self._ranks: Final = ranks
         self._drain_s: Final = drain_s
-        self._pending: Final[deque[_Turn]] = deque()
-        self._turn: _Turn | None = None
+        self._pending: Final[deque[_Replacement]] = deque()
+        self._current: _Replacement | None = None
         self._stopped = False
 
     @property
     def under_way(self) -> bool:
-        return self._turn is not None or bool(self._pending)
+        return self._current is not None or bool(self._pending)
 
     @property
     def holds_all(self) -> bool:
-        """Whether there is nobody to serve until a successor is ready."""
-        turn = self._turn
-        return turn is not None and not turn.all(WorkerStatus.READY) and self._alone(turn)
+        """Whether no owner can serve until a successor is ready."""
+        current = self._current
+        return current is not None and not current.all(WorkerStatus.READY) and self._alone(current)
 
     def replaces(self, index: int) -> bool:
-        """Whether this worker is on its way out, or its successor on its way in."""
-        turn = self._turn
+        """Whether this worker is being replaced at the moment."""
+        current = self._current
         return (
-            turn is not None
-            and index in turn.indices
+            current is not None
+            and index in current.indices
             and self._supervisor.workers[index].status is not WorkerStatus.FAILED
         )
 
     def concerns(self, index: int) -> bool:
-        """Whether a restart of this worker is still to come, or under way."""
-        turns = [*self._pending, *([] if self._turn is None else [self._turn])]
-        return any(index in turn.indices for turn in turns)
+        """Whether a restart of this worker is pending or under way."""
+        replacements = [*self._pending, *([] if self._current is None else [self._current])]
+        return any(index in replacement.indices for replacement in replacements)
 
     def ask(self, index: int) -> tuple[int, ...]:
-        """Have a worker replaced, and its whole group with it; return whom that concerns.
+        """Have a worker and its whole group replaced; return the indices of those workers.
 
         Raises RestartRefusedError.
         """
         self._refuse()
-        members = self._supervisor.domains.of(index).members
+        members = self._supervisor.domains.domain_of(index).members
         for member in members:
             if member.status is not WorkerStatus.READY:
                 raise RestartRefusedError(f"worker {member.index} is {member.status.value}")
         return self._plan([members])
 
     def ask_all(self) -> tuple[int, ...]:
-        """Have every group replaced that is ready; return whom that concerns.
+        """Have every ready group replaced; return the indices of those workers.
 
         Raises RestartRefusedError.
         """
@@ -115,53 +115,61 @@ class RollingRestart:
 
     def _plan(self, groups: Iterable[tuple[WorkerRecord, ...]]) -> tuple[int, ...]:
         for members in groups:
-            self._pending.append(_Turn(members, tuple(member.identity for member in members)))
-        indices = tuple(member.index for turn in self._pending for member in turn.members)
-        _logger.info("workers %s: a restart was asked for", ", ".join(map(str, indices)))
+            self._pending.append(
+                _Replacement(members, tuple(member.identity for member in members))
+            )
+        indices = tuple(member.index for each in self._pending for member in each.members)
+        _logger.info("workers %s: a restart was requested", ", ".join(map(str, indices)))
         return indices
 
-    def tick(self, now: float) -> list[Instruction]:
-        """Go on, as far as it is time to."""
-        turn = self._turn
-        if turn is None:
+    def tick(self, now: float) -> list[Action]:
+        """Continue the restart, as far as it can."""
+        current = self._current
+        if current is None:
             return self._begin_next(now)
-        if any(member.status is WorkerStatus.FAILED for member in turn.members):
-            _logger.error("the restart that was asked for ends here: a successor has failed")
-            self._turn = None
+        if any(member.status is WorkerStatus.FAILED for member in current.members):
+            _logger.error("the rolling restart ends here: a successor has failed")
+            self._current = None
             self._pending.clear()
-        elif any(member.unplaced for member in turn.members):
-            _logger.warning("a restart that was asked for waits for a machine: others go on")
-            self._turn = None
+        elif any(member.unplaced for member in current.members):
+            _logger.warning("a worker waits for a machine: the restart goes on with others")
+            self._current = None
             return self._begin_next(now)
-        elif turn.replaced and turn.all(WorkerStatus.READY):
-            self._turn = None
+        elif current.replaced and current.all(WorkerStatus.READY):
+            self._current = None
             return self._begin_next(now)
-        elif turn.all(WorkerStatus.DRAINING) and (now >= turn.drain_until or self._idle(turn)):
-            return self._supervisor.retire(turn.members[0].index, now)
+        elif current.all(WorkerStatus.DRAINING) and (
+            now >= current.drain_until or self._idle(current)
+        ):
+            return self._supervisor.retire(current.members[0].index, now)
         return []
 
-    def _begin_next(self, now: float) -> list[Instruction]:
-        # Whoever is down or loads will be back: to take another one down now would leave fewer.
+    def _begin_next(self, now: float) -> list[Action]:
+        # A worker that is down or loading will be back: replacing another now would leave fewer.
         if not all(_settled(worker) for worker in self._supervisor.workers):
             return []
         while self._pending:
-            turn = self._pending.popleft()
-            if turn.replaced or not turn.all(WorkerStatus.READY):
+            current = self._pending.popleft()
+            if current.replaced or not current.all(WorkerStatus.READY):
                 continue
-            self._turn = turn
-            turn.drain_until = now + self._drain_s if self._alone(turn) else now
-            return self._supervisor.drain(turn.members[0].index, now)
+            self._current = current
+            current.drain_until = now + self._drain_s if self._alone(current) else now
+            return self._supervisor.drain(current.members[0].index, now)
         return []
 
-    def _alone(self, turn: _Turn) -> bool:
-        return all(owner.index in turn.indices for owner in self._book.owners())
+    def _alone(self, current: _Replacement) -> bool:
+        return all(owner.index in current.indices for owner in self._ranks.owners())
 
-    def _idle(self, turn: _Turn) -> bool:
-        owners = (self._book.get(index) for index in turn.indices)
-        return not any(owner is not None and owner.leases for owner in owners)
+    def _drained(self, current: _Replacement, now: float) -> bool:
+        late = now >= current.drain_until
+        return current.all(WorkerStatus.DRAINING) and (late or self._idle(current))
+
+    def _idle(self, current: _Replacement) -> bool:
+        owners = (self._ranks.get(index) for index in current.indices)
+        return not any(owner is not None and owner.grants for owner in owners)
 
     def stop(self) -> None:
-        """The service ends: nobody is replaced any more."""
+        """Replace no further worker: the service ends."""
         self._stopped = True
         self._pending.clear()
-        self._turn = None
+        self._current = None

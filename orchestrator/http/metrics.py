@@ -19,16 +19,12 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from mlx_dp.orchestrator.control.counters import (
-    ERROR_CODES,
-    REFUSAL_REASONS,
-    ControllerCounters,
-)
-from mlx_dp.orchestrator.control.router import routing_reasons
-from mlx_dp.orchestrator.control.supervisor_steps import LossKind
+from mlx_dp.orchestrator.control.policies import routing_reasons
 from mlx_dp.orchestrator.http.context import AppContext
 from mlx_dp.orchestrator.http.histograms import RequestHistograms, Timings
 from mlx_dp.orchestrator.service import OwnerState, WorkerStatus
+from mlx_dp.orchestrator.service_counters import ERROR_CODES, REFUSAL_REASONS, ControllerCounters
+from mlx_dp.orchestrator.worker_states import LossKind
 from mlx_dp.proto.pass_totals import PassTotals
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -235,7 +231,7 @@ def _control_metrics(counters: ControllerCounters) -> Iterator[Metric]:
         ("protocol_errors", "Messages for which a worker was given up", counters.protocol_errors),
         ("malformed_frames", "Frames that were no message", counters.malformed_frames),
         ("unknown_frames", "Frames of peers that are not expected", counters.unknown_frames),
-        ("stale_facts", "Messages about requests that had moved on", counters.stale_facts),
+        ("stale_facts", "Messages about requests that had moved on", counters.stale_events),
         ("duplicate_chunks", "Tokens that had arrived before", counters.duplicate_chunks),
     ):
         yield CounterMetricFamily(f"mlx_dp:{name}", text, value=value)

@@ -13,6 +13,7 @@ from mlx_dp.orchestrator.service import (
     ServiceState,
     ServiceStatus,
     WorkerStatus,
+    queue_full,
 )
 
 RANK_HEADER: Final = "x-data-parallel-rank"
@@ -56,7 +57,7 @@ def refuse_overload(
 
 
 def _full_queue(queued: int, room: int, preparing: int, free: int, choices: int) -> str:
-    message = f"the queue is full: {queued} of {room} requests queued, {preparing} being prepared"
+    message = f"{queue_full(queued, room)}, {preparing} being prepared"
     if free:
         message += f" for {free} free slot{'' if free == 1 else 's'}"
     return message if choices == 1 else f"{message}, and this request asks for {choices} answers"

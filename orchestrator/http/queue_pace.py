@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from mlx_dp.orchestrator.control.counters import RequestTimings
 from mlx_dp.orchestrator.service import RETRY_BUSY_S, ServiceState, WorkerStatus
+from mlx_dp.orchestrator.service_counters import RequestTimings
 
 # Enough to average over a mixture of lengths, few enough to follow a change of load.
 REMEMBERED_ENDS: Final = 32

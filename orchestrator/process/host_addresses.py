@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
-from mlx_dp.orchestrator.control.group_addresses import GroupAddresses
+from mlx_dp.orchestrator.control.ports import GroupAddresses
 from mlx_dp.orchestrator.process.host_file import Host
 from mlx_dp.proto.curve import make_keys
 

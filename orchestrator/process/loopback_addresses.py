@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
-from mlx_dp.orchestrator.control.group_addresses import GroupAddresses
+from mlx_dp.orchestrator.control.ports import GroupAddresses
 from mlx_dp.proto.curve import make_keys
 from mlx_dp.proto.router_socket import check_ipc_path
 

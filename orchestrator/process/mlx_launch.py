@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from mlx_dp.orchestrator.control.exit_status import describe_exit
 from mlx_dp.orchestrator.control.restart_budget import BackOff, RestartBudget
-from mlx_dp.orchestrator.process.exit_status import describe_exit
 from mlx_dp.orchestrator.process.exit_watch import watch_exit
 from mlx_dp.orchestrator.process.host_file import Host
 from mlx_dp.orchestrator.process.host_login import login_fault

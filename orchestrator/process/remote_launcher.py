@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol, assert_never
 
-from mlx_dp.orchestrator.control.worker_process import Launcher, WorkerProcess
+from mlx_dp.orchestrator.control.ports import Launcher, WorkerProcess
 from mlx_dp.orchestrator.process.host_book import HostBook, HostStep, HostTimes, Say, WorkerEnded
 from mlx_dp.proto.controller_channel import TakeHost
 from mlx_dp.proto.errors import ProtocolError

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, Protocol, assert_never
 
+from mlx_dp.orchestrator.control.exit_status import describe_exit
+from mlx_dp.orchestrator.control.ports import Launcher, WorkerProcess
 from mlx_dp.orchestrator.control.restart_budget import BackOff
-from mlx_dp.orchestrator.control.worker_process import Launcher, WorkerProcess
 from mlx_dp.orchestrator.process.connection_fault import ControllerPlace
-from mlx_dp.orchestrator.process.exit_status import describe_exit
 from mlx_dp.orchestrator.process.host_link import HostLink, Lost
 from mlx_dp.orchestrator.process.repeated_words import RepeatedWords
 from mlx_dp.proto.errors import ConfigError

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from functools import cached_property
 
 from faults.schedule import VOCAB_SIZE, Arrival
-from mlx_dp.orchestrator.control.answers import RequestAnswer
 from mlx_dp.orchestrator.control.core import ControlCore
+from mlx_dp.orchestrator.control.response_stream import ResponseStream
 from mlx_dp.orchestrator.service import Ended, NewTokens, OverloadedError, RefusedError, Started
 from mlx_dp.proto.messages import FinishReason
 from mlx_dp.worker.fake.tokens import FakeAnswer
@@ -19,7 +19,7 @@ class Client:
 
     def __init__(self, arrival: Arrival) -> None:
         self.arrival = arrival
-        self.answer: RequestAnswer | None = None
+        self.answer: ResponseStream | None = None
         self.num_tokens = 0
         self.starts = 0
         self.cached_tokens: int | None = None

@@ -7,16 +7,16 @@ from typing import Final
 from faults.agenda import Act, Agenda
 from faults.grants import GrantWatch
 from faults.schedule import CONTEXT_LENGTH, VOCAB_SIZE, Setting
+from mlx_dp.orchestrator.control.actions import RemoveOwner
 from mlx_dp.orchestrator.control.core import ControlCore
 from mlx_dp.orchestrator.control.fleet import Outside
+from mlx_dp.orchestrator.control.grant import Grant
 from mlx_dp.orchestrator.control.kill_ladder import KillLimits
 from mlx_dp.orchestrator.control.limits import ControlLimits
 from mlx_dp.orchestrator.control.liveness import LivenessLimits
-from mlx_dp.orchestrator.control.owner import Lease
 from mlx_dp.orchestrator.control.restart_budget import RestartLimits
-from mlx_dp.orchestrator.control.staging import StartLimits
+from mlx_dp.orchestrator.control.start_queue import StartLimits
 from mlx_dp.orchestrator.control.supervisor import SupervisorLimits
-from mlx_dp.orchestrator.control.supervisor_steps import RemoveOwner
 from mlx_dp.orchestrator.options import HttpOptions, QueueOptions, ServeOptions, WorkerOptions
 from mlx_dp.proto.messages import EngineKind, FakeEngineOptions
 from mlx_dp.proto.ownership import Limits, divide
@@ -88,9 +88,9 @@ class WatchedCore(ControlCore):
 
     watch: GrantWatch
 
-    def owner_lost(self, gone: RemoveOwner, leases: tuple[Lease, ...]) -> None:
+    def owner_lost(self, gone: RemoveOwner, grants: tuple[Grant, ...]) -> None:
         self.watch.gave_up(gone)
-        super().owner_lost(gone, leases)
+        super().owner_lost(gone, grants)
 
 
 class ControllerHost:

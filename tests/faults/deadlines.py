@@ -8,7 +8,7 @@ from faults.controller_host import CHUNK_TOKENS, LIVENESS, ControllerHost
 from faults.grants import GrantWatch
 from faults.machine import Incarnation, Machine
 from faults.schedule import Schedule
-from mlx_dp.orchestrator.control.owner import Owner
+from mlx_dp.orchestrator.control.rank import Owner
 
 FROZEN_S = LIVENESS.hang_timeout_s + 2 * CHUNK_TOKENS / LIVENESS.slowest_prefill_tokens_per_s + 0.7
 GHOST_S = 1.5
@@ -83,12 +83,12 @@ class Deadlines:
     def _the_dead_are_not_routable(self) -> None:
         """I9: a process that has ended gets nothing after 100 ms, and soon holds nothing."""
         for each in self._dead_for(UNROUTABLE_S):
-            owner = self._host.core.book.get(each.index)
+            owner = self._host.core.ranks.get(each.index)
             if owner is None or owner.identity != each.identity:
                 continue
             assert owner.closed, f"I9: {each.identity} is dead and routable"
             assert self._passed_s(each.process.died_at) < PARTED_S, (
-                f"I9: {owner} is dead and in the book"
+                f"I9: {owner} is dead and in the ranks"
             )
 
     def _a_group_parts_together(self) -> None:
@@ -106,8 +106,8 @@ class Deadlines:
 
         So its client hears something, unless all of them are busy.
         """
-        owners = self._host.core.book.owners()
-        empty = [owner for owner in owners if owner.takes_requests and not owner.leases]
+        owners = self._host.core.ranks.owners()
+        empty = [owner for owner in owners if owner.takes_requests and not owner.grants]
         now = self._agenda.now
         stuck = [] if not empty else [*self._waiting_beside(empty)]
         self._stuck_since = {each: self._stuck_since.get(each, now) for each in stuck}

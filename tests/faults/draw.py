@@ -18,7 +18,7 @@ from faults.schedule import (
     Schedule,
     Setting,
 )
-from mlx_dp.orchestrator.control.router import METHODS
+from mlx_dp.orchestrator.control.policies import METHODS
 from mlx_dp.orchestrator.service import Generation
 from mlx_dp.proto.grammar import Grammar, GrammarKind
 from mlx_dp.proto.sampling_params import SamplingParams

@@ -48,22 +48,22 @@ class Invariants:
         self._deadlines.each()
 
     def _books_agree(self) -> None:
-        """I1, I2: the controller's leases are the grants that the wire has shown."""
+        """I1, I2: the controller's grants are the grants that the wire has shown."""
         core = self._host.core
-        leases = {
-            (owner.identity, lease.request_id): (
-                *(lease.epoch, lease.accepted),
-                *(lease.suspect, lease.fruitful),
+        granted = {
+            (owner.identity, grant.request_id): (
+                *(grant.epoch, grant.accepted),
+                *(grant.suspect, grant.made_progress),
             )
-            for owner in core.book.owners()
-            for lease in owner.leases.values()
+            for owner in core.ranks.owners()
+            for grant in owner.grants.values()
         }
         grants = {
             key: (grant.epoch, grant.accepted, grant.suspect, grant.fruitful)
             for key, grant in self._watch.grants.items()
         }
-        assert leases == grants, f"I2: {leases}, but {grants}"
-        for owner in core.book.owners():
+        assert granted == grants, f"I2: {granted}, but {grants}"
+        for owner in core.ranks.owners():
             held = sum(identity == owner.identity for identity, _ in grants)
             free = self._schedule.setting.slots + owner.ahead - held
             assert owner.free_slots == free, f"I1: {owner} has {free} free slots"
@@ -76,19 +76,19 @@ class Invariants:
 
     def _counters_reconcile(self) -> None:
         """I20."""
-        core, tally = self._host.core, self._host.core.tally
-        ended = tally.requests_ok + tally.requests_error + tally.requests_aborted
-        assert tally.requests_started == ended + len(core.answers), f"I20: {tally}"
+        core, counters = self._host.core, self._host.core.counters
+        ended = counters.requests_ok + counters.requests_error + counters.requests_aborted
+        assert counters.requests_started == ended + len(core.streams), f"I20: {counters}"
         deaths = self._watch.deaths
-        assert tally.worker_deaths == deaths, f"I20: {tally.worker_deaths} deaths, {deaths} seen"
+        assert counters.worker_deaths == deaths, f"I20: {counters}, {deaths} seen"
         restarts = sum(max(0, len(each.spawned_at) - 1) for each in self._machine.slots.values())
-        assert tally.worker_restarts == restarts, f"I20: {tally.worker_restarts}, {restarts}"
+        assert counters.worker_restarts == restarts, f"I20: {counters.worker_restarts}, {restarts}"
 
     def _group_is_one(self) -> None:
         """I18: whoever serves belongs to one epoch."""
         core = self._host.core
         if self._schedule.setting.group:
-            epochs = {self._machine.epochs.get(owner.identity) for owner in core.book.owners()}
+            epochs = {self._machine.epochs.get(owner.identity) for owner in core.ranks.owners()}
             assert len(epochs) <= 1, f"I18: {epochs}"
 
     def _starts_are_bounded(self) -> None:
@@ -145,22 +145,22 @@ class Invariants:
 
     def quiet(self) -> None:
         """I1, I3, I8, I10 and I20, when nothing is left to do."""
-        core, tally = self._host.core, self._host.core.tally
+        core, counters = self._host.core, self._host.core.counters
         for client in self._clients:
             assert client.ended is not None or client.turned_away, f"I3: pending: {client.arrival}"
         answered = [client for client in self._clients if client.answer is not None]
-        assert tally.requests_started == len(answered), f"I20: {tally}"
+        assert counters.requests_started == len(answered), f"I20: {counters}"
         errors = Counter(
             client.ended.code
             for client in answered
             if client.ended is not None and client.ended.reason is FinishReason.ERROR
         )
-        assert tally.errors == errors, f"I20: {tally.errors}, {errors}"
+        assert counters.errors == errors, f"I20: {counters.errors}, {errors}"
         read = sum(client.num_tokens for client in answered)
-        assert tally.generated_by_owner.total() == read, f"I8: {tally.generated_by_owner}, {read}"
+        assert counters.generated_by_owner.total() == read, f"I8: {counters}, {read}"
         self._usage_is_counted_once()
         self._all_is_free_as_advertised()
-        assert len(core.answers) == 0 and core.desk.idle
+        assert len(core.streams) == 0 and core.lifecycle.idle
         self._unfaulted_are_untouched()
         self._nobody_dies_of_nothing()
         for each in self._machine.living:
@@ -170,18 +170,18 @@ class Invariants:
 
     def _usage_is_counted_once(self) -> None:
         """I8: each prompt, and what was cached of it, whatever was computed again."""
-        tally = self._host.core.tally
+        counters = self._host.core.counters
         begun = [life for life in self._watch.lives.values() if life.cached is not None]
-        prompts, cached = tally.prompt_by_owner.total(), tally.cached_by_owner.total()
+        prompts, cached = counters.prompt_by_owner.total(), counters.cached_by_owner.total()
         assert prompts == sum(len(life.prompt) for life in begun), f"I8: {prompts}: {begun}"
         assert cached == sum(life.cached or 0 for life in begun), f"I8: {cached}: {begun}"
 
     def _all_is_free_as_advertised(self) -> None:
         """I1: the slots that are shown are those of the owners that serve, and nothing is held."""
         core = self._host.core
-        states = [state for state in core.view.owners() if state.capacity is not None]
+        states = [state for state in core.views.owners() if state.capacity is not None]
         shown = sum(state.capacity.request_slots for state in states if state.capacity)
-        assert shown == self._schedule.setting.slots * len(core.book), f"I1: {shown} slots"
+        assert shown == self._schedule.setting.slots * len(core.ranks), f"I1: {shown} slots"
         for state in states:
             held = (state.running, state.prefilling, state.used_tokens, state.reserved_tokens)
             assert held == (0, 0, 0, 0), f"I1: {state.owner} holds {held}"
@@ -196,10 +196,10 @@ class Invariants:
         """I10 and I16: neither clocks nor what a client asks for may cost a worker its life."""
         if self._schedule.deadly:
             return
-        tally = self._host.core.tally
-        assert not tally.worker_deaths, f"I10, I16: nothing happened to workers: {tally.losses}"
+        counters = self._host.core.counters
+        assert not counters.worker_deaths, f"I10, I16: workers had no fault: {counters.losses}"
         refused = {"rejected_invalid"}
-        assert tally.errors.keys() <= refused, f"I10: nothing happened to requests: {tally.errors}"
+        assert counters.errors.keys() <= refused, f"I10: requests had no fault: {counters.errors}"
 
     def _is_empty(self, index: int) -> None:
         """Nothing is held but cached prefixes, all of which can be dropped."""

@@ -6,16 +6,18 @@ from weakref import WeakKeyDictionary
 
 import pytest
 
-from mlx_dp.orchestrator.control import request_desk
-from mlx_dp.orchestrator.control.answer_desk import AnswerDesk
+from mlx_dp.orchestrator.control import lifecycle
+from mlx_dp.orchestrator.control.actions import Loss
+from mlx_dp.orchestrator.control.correlated_crashes import CorrelatedCrashes
 from mlx_dp.orchestrator.control.dispatch import Dispatcher
-from mlx_dp.orchestrator.control.ledger import Ledger, RequestEntry
-from mlx_dp.orchestrator.control.owner import Lease, Owner
-from mlx_dp.orchestrator.control.owner_facts import OwnerFacts
-from mlx_dp.orchestrator.control.recent_deaths import RecentDeaths
+from mlx_dp.orchestrator.control.grant import Grant
+from mlx_dp.orchestrator.control.rank import Owner
 from mlx_dp.orchestrator.control.replay import after_loss
+from mlx_dp.orchestrator.control.request_entry import RequestEntry
 from mlx_dp.orchestrator.control.request_queue import RequestQueue
-from mlx_dp.orchestrator.control.supervisor_steps import Loss
+from mlx_dp.orchestrator.control.request_table import RequestTable
+from mlx_dp.orchestrator.control.response_stream import OpenStreams
+from mlx_dp.orchestrator.control.worker_events import WorkerEvents
 from mlx_dp.orchestrator.service import Ended
 from mlx_dp.proto.errors import ProtocolError
 from mlx_dp.proto.messages import FinishReason, Rejected, RejectReason, TokenChunk
@@ -24,23 +26,23 @@ Patch = pytest.MonkeyPatch
 
 
 def epochs_are_not_compared(patch: Patch) -> None:
-    def lease(owner: Owner, request_id: int, epoch: int) -> Lease | None:
-        return owner.leases.get(request_id)
+    def grant(owner: Owner, request_id: int, epoch: int) -> Grant | None:
+        return owner.grants.get(request_id)
 
-    patch.setattr(Owner, "lease", lease)
+    patch.setattr(Owner, "grant_of", grant)
 
 
 def the_last_token_is_sent_again(patch: Patch) -> None:
     """Those that arrive twice are told twice."""
-    append = Ledger.append
+    append = RequestTable.append
 
     def always(
-        ledger: Ledger, entry: RequestEntry, index: int, ids: tuple[int, ...], now: float
+        table: RequestTable, entry: RequestEntry, index: int, ids: tuple[int, ...], now: float
     ) -> bool:
-        append(ledger, entry, index, ids, now)
+        append(table, entry, index, ids, now)
         return True
 
-    patch.setattr(Ledger, "append", always)
+    patch.setattr(RequestTable, "append", always)
 
 
 def replays_forget_the_last_token(patch: Patch) -> None:
@@ -48,8 +50,8 @@ def replays_forget_the_last_token(patch: Patch) -> None:
 
     submit_of = dispatch._submit
 
-    def shorter(entry: RequestEntry) -> Any:
-        submit = submit_of(entry)
+    def shorter(entry: RequestEntry, max_tokens: int) -> Any:
+        submit = submit_of(entry, max_tokens)
         return type(submit)(
             request_id=submit.request_id,
             epoch=submit.epoch,
@@ -67,14 +69,14 @@ def replays_forget_the_last_token(patch: Patch) -> None:
 
 def gaps_are_filled_with_what_comes(patch: Patch) -> None:
     def append(
-        ledger: Ledger, entry: RequestEntry, index: int, ids: tuple[int, ...], now: float
+        table: RequestTable, entry: RequestEntry, index: int, ids: tuple[int, ...], now: float
     ) -> bool:
         entry.emitted.extend(ids)
         entry.first_token_at = entry.first_token_at or now
         entry.last_token_at = now
         return True
 
-    patch.setattr(Ledger, "append", append)
+    patch.setattr(RequestTable, "append", append)
 
 
 def the_dead_get_requests(patch: Patch) -> None:
@@ -85,33 +87,33 @@ def the_dead_get_requests(patch: Patch) -> None:
 
 
 def refusals_cost_a_worker(patch: Patch) -> None:
-    rejected = OwnerFacts.rejected
+    rejected = WorkerEvents.rejected
 
-    def blamed(facts: OwnerFacts, owner: Owner, fact: Rejected, now: float) -> None:
-        rejected(facts, owner, fact, now)
-        if fact.reason in (RejectReason.INVALID, RejectReason.TOO_LONG):
-            raise ProtocolError(fact.message)
+    def blamed(events: WorkerEvents, owner: Owner, event: Rejected, now: float) -> None:
+        rejected(events, owner, event, now)
+        if event.reason in (RejectReason.INVALID, RejectReason.TOO_LONG):
+            raise ProtocolError(event.message)
 
-    patch.setattr(OwnerFacts, "rejected", blamed)
+    patch.setattr(WorkerEvents, "rejected", blamed)
 
 
 def what_was_left_keeps_its_lease(patch: Patch) -> None:
-    finished = OwnerFacts.finished
+    finished = WorkerEvents.finished
 
-    def keeping(facts: OwnerFacts, owner: Owner, fact: Any, now: float) -> None:
-        lease = owner.lease(fact.request_id, fact.epoch)
-        if lease is None or facts.current(lease) is not None:
-            finished(facts, owner, fact, now)
+    def keeping(events: WorkerEvents, owner: Owner, event: Any, now: float) -> None:
+        grant = owner.grant_of(event.request_id, event.epoch)
+        if grant is None or events._table.current(grant) is not None:
+            finished(events, owner, event, now)
 
-    patch.setattr(OwnerFacts, "finished", keeping)
+    patch.setattr(WorkerEvents, "finished", keeping)
 
 
 def bystanders_are_blamed(patch: Patch) -> None:
-    patch.setattr(request_desk, "on_trial", lambda leases: None)
+    patch.setattr(lifecycle, "on_trial", lambda grants: None)
 
 
 def accidents_are_laid_to_requests(patch: Patch) -> None:
-    patch.setattr(RecentDeaths, "spare", lambda deaths, request_id: False)
+    patch.setattr(CorrelatedCrashes, "spare", lambda deaths, request_id: False)
 
 
 def suspects_are_tried_together(patch: Patch) -> None:
@@ -120,67 +122,67 @@ def suspects_are_tried_together(patch: Patch) -> None:
 
 def what_was_lost_is_not_replayed(patch: Patch) -> None:
     def fail(
-        entry: RequestEntry, lease: Lease, loss: Loss, *, culprit: bool, max_attempts: int
+        entry: RequestEntry, grant: Grant, loss: Loss, *, culprit: bool, max_attempts: int
     ) -> Ended:
-        ended = after_loss(entry, lease, loss, culprit=culprit, max_attempts=max_attempts)
+        ended = after_loss(entry, grant, loss, culprit=culprit, max_attempts=max_attempts)
         return ended or Ended(reason=FinishReason.ERROR, code="worker_lost", status=502)
 
-    patch.setattr(request_desk, "after_loss", fail)
+    patch.setattr(lifecycle, "after_loss", fail)
 
 
 def poison_goes_on_for_ever(patch: Patch) -> None:
     def replay(
-        entry: RequestEntry, lease: Lease, loss: Loss, *, culprit: bool, max_attempts: int
+        entry: RequestEntry, grant: Grant, loss: Loss, *, culprit: bool, max_attempts: int
     ) -> Ended | None:
-        return after_loss(entry, lease, loss, culprit=False, max_attempts=max_attempts)
+        return after_loss(entry, grant, loss, culprit=False, max_attempts=max_attempts)
 
-    patch.setattr(request_desk, "after_loss", replay)
+    patch.setattr(lifecycle, "after_loss", replay)
 
 
 def attempts_are_not_counted(patch: Patch) -> None:
     def replay(
-        entry: RequestEntry, lease: Lease, loss: Loss, *, culprit: bool, max_attempts: int
+        entry: RequestEntry, grant: Grant, loss: Loss, *, culprit: bool, max_attempts: int
     ) -> Ended | None:
-        return after_loss(entry, lease, loss, culprit=culprit, max_attempts=10**9)
+        return after_loss(entry, grant, loss, culprit=culprit, max_attempts=10**9)
 
-    patch.setattr(request_desk, "after_loss", replay)
+    patch.setattr(lifecycle, "after_loss", replay)
 
 
 def aborts_are_not_sent(patch: Patch) -> None:
-    def silent(dispatcher: Dispatcher, owner: Owner, lease: Lease, now: float) -> bool:
-        owner.abort_sent(lease, now)
+    def silent(dispatcher: Dispatcher, owner: Owner, grant: Grant, now: float) -> bool:
+        owner.abort_sent(grant, now)
         return True
 
-    patch.setattr(Dispatcher, "_tell", silent)
+    patch.setattr(Dispatcher, "_send_abort", silent)
 
 
 def a_slot_is_free_before_its_owner_says_so(patch: Patch) -> None:
-    def leave(owner: Owner, lease: Lease) -> None:
-        owner.release(lease)
+    def leave(owner: Owner, grant: Grant) -> None:
+        owner.release(grant)
 
-    patch.setattr(Owner, "leave", leave)
+    patch.setattr(Owner, "start_leaving", leave)
 
 
 def tokens_of_an_answer_go_missing_at_its_end(patch: Patch) -> None:
-    tokens = AnswerDesk.tokens
+    tokens = OpenStreams.tokens
 
     def but_the_last(
-        desk: AnswerDesk, entry: RequestEntry, chunk: TokenChunk, *, before: float | None
+        desk: OpenStreams, entry: RequestEntry, chunk: TokenChunk, *, before: float | None
     ) -> None:
         if len(entry.emitted) != entry.max_tokens or entry.epoch == 1:
             tokens(desk, entry, chunk, before=before)
 
-    patch.setattr(AnswerDesk, "tokens", but_the_last)
+    patch.setattr(OpenStreams, "tokens", but_the_last)
 
 
 def replays_keep_their_epoch(patch: Patch) -> None:
-    requeue = Ledger.requeue
+    requeue = RequestTable.requeue
 
-    def unfenced(ledger: Ledger, entry: RequestEntry) -> None:
-        requeue(ledger, entry)
+    def unfenced(table: RequestTable, entry: RequestEntry, now: float) -> None:
+        requeue(table, entry, now)
         entry.epoch -= 1
 
-    patch.setattr(Ledger, "requeue", unfenced)
+    patch.setattr(RequestTable, "requeue", unfenced)
 
 
 def replays_are_held_back(patch: Patch) -> None:
@@ -191,7 +193,7 @@ def replays_are_held_back(patch: Patch) -> None:
     def late(queue: RequestQueue) -> list[RequestEntry]:
         counts = asked.setdefault(queue, Counter())
         found = heads(queue)
-        counts.update(entry.request_id for entry in found if entry.deaths)
+        counts.update(entry.request_id for entry in found if entry.crashes)
         return [entry for entry in found if not 0 < counts[entry.request_id] < 100]
 
     patch.setattr(RequestQueue, "heads", late)
@@ -208,18 +210,18 @@ def the_queue_is_shorter_than_it_is_said_to_be(patch: Patch) -> None:
 def replays_count_their_cached_prefix_again(patch: Patch) -> None:
     """And so more than the first owner had."""
 
-    def prefilled(ledger: Ledger, entry: RequestEntry, cached_tokens: int) -> bool:
+    def prefilled(table: RequestTable, entry: RequestEntry, cached_tokens: int) -> bool:
         first = entry.cached_tokens is None
         entry.cached_tokens = min(cached_tokens, len(entry.generation.prompt_ids))
         return first or entry.epoch > 1
 
-    patch.setattr(Ledger, "prefilled", prefilled)
+    patch.setattr(RequestTable, "prefilled", prefilled)
 
 
 def nothing_is_said_to_be_cached(patch: Patch) -> None:
-    def prefilled(ledger: Ledger, entry: RequestEntry, cached_tokens: int) -> bool:
+    def prefilled(table: RequestTable, entry: RequestEntry, cached_tokens: int) -> bool:
         first = entry.cached_tokens is None
         entry.cached_tokens = 0
         return first
 
-    patch.setattr(Ledger, "prefilled", prefilled)
+    patch.setattr(RequestTable, "prefilled", prefilled)

@@ -5,15 +5,16 @@ from typing import Any
 
 import pytest
 
-from mlx_dp.orchestrator.control import recovery, supervisor
+from mlx_dp.orchestrator.control import loss as loss_rules
+from mlx_dp.orchestrator.control import supervisor
 from mlx_dp.orchestrator.control.core import ControlCore
+from mlx_dp.orchestrator.control.event_dispatch import EventDispatch
 from mlx_dp.orchestrator.control.fleet import Fleet
-from mlx_dp.orchestrator.control.health_watch import HealthWatch
-from mlx_dp.orchestrator.control.inbox import Inbox
+from mlx_dp.orchestrator.control.health import HealthMonitor
 from mlx_dp.orchestrator.control.kill_ladder import lose
 from mlx_dp.orchestrator.control.liveness import OwnLag
+from mlx_dp.orchestrator.control.record import FailureDomain
 from mlx_dp.orchestrator.control.restart_budget import RestartBudget
-from mlx_dp.orchestrator.control.worker_record import FailureDomain
 from mlx_dp.proto.errors import ProtocolError
 from mlx_dp.proto.messages import Up
 
@@ -36,20 +37,20 @@ def the_restart_budget_is_endless(patch: Patch) -> None:
 
 
 def what_cannot_start_is_started_again(patch: Patch) -> None:
-    patch.setattr(recovery, "_is_final", lambda domain, loss: False)
+    patch.setattr(loss_rules, "_is_final", lambda domain, loss: False)
 
 
 def nobody_waits_for_accepted(patch: Patch) -> None:
-    patch.setattr(HealthWatch, "_ignored", lambda watch, owner, now: None)
-    patch.setattr(HealthWatch, "unanswered", lambda watch, now: [])
+    patch.setattr(HealthMonitor, "_ignored", lambda watch, owner, now: None)
+    patch.setattr(HealthMonitor, "unanswered", lambda watch, now: [])
 
 
 def hangs_are_not_seen(patch: Patch) -> None:
-    patch.setattr(HealthWatch, "_judge", lambda watch, owner, now: None)
+    patch.setattr(HealthMonitor, "_judge", lambda watch, owner, now: None)
 
 
 def our_own_sleep_is_held_against_others(patch: Patch) -> None:
-    patch.setattr(OwnLag, "slept", lambda lag, now, interval_s: 0.0)
+    patch.setattr(OwnLag, "note_call", lambda lag, now, interval_s: 0.0)
 
 
 def the_old_process_is_not_waited_for(patch: Patch) -> None:
@@ -79,7 +80,7 @@ def the_dead_are_routable(patch: Patch) -> None:
     def late(core: ControlCore, index: int, status: int) -> None:
         exited(core, index, status)
         core._exits[-1] = (core._exits[-1][0] + 0.5, index, status)
-        owner = core.book.get(index)
+        owner = core.ranks.get(index)
         if owner is not None:
             owner.closed = False
 
@@ -99,10 +100,12 @@ def the_dead_are_settled_late(patch: Patch) -> None:
 
 def a_message_is_received_and_forgotten(patch: Patch) -> None:
     """As if the receive had been cancelled: some of what workers say is lost without a word."""
-    take, taken = Inbox.take, count(1)
+    handle, handled = EventDispatch.handle, count(1)
 
-    def forgetful(inbox: Inbox, identity: str, fact: Up | ProtocolError, now: float) -> None:
-        if next(taken) % 50:
-            take(inbox, identity, fact, now)
+    def forgetful(
+        dispatch: EventDispatch, identity: str, event: Up | ProtocolError, now: float
+    ) -> None:
+        if next(handled) % 50:
+            handle(dispatch, identity, event, now)
 
-    patch.setattr(Inbox, "take", forgetful)
+    patch.setattr(EventDispatch, "handle", forgetful)

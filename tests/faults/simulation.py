@@ -106,7 +106,7 @@ class Simulation:
             self._agenda.at(leaves_at, lambda: self._host.do(lambda: self._leave(client)))
 
     def _ask(self, client: Client) -> None:
-        waiting = len(self.core.desk.queue)
+        waiting = len(self.core.table.queue)
         client.ask(self.core)
         self._invariants.asked(client, waiting)
         if client.answer is None:
@@ -169,4 +169,4 @@ class Simulation:
         return found
 
     def _quiet(self) -> bool:
-        return not self._host.asleep and self.core.desk.idle and not self._unquiet()
+        return not self._host.asleep and self.core.lifecycle.idle and not self._unquiet()

@@ -6,13 +6,8 @@ from typing import Any
 
 from worker_bench import FakeChannel, VirtualTime
 
-from mlx_dp.orchestrator.control.liveness import (
-    LivenessLimits,
-    Pulse,
-    Verdict,
-    judge,
-    step_allowance_s,
-)
+from mlx_dp.orchestrator.control.heartbeats import Heartbeats
+from mlx_dp.orchestrator.control.liveness import LivenessLimits, Verdict, judge, step_allowance_s
 from mlx_dp.proto.messages import FakeEngineOptions, Heartbeat, Tokens, Up
 from mlx_dp.worker.engine import Drawn, StepPlan
 from mlx_dp.worker.fake.engine import FakeEngine
@@ -24,27 +19,27 @@ FIRST_USE_S = 4.0
 
 
 class JudgedChannel(FakeChannel):
-    """The controller's side: a pulse, which is looked at when its silence is longest."""
+    """The controller's side: a heartbeats, which is looked at when its silence is longest."""
 
     def __init__(self, time: VirtualTime) -> None:
         super().__init__(time)
-        self.pulse = Pulse(heard_at=0.0, moved_at=0.0)
+        self.heartbeats = Heartbeats(heard_at=0.0, progressed_at=0.0)
         self.verdicts: set[Verdict] = set()
 
     def verdict(self, now: float) -> Verdict:
-        return judge(self.pulse, LIMITS, step_s=self.allowance_s, now=now)
+        return judge(self.heartbeats, LIMITS, step_s=self.allowance_s, now=now)
 
     @property
     def allowance_s(self) -> float:
-        pulse = self.pulse
+        heartbeats = self.heartbeats
         return step_allowance_s(
-            LIMITS, step_tokens=pulse.step_tokens, prefill_token_s=pulse.prefill_token_s
+            LIMITS, step_tokens=heartbeats.step_tokens, prefill_token_s=heartbeats.prefill_token_s
         )
 
     @property
     def lost_after_s(self) -> float:
         """How long the worker may be silent from now on, if this was its last word."""
-        heard_at = self.pulse.heard_at
+        heard_at = self.heartbeats.heard_at
         return heard_at + LIMITS.hang_timeout_s + self.allowance_s - self._time.now
 
     def send(self, message: Up) -> None:
@@ -52,11 +47,11 @@ class JudgedChannel(FakeChannel):
         self.verdicts.add(self.verdict(now))
         match message:
             case Heartbeat():
-                self.pulse.beat(message, now)
+                self.heartbeats.add(message, now)
             case Tokens():
-                self.pulse.moved(now)
+                self.heartbeats.progressed(now)
             case _:
-                self.pulse.heard(now)
+                self.heartbeats.heard(now)
         super().send(message)
 
 

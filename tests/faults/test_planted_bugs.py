@@ -8,7 +8,7 @@ from faults.draw import draw
 from faults.planted_bugs import PLANTED
 from faults.replay import SimulationError, first_failure, run_seed, shrink
 from faults.schedule import FaultKind, Schedule
-from mlx_dp.orchestrator.control.owner_book import OwnerBook
+from mlx_dp.orchestrator.control.rank import RankTable
 
 SEEDS = range(400)
 """Without a bug, all of these runs succeed."""
@@ -40,7 +40,7 @@ def test_a_planted_bug_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_patch_that_only_crashes_is_not_taken_for_a_bug_that_was_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(OwnerBook, "remove", lambda: ())
+    monkeypatch.setattr(RankTable, "remove", lambda: ())
     with pytest.raises(TypeError):
         first_failure(SEEDS, "I2")
 

@@ -47,15 +47,15 @@ def undisturbed(seed: int) -> Schedule:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_without_faults_every_request_ends_well_and_nobody_dies(seed: int) -> None:
-    tally = Simulation(undisturbed(seed)).run().core.tally
-    assert tally.requests_error == tally.worker_deaths == tally.protocol_errors == 0
-    assert tally.requests_ok > 0
+    counters = Simulation(undisturbed(seed)).run().core.counters
+    assert counters.requests_error == counters.worker_deaths == counters.protocol_errors == 0
+    assert counters.requests_ok > 0
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_clocks_that_jump_kill_nobody(seed: int) -> None:
-    tally = run_seed(seed, Drawn.SLEEPS).core.tally
-    assert tally.requests_error == tally.worker_deaths == 0
+    counters = run_seed(seed, Drawn.SLEEPS).core.counters
+    assert counters.requests_error == counters.worker_deaths == 0
 
 
 @pytest.mark.parametrize("first", range(0, 100, RUNS))
@@ -72,10 +72,10 @@ def test_a_rolling_restart_fails_no_request_and_turns_none_away(seed: int) -> No
     restarts = tuple(Fault(at=at, kind=FaultKind.RESTART, nth=2) for at in times)
     setting = replace(schedule.setting, max_queued=100)
     simulation = Simulation(replace(schedule, setting=setting, faults=restarts)).run()
-    tally = simulation.core.tally
-    assert tally.requests_error == tally.worker_deaths == 0
-    assert tally.requests_refused.keys() <= {"invalid"}
-    assert tally.worker_restarts >= len(simulation.core.supervisor.workers)
+    counters = simulation.core.counters
+    assert counters.requests_error == counters.worker_deaths == 0
+    assert counters.requests_refused.keys() <= {"invalid"}
+    assert counters.worker_restarts >= len(simulation.core.supervisor.workers)
 
 
 @pytest.mark.parametrize("tag", ["accepted", "prefilled", "tokens", "finished"])
@@ -86,14 +86,16 @@ def test_a_death_at_any_word_costs_no_token(tag: str, after: bool, nth: int) -> 
         schedule = undisturbed(seed)
         setting = replace(schedule.setting, max_restarts=100, max_attempts=100)
         death = Fault(at=0.0, kind=FaultKind.DIE_SAYING, tag=tag, nth=nth, after=after)
-        tally = Simulation(replace(schedule, setting=setting, faults=(death,))).run().core.tally
-        assert tally.requests_error == 0
+        counters = (
+            Simulation(replace(schedule, setting=setting, faults=(death,))).run().core.counters
+        )
+        assert counters.requests_error == 0
 
 
 def test_the_same_seed_gives_the_same_run() -> None:
     def trace(seed: int) -> tuple[object, ...]:
         simulation = run_seed(seed)
-        return simulation.core.tally, simulation.events
+        return simulation.core.counters, simulation.events
 
     assert [trace(seed) for seed in range(30)] == [trace(seed) for seed in range(30)]
 

@@ -37,9 +37,9 @@ def test_running_requests_go_on() -> None:
     world.turn(2)
     world.core.begin_flush()
     world.turn(4)
-    assert world.core.desk.idle
+    assert world.core.lifecycle.idle
     answer.cancel()
-    assert world.core.tally.requests_ok == 1
+    assert world.core.counters.requests_ok == 1
 
 
 def test_an_owner_that_does_not_answer_is_late() -> None:
@@ -51,8 +51,8 @@ def test_an_owner_that_does_not_answer_is_late() -> None:
     assert outcomes(world.core.flushes.end(flush)) == ["flushed", "timeout"]
     world.worker(1).stopped = False
     world.settle()
-    assert world.core.tally.stale_facts == 1
-    assert world.core.tally.protocol_errors == 0
+    assert world.core.counters.stale_events == 1
+    assert world.core.counters.protocol_errors == 0
 
 
 def test_an_owner_that_is_lost_meanwhile_is_not_waited_for() -> None:
@@ -114,5 +114,5 @@ def test_an_answer_that_nobody_waits_for_is_stale() -> None:
     for flush_id in (flush, flush + 1):
         world.worker(0).say(Flushed(flush_id=flush_id, num_tokens=7, nbytes=14))
     world.core.on_arrival()
-    assert world.core.tally.stale_facts == 2
+    assert world.core.counters.stale_events == 2
     assert world.core.flushes.end(flush) == (answered(0),)

@@ -101,7 +101,7 @@ def test_limits_are_those_of_the_largest_owner_that_is_there_or_will_be_back() -
     world = world_of(20, 40)
     world.auto_ready = False
     world.core.begin()
-    assert world.core.book.limits() is None
+    assert world.core.ranks.limits() is None
     seen = []
     for index in (0, 1):
         world.settle()
@@ -109,13 +109,13 @@ def test_limits_are_those_of_the_largest_owner_that_is_there_or_will_be_back() -
         world.settle()
         world.worker(index).become_ready()
         world.settle()
-        limits = world.core.book.limits()
+        limits = world.core.ranks.limits()
         assert limits is not None
         seen.append(limits.max_request_tokens)
     assert seen == [21, 41]
     world.worker(1).die(-9)
     world.pass_time(0.1)
-    limits = world.core.book.limits()
+    limits = world.core.ranks.limits()
     assert limits is not None
     assert limits.max_request_tokens == 41
     # A long prompt waits for its return, in place of being called too long for a while.

@@ -8,19 +8,13 @@ import pytest
 from control_world import FakeWorker, World, expected, generation, ready, serve_options
 
 from mlx_dp.orchestrator.control.controller import Controller, ServiceDeadError
-from mlx_dp.orchestrator.control.counters import RequestTimings
-from mlx_dp.orchestrator.control.failure_domains import FailureDomains
 from mlx_dp.orchestrator.control.fleet import Outside
+from mlx_dp.orchestrator.control.lifecycle import RequestLifecycle
 from mlx_dp.orchestrator.control.limits import ControlLimits, control_limits
-from mlx_dp.orchestrator.control.request_desk import RequestDesk
+from mlx_dp.orchestrator.control.record import FailureDomains
 from mlx_dp.orchestrator.options import QueueOptions, ServeOptions, WorkerOptions
-from mlx_dp.orchestrator.service import (
-    Ended,
-    NewTokens,
-    OverloadedError,
-    Service,
-    ServiceStatus,
-)
+from mlx_dp.orchestrator.service import Ended, NewTokens, OverloadedError, Service, ServiceStatus
+from mlx_dp.orchestrator.service_counters import RequestTimings
 from mlx_dp.orchestrator.worker_states import RestartRefusedError
 from mlx_dp.proto.admission import AdmissionLimits
 from mlx_dp.proto.errors import ConfigError
@@ -278,12 +272,12 @@ def test_a_bug_in_a_call_ends_the_service_too(call: str, monkeypatch: pytest.Mon
     async def act(stage: Stage) -> None:
         await stage.ready()
         if call == "submit":
-            monkeypatch.setattr(RequestDesk, "submit", broken)
+            monkeypatch.setattr(RequestLifecycle, "submit", broken)
             with pytest.raises(ZeroDivisionError):
                 stage.controller.submit(generation())
         else:
             answer = stage.controller.submit(generation(max_tokens=900))
-            monkeypatch.setattr(RequestDesk, "leave", broken)
+            monkeypatch.setattr(RequestLifecycle, "cancel", broken)
             with pytest.raises(ZeroDivisionError):
                 answer.cancel()
         with pytest.raises(ZeroDivisionError, match="a bug"):
@@ -301,7 +295,7 @@ def test_a_bug_at_the_exit_of_a_process_ends_the_service_too(
     async def act(stage: Stage) -> None:
         await stage.ready()
         with monkeypatch.context() as patched:
-            patched.setattr(FailureDomains, "of", broken)
+            patched.setattr(FailureDomains, "domain_of", broken)
             with pytest.raises(ZeroDivisionError):
                 stage.world.worker(0).die(-9)
         with pytest.raises(ZeroDivisionError, match="a bug"):

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 from control_world import Reader, Running, World, expected, generation, ready, serve_options
 
-from mlx_dp.orchestrator.control.counters import RequestTimings
 from mlx_dp.orchestrator.control.limits import ControlLimits
 from mlx_dp.orchestrator.options import QueueOptions
 from mlx_dp.orchestrator.service import (
@@ -15,6 +14,7 @@ from mlx_dp.orchestrator.service import (
     ServiceStatus,
     WorkerStatus,
 )
+from mlx_dp.orchestrator.service_counters import RequestTimings
 from mlx_dp.proto.errors import ProtocolError
 from mlx_dp.proto.fields import MAX_CACHE_SALT_CHARS
 from mlx_dp.proto.messages import (
@@ -51,8 +51,8 @@ def test_a_request_is_granted_streamed_and_finished() -> None:
     assert ended(reader) == Ended(reason=FinishReason.LENGTH)
     assert reader.ids == expected(generation(), 3)
     assert [grant.owner for grant in reader.grants] == [0]
-    assert world.core.tally.requests_ok == 1
-    assert world.core.tally.generated_by_owner.total() == 3
+    assert world.core.counters.requests_ok == 1
+    assert world.core.counters.generated_by_owner.total() == 3
 
 
 def test_workers_load_one_at_a_time() -> None:
@@ -74,17 +74,17 @@ def test_nothing_is_taken_before_a_worker_is_ready() -> None:
         submit(world)
     assert refused.value.status == 503
     assert refused.value.retry_after_s > 0
-    assert world.core.tally.requests_refused["starting"] == 1
+    assert world.core.counters.requests_refused["starting"] == 1
 
 
 def test_a_request_waits_for_room_and_goes_where_it_frees_first() -> None:
     world = World().bring_up()
     readers = [submit(world, (1,), 9 if n == 2 else 20) for n in range(4)]
     waiting = submit(world, (1,), 1)
-    assert len(world.core.desk.queue) == 1
+    assert len(world.core.table.queue) == 1
     world.turn(9)
     assert readers[2].read().ended is not None
-    assert len(world.core.desk.queue) == 0
+    assert len(world.core.table.queue) == 0
     world.turn()
     assert ended(waiting).reason is FinishReason.LENGTH
     assert waiting.grants[0].owner == readers[2].grants[0].owner
@@ -167,7 +167,7 @@ def test_cancelling_in_the_queue_sends_nothing() -> None:
     assert ended(readers[2]).reason is FinishReason.ABORT
     assert len(world.worker(0).inbox) == before
     readers[2].answer.cancel()
-    assert world.core.tally.requests_aborted == 1
+    assert world.core.counters.requests_aborted == 1
 
 
 def test_the_slot_of_a_cancelled_request_is_free_only_once_the_owner_says_so() -> None:
@@ -176,7 +176,7 @@ def test_the_slot_of_a_cancelled_request_is_free_only_once_the_owner_says_so() -
     world.turn(2)
     first.answer.cancel()
     assert ended(first).reason is FinishReason.ABORT
-    owner = world.core.book.get(0)
+    owner = world.core.ranks.get(0)
     assert owner is not None
     assert owner.free_slots == 0
     world.turn()
@@ -191,11 +191,11 @@ def test_cancelling_before_it_is_accepted_still_frees_the_slot() -> None:
     reader.answer.cancel()
     world.turn()
     world.turn()
-    owner = world.core.book.get(0)
+    owner = world.core.ranks.get(0)
     assert owner is not None
-    assert not owner.leases
+    assert not owner.grants
     assert ended(reader).reason is FinishReason.ABORT
-    assert world.core.tally.prompt_by_owner.total() == 0
+    assert world.core.counters.prompt_by_owner.total() == 0
 
 
 def test_an_abort_that_a_congested_owner_did_not_take_is_repeated() -> None:
@@ -223,17 +223,17 @@ def test_a_lost_worker_costs_no_token_and_repeats_none() -> None:
     for n, reader in enumerate(readers):
         assert ended(reader).reason is FinishReason.LENGTH
         assert reader.ids == expected(generation((n,), seed=n), 10)
-    assert world.core.tally.requests_replayed == 2
-    assert world.core.tally.worker_deaths == 1
+    assert world.core.counters.requests_replayed == 2
+    assert world.core.counters.worker_deaths == 1
 
 
 def test_a_dead_process_has_no_memory() -> None:
     world = World().bring_up()
     world.pass_time(0.1)
-    assert [owner.rss_nbytes for owner in world.core.view.owners()] == [1, 1]
+    assert [owner.rss_nbytes for owner in world.core.views.owners()] == [1, 1]
     world.worker(0).die(-9)
     world.pass_time(0.1)
-    assert [owner.rss_nbytes for owner in world.core.view.owners()] == [0, 1]
+    assert [owner.rss_nbytes for owner in world.core.views.owners()] == [0, 1]
 
 
 def test_the_last_messages_of_a_dead_process_still_count() -> None:
@@ -279,7 +279,7 @@ def test_an_answer_that_was_complete_is_not_generated_again() -> None:
     world.pass_time(0.1)
     assert ended(by_length).reason is FinishReason.LENGTH
     assert ended(by_stop).reason is FinishReason.STOP
-    assert world.core.tally.requests_replayed == 0
+    assert world.core.counters.requests_replayed == 0
 
 
 def test_a_request_that_crashes_its_worker_twice_ends_as_poison() -> None:
@@ -291,7 +291,7 @@ def test_a_request_that_crashes_its_worker_twice_ends_as_poison() -> None:
         world.worker(owner).kill()
         world.pass_time(0.1)
     assert ended(poison).code == "request_crashed_worker"
-    assert world.core.tally.worker_deaths == 2
+    assert world.core.counters.worker_deaths == 2
 
 
 def test_a_request_that_flees_to_the_next_victim_of_an_accident_is_no_poison() -> None:
@@ -310,7 +310,7 @@ def test_a_request_that_flees_to_the_next_victim_of_an_accident_is_no_poison() -
     world.turn(30)
     assert ended(reader).reason is FinishReason.LENGTH
     assert reader.ids == expected(generation(), len(reader.ids))
-    assert world.core.tally.worker_deaths == 3
+    assert world.core.counters.worker_deaths == 3
 
 
 def test_whoever_sits_beside_poison_once_is_not_put_beside_it_again() -> None:
@@ -387,8 +387,8 @@ def test_a_grant_lost_before_it_was_accepted_is_no_attempt() -> None:
     world.recover(4.0)
     world.turn(2)
     assert ended(reader).reason is FinishReason.LENGTH
-    assert world.core.tally.worker_deaths == losses
-    assert world.core.tally.requests_replayed == 0
+    assert world.core.counters.worker_deaths == losses
+    assert world.core.counters.requests_replayed == 0
 
 
 def test_what_a_replaced_worker_says_changes_nothing() -> None:
@@ -419,7 +419,7 @@ def test_a_gap_in_the_tokens_replaces_the_worker() -> None:
     chunk = TokenChunk(request_id=1, epoch=1, index=3, ids=(5,))
     world.worker(0).say(Tokens(chunks=(chunk,)))
     world.core.on_arrival()
-    assert world.core.tally.protocol_errors == 1
+    assert world.core.counters.protocol_errors == 1
     assert world.core.supervisor.workers[0].status is WorkerStatus.LOST
     world.turn(5)
     assert reader.read().ids == expected(generation(), 4)
@@ -434,8 +434,8 @@ def test_repeated_tokens_are_dropped() -> None:
     world.worker(0).say(Tokens(chunks=(chunk,)))
     world.turn(2)
     assert reader.read().ids == expected(generation(), 4)
-    assert world.core.tally.duplicate_chunks == 1
-    assert world.core.tally.stale_facts == world.core.tally.protocol_errors == 0
+    assert world.core.counters.duplicate_chunks == 1
+    assert world.core.counters.stale_events == world.core.counters.protocol_errors == 0
 
 
 def test_facts_of_another_epoch_are_stale() -> None:
@@ -447,7 +447,7 @@ def test_facts_of_another_epoch_are_stale() -> None:
     worker.say(Accepted(request_id=77, epoch=1, slot=0))
     world.turn(2)
     assert reader.read().ids == expected(generation(), 4)
-    assert world.core.tally.stale_facts == 2
+    assert world.core.counters.stale_events == 2
 
 
 def test_a_malformed_message_replaces_the_worker() -> None:
@@ -456,7 +456,7 @@ def test_a_malformed_message_replaces_the_worker() -> None:
     # What came in the same batch is not heard either.
     world.worker(1).say(Tokens(chunks=()))
     world.core.on_arrival()
-    assert world.core.tally.protocol_errors == world.core.tally.malformed_frames == 1
+    assert world.core.counters.protocol_errors == world.core.counters.malformed_frames == 1
     assert world.worker(1).signals == ["kill"]
     world.recover()
     assert world.core.supervisor.workers[1].status is WorkerStatus.READY
@@ -493,7 +493,7 @@ def test_a_worker_in_a_long_prefill_is_given_the_time_that_its_tokens_take() -> 
 
 
 def overdue(world: World) -> list[bool]:
-    return [state.overdue for state in world.core.view.owners()]
+    return [state.overdue for state in world.core.views.owners()]
 
 
 def test_a_worker_that_stops_at_its_first_tokens_is_overdue_soon_and_lost_in_time() -> None:
@@ -528,7 +528,7 @@ def test_a_worker_within_a_prompt_is_overdue_and_lost_by_the_pace_that_it_has_me
     # 8 times one second.
     world.pass_time(9.8)
     assert overdue(world) == [False, False]
-    assert not world.core.book.get(0).takes_requests
+    assert not world.core.ranks.get(0).takes_requests
     world.pass_time(0.3)
     assert overdue(world) == [True, False]
     world.pass_time(7.7)
@@ -593,9 +593,9 @@ def test_a_silent_worker_gets_no_new_requests_and_is_not_lost_at_once() -> None:
     world.worker(0).stopped = True
     world.pass_time(3.0)
     readers = [submit(world, max_tokens=50) for _ in range(3)]
-    owner = world.core.book.get(0)
+    owner = world.core.ranks.get(0)
     assert owner is not None
-    assert not owner.leases
+    assert not owner.grants
     world.turn()
     assert {grant.owner for reader in readers for grant in reader.read().grants} == {1}
     world.worker(0).stopped = False
@@ -663,9 +663,9 @@ def test_running_too_long_ends_with_request_timeout_and_frees_the_slot() -> None
     end = ended(reader)
     assert (end.code, end.status) == ("request_timeout", 504)
     world.turn(2)
-    owner = world.core.book.get(0)
+    owner = world.core.ranks.get(0)
     assert owner is not None
-    assert not owner.leases
+    assert not owner.grants
 
 
 def test_a_request_that_found_no_slot_is_queued_again_in_its_place() -> None:
@@ -693,9 +693,9 @@ def test_a_request_that_a_worker_finds_wrong_ends(reason: RejectReason) -> None:
     world.core.on_arrival()
     end = ended(reader)
     assert (end.code, end.status, end.message) == (f"rejected_{reason.value}", 400, "why")
-    owner = world.core.book.get(0)
+    owner = world.core.ranks.get(0)
     assert owner is not None
-    assert not owner.leases
+    assert not owner.grants
 
 
 def test_a_draining_worker_gets_nothing_more() -> None:
@@ -747,7 +747,7 @@ def test_facts_that_cannot_be_replace_the_worker(facts: tuple[Up, ...]) -> None:
     for fact in facts:
         world.worker(0).say(fact)
     world.core.on_arrival()
-    assert world.core.tally.protocol_errors == 1
+    assert world.core.counters.protocol_errors == 1
     assert world.worker(0).signals == ["kill"]
     world.turn(4)
     assert reader.read().ids == expected(generation(), 4)
@@ -776,8 +776,8 @@ def test_stale_facts_change_nothing(fact: Up) -> None:
     world.turn(3)
     assert reader.read().ids == expected(generation(), 4)
     assert len(reader.grants) == 1
-    assert world.core.tally.stale_facts == 1
-    assert world.core.tally.protocol_errors == 0
+    assert world.core.counters.stale_events == 1
+    assert world.core.counters.protocol_errors == 0
 
 
 def test_lost_requests_go_to_the_front_in_the_order_they_had() -> None:
@@ -788,7 +788,7 @@ def test_lost_requests_go_to_the_front_in_the_order_they_had() -> None:
     world.turn()
     world.worker(0).die(-9)
     world.pass_time(0.1)
-    (head,) = world.core.desk.queue.heads()
+    (head,) = world.core.table.queue.heads()
     assert head.request_id == 1
     assert not waiting.read().grants
 
@@ -887,10 +887,10 @@ def test_a_congested_worker_gets_nothing_until_it_is_heard() -> None:
     identity = world.worker(0).identity
     world.congested.add(identity)
     readers = [submit(world, max_tokens=9) for _ in range(3)]
-    assert len(world.core.desk.queue) == 1
+    assert len(world.core.table.queue) == 1
     world.congested.clear()
     world.turn()
-    assert len(world.core.desk.queue) == 1
+    assert len(world.core.table.queue) == 1
     world.pass_time(0.1)
     world.turn()
     assert readers[2].read().grants[0].owner == 0
@@ -987,7 +987,7 @@ def test_draining_refuses_new_requests_and_finishes_those_in_hand() -> None:
     assert refused.value.status == 503
     world.turn(3)
     assert ended(reader).reason is FinishReason.LENGTH
-    assert world.core.desk.idle
+    assert world.core.lifecycle.idle
 
 
 def test_no_process_to_be_had_is_retried() -> None:
@@ -1038,11 +1038,36 @@ def test_what_could_not_be_sent_is_no_grant() -> None:
     world.congested = {world.worker(0).identity}
     reader = submit(world).read()
     assert not reader.grants
-    assert not world.core.tally.grants
+    assert not world.core.counters.grants
     world.congested = set()
     world.pass_time(1.0)
     world.settle()
-    assert len(reader.read().grants) == world.core.tally.grants["total_tokens"] == 1
+    assert len(reader.read().grants) == world.core.counters.grants["total_tokens"] == 1
+
+
+def test_a_request_that_cannot_be_sent_uses_up_its_time_in_the_queue() -> None:
+    world = World(serve_options(1, queue=QueueOptions(queue_timeout_s=5.0))).bring_up()
+    world.congested = {world.worker(0).identity}
+    reader = submit(world)
+    # Each heartbeat lets the owner be tried again.
+    world.pass_time(4.5)
+    assert reader.read().ended is None
+    world.pass_time(1.0)
+    assert ended(reader).code == "queue_timeout"
+    assert not reader.grants
+
+
+def test_a_request_that_could_not_be_sent_is_bound_to_no_owner_and_keeps_its_epoch() -> None:
+    world = World(serve_options(2)).bring_up()
+    world.readies[0] = ready(pool=30)
+    world.congested = {worker.identity for worker in world.alive()}
+    submit(world, max_tokens=None)
+    entry = next(iter(world.core.table))
+    assert (entry.status, entry.epoch, entry.max_tokens) == ("queued", 0, None)
+    assert (entry.granted_at, entry.last_owner) == (None, None)
+    world.congested = set()
+    world.pass_time(1.0)
+    assert entry.epoch == 1
 
 
 def test_a_replay_is_granted_again_but_starts_and_counts_once() -> None:
@@ -1055,10 +1080,10 @@ def test_a_replay_is_granted_again_but_starts_and_counts_once() -> None:
     assert ended(reader).reason is FinishReason.LENGTH
     assert [grant.owner for grant in reader.grants] == [0, 1]
     assert len(reader.starts) == 1
-    assert world.core.tally.grants.total() == 2
-    assert world.core.tally.prompt_by_owner == {0: 3}
-    assert world.core.tally.cached_by_owner.total() == 0
-    assert world.core.tally.generated_by_owner == {0: 2, 1: 4}
+    assert world.core.counters.grants.total() == 2
+    assert world.core.counters.prompt_by_owner == {0: 3}
+    assert world.core.counters.cached_by_owner.total() == 0
+    assert world.core.counters.generated_by_owner == {0: 2, 1: 4}
 
 
 def test_owners_show_what_each_of_them_had_to_do() -> None:
@@ -1072,7 +1097,7 @@ def test_owners_show_what_each_of_them_had_to_do() -> None:
     worker.say(Accepted(request_id=sent.request_id, epoch=1, slot=0))
     worker.say(Prefilled(request_id=sent.request_id, epoch=1, cached_tokens=2))
     world.turn(2)
-    (owner,) = world.core.view.owners()
+    (owner,) = world.core.views.owners()
     totals = (owner.prompt_tokens_total, owner.cached_tokens_total, owner.generated_tokens_total)
     assert totals == (3, 2, 2)
 
@@ -1083,12 +1108,12 @@ def test_owners_show_what_they_hold_and_nothing_once_they_are_lost() -> None:
     world.bring_up()
     world.worker(0).beat(cached_tokens=3, cached_nbytes=192, held_nbytes=500, held_buffers=84)
     world.core.on_arrival()
-    (owner,) = world.core.view.owners()
+    (owner,) = world.core.views.owners()
     assert (owner.prefix_tokens, owner.prefix_nbytes, owner.held_nbytes) == (3, 192, 500)
     assert (owner.held_buffers, owner.buffer_limit) == (84, 249_500)
     world.worker(0).kill()
     world.pass_time(0.1)
-    (owner,) = world.core.view.owners()
+    (owner,) = world.core.views.owners()
     assert (owner.prefix_tokens, owner.prefix_nbytes, owner.held_nbytes) == (0, 0, 0)
     assert (owner.held_buffers, owner.buffer_limit) == (0, None)
 
@@ -1118,7 +1143,7 @@ def test_an_answer_that_is_complete_ends_as_stop_and_one_nobody_wants_as_abort()
     unwanted.answer.cancel()
     assert ended(complete).reason is FinishReason.STOP
     assert ended(unwanted).reason is FinishReason.ABORT
-    assert (world.core.tally.requests_ok, world.core.tally.requests_aborted) == (1, 1)
+    assert (world.core.counters.requests_ok, world.core.counters.requests_aborted) == (1, 1)
     world.turn(2)
     assert not any(worker.running for worker in world.alive())
 
@@ -1142,7 +1167,7 @@ def test_observers_hear_of_each_step_with_its_time() -> None:
     world = World(serve_options(1))
     world.readies = {0: ready(slots=1)}
     world.bring_up()
-    world.core.answers.observe(Observer())
+    world.core.streams.observe(Observer())
     first = submit(world, max_tokens=2)
     world.turn(1)
     second = submit(world, max_tokens=2)
@@ -1168,8 +1193,8 @@ def test_counters_reconcile() -> None:
     world.worker(0).kill()
     world.recover(1.0)
     world.turn(40)
-    tally = world.core.tally
-    assert tally.requests_started == 8
-    assert tally.requests_ok + tally.requests_error + tally.requests_aborted == 8
-    assert tally.worker_deaths == tally.worker_restarts == 1
-    assert tally.generated_by_owner.total() == 35
+    counters = world.core.counters
+    assert counters.requests_started == 8
+    assert counters.requests_ok + counters.requests_error + counters.requests_aborted == 8
+    assert counters.worker_deaths == counters.worker_restarts == 1
+    assert counters.generated_by_owner.total() == 35

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 from control_world import FakeWorker, World, ready
 
-from mlx_dp.orchestrator.control.worker_view import WorkerView
 from mlx_dp.proto.batching import Batching
 
 
@@ -26,7 +25,7 @@ def test_a_worker_that_is_gone_before_its_ready_is_read_gets_no_request() -> Non
     worker.become_ready()
     worker.die(-9)
     world.core.on_arrival()
-    owner = world.core.book.get(worker.index)
+    owner = world.core.ranks.get(worker.index)
     assert owner is not None and not owner.takes_requests
 
 
@@ -62,12 +61,13 @@ def test_how_a_worker_batches_is_on_its_ready_line_and_why_not_is_a_warning(
     warnings = [one.message for one in caplog.records if one.levelno == logging.WARNING]
     assert warnings == ["worker 1: requests run one by one: this model rounds by 0.3"]
     core = world.core
-    view = WorkerView(core.supervisor, core.fleet, core.book, core.restarts, world.clock)
-    assert [(worker.batching, worker.unbatched_reason) for worker in view.states()] == [
+    assert [
+        (worker.batching, worker.unbatched_reason) for worker in core.views.workers(world.clock.now)
+    ] == [
         (Batching.SEVERAL_SLABS, ""),
         (Batching.ONE_BY_ONE, "this model rounds by 0.3"),
     ]
-    assert [owner.batching for owner in core.view.owners()] == [
+    assert [owner.batching for owner in core.views.owners()] == [
         Batching.SEVERAL_SLABS,
         Batching.ONE_BY_ONE,
     ]

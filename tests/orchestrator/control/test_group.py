@@ -5,7 +5,7 @@ from itertools import permutations
 import pytest
 from control_world import FakeWorker, Reader, World, expected, generation, serve_options
 
-from mlx_dp.orchestrator.control.supervisor_steps import RemoveOwner
+from mlx_dp.orchestrator.control.actions import RemoveOwner
 from mlx_dp.orchestrator.service import ServiceStatus, WorkerStatus
 from mlx_dp.proto.exit_codes import ExitCode
 from mlx_dp.proto.messages import FailureKind, WorkerPhase
@@ -50,9 +50,9 @@ def watch_losses(world: World) -> list[RemoveOwner]:
     core = world.core
     told = core.owner_lost
 
-    def owner_lost(gone: RemoveOwner, leases: tuple) -> None:
+    def owner_lost(gone: RemoveOwner, grants: tuple) -> None:
         lost.append(gone)
-        told(gone, leases)
+        told(gone, grants)
 
     core.owner_lost = owner_lost
     return lost
@@ -266,7 +266,7 @@ def test_one_that_lost_a_peer_is_not_to_blame(named: bool) -> None:
     # Its peer may have exited, which is seen a moment later.
     wait(world, 0.4)
     assert not lost
-    assert not any(owner.takes_requests for owner in world.core.book.owners())
+    assert not any(owner.takes_requests for owner in world.core.ranks.owners())
     wait(world, 0.2)
     assert {gone.index: gone.culprit for gone in lost} == {0: False, 1: named}
     assert world.workers[0].signals == ["kill"]

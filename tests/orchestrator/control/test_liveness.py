@@ -2,10 +2,10 @@
 
 import pytest
 
+from mlx_dp.orchestrator.control.heartbeats import Heartbeats
 from mlx_dp.orchestrator.control.liveness import (
     LivenessLimits,
     OwnLag,
-    Pulse,
     Verdict,
     judge,
     overdue,
@@ -34,29 +34,29 @@ def heartbeat(
     )
 
 
-def pulse() -> Pulse:
-    return Pulse(heard_at=0.0, moved_at=0.0)
+def heartbeats() -> Heartbeats:
+    return Heartbeats(heard_at=0.0, progressed_at=0.0)
 
 
-def verdict(pulse: Pulse, now: float) -> Verdict:
+def verdict(heartbeats: Heartbeats, now: float) -> Verdict:
     step_s = step_allowance_s(
-        LIMITS, step_tokens=pulse.step_tokens, prefill_token_s=pulse.prefill_token_s
+        LIMITS, step_tokens=heartbeats.step_tokens, prefill_token_s=heartbeats.prefill_token_s
     )
-    return judge(pulse, LIMITS, step_s=step_s, now=now)
+    return judge(heartbeats, LIMITS, step_s=step_s, now=now)
 
 
 def test_an_idle_worker_that_beats_lives_for_ever() -> None:
-    beating = pulse()
+    beating = heartbeats()
     for second in range(100):
-        beating.beat(heartbeat(), float(second))
+        beating.add(heartbeat(), float(second))
     assert verdict(beating, 99.5) is Verdict.ALIVE
 
 
 def test_four_missed_beats_are_overdue_and_the_time_out_is_silence() -> None:
-    assert verdict(pulse(), 2.0) is Verdict.ALIVE
-    assert verdict(pulse(), 2.1) is Verdict.OVERDUE
-    assert verdict(pulse(), 10.0) is Verdict.OVERDUE
-    assert verdict(pulse(), 10.1) is Verdict.SILENT
+    assert verdict(heartbeats(), 2.0) is Verdict.ALIVE
+    assert verdict(heartbeats(), 2.1) is Verdict.OVERDUE
+    assert verdict(heartbeats(), 10.0) is Verdict.OVERDUE
+    assert verdict(heartbeats(), 10.1) is Verdict.SILENT
 
 
 @pytest.mark.parametrize(
@@ -74,8 +74,8 @@ def test_four_missed_beats_are_overdue_and_the_time_out_is_silence() -> None:
 def test_a_step_may_take_longer_by_its_prompt_tokens(
     step_tokens: int, token_s: float | None, step_s: float
 ) -> None:
-    prefilling = pulse()
-    prefilling.beat(heartbeat(running=1, step_tokens=step_tokens, token_s=token_s), 0.0)
+    prefilling = heartbeats()
+    prefilling.add(heartbeat(running=1, step_tokens=step_tokens, token_s=token_s), 0.0)
     assert verdict(prefilling, 2.0) is Verdict.ALIVE
     if step_s:
         assert verdict(prefilling, 1.9 + step_s) is Verdict.SUSPICIOUS
@@ -85,46 +85,46 @@ def test_a_step_may_take_longer_by_its_prompt_tokens(
 
 
 def test_the_next_beat_ends_the_indulgence() -> None:
-    prefilled = pulse()
-    prefilled.beat(heartbeat(running=1, step_tokens=512), 0.0)
-    prefilled.beat(heartbeat(step=1, running=1), 50.0)
+    prefilled = heartbeats()
+    prefilled.add(heartbeat(running=1, step_tokens=512), 0.0)
+    prefilled.add(heartbeat(step=1, running=1), 50.0)
     assert verdict(prefilled, 60.1) is Verdict.SILENT
 
 
 def test_beats_without_a_step_while_something_runs_are_a_hang() -> None:
-    stuck = pulse()
+    stuck = heartbeats()
     for second in range(15):
-        stuck.beat(heartbeat(step=5, running=1), float(second))
+        stuck.add(heartbeat(step=5, running=1), float(second))
     assert verdict(stuck, 2.0) is Verdict.ALIVE
     assert verdict(stuck, 10.0) is Verdict.OVERDUE
     assert verdict(stuck, 10.1) is Verdict.HUNG
 
 
 def test_each_step_is_progress() -> None:
-    stepping = pulse()
+    stepping = heartbeats()
     for second in range(60):
-        stepping.beat(heartbeat(step=second // 9, running=1), float(second))
+        stepping.add(heartbeat(step=second // 9, running=1), float(second))
         assert verdict(stepping, second + 0.5) is not Verdict.HUNG
     assert verdict(stepping, 55.0) is Verdict.ALIVE
 
 
 def test_the_time_before_there_was_anything_to_do_does_not_count() -> None:
-    waking = pulse()
+    waking = heartbeats()
     for second in range(60):
-        waking.beat(heartbeat(), float(second))
-    waking.beat(heartbeat(running=1), 60.0)
+        waking.add(heartbeat(), float(second))
+    waking.add(heartbeat(running=1), 60.0)
     assert verdict(waking, 61.0) is Verdict.ALIVE
 
 
 def test_tokens_are_progress_before_the_next_beat() -> None:
-    talking = pulse()
-    talking.beat(heartbeat(step=1, running=1), 0.0)
-    talking.moved(9.0)
+    talking = heartbeats()
+    talking.add(heartbeat(step=1, running=1), 0.0)
+    talking.progressed(9.0)
     assert verdict(talking, 18.9) is not Verdict.HUNG
 
 
 def test_a_message_is_overdue_only_once_the_loop_has_turned_since() -> None:
-    beating = pulse()
+    beating = heartbeats()
     beating.beats = 7
     assert not overdue(beating, since=0.0, beats=7, timeout_s=10.0, now=60.0)
     # Both beats of one turn, which may have read what was there before it was sent.
@@ -138,6 +138,6 @@ def test_a_message_is_overdue_only_once_the_loop_has_turned_since() -> None:
 @pytest.mark.parametrize(("late_s", "missed_s"), [(0.0, 0.0), (0.9, 0.0), (60.0, 60.0)])
 def test_own_lag_beyond_the_tolerance_is_sleep(late_s: float, missed_s: float) -> None:
     lag = OwnLag(tolerance_s=1.0)
-    assert lag.slept(0.0, 0.1) == 0.0
-    assert lag.slept(0.1 + late_s, 0.1) == pytest.approx(missed_s)
-    assert lag.slept(0.2 + late_s, 0.1) == 0.0
+    assert lag.note_call(0.0, 0.1) == 0.0
+    assert lag.note_call(0.1 + late_s, 0.1) == pytest.approx(missed_s)
+    assert lag.note_call(0.2 + late_s, 0.1) == 0.0

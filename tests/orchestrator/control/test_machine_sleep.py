@@ -25,9 +25,9 @@ def fall_asleep(world: World, clock: str) -> None:
 def assert_nobody_was_judged(world: World, first: list[int]) -> None:
     assert [worker.pid for worker in world.alive()] == first
     assert not any(worker.signals for worker in world.workers)
-    assert world.core.tally.worker_deaths == 0
+    assert world.core.counters.worker_deaths == 0
     assert world.core.status() is ServiceStatus.READY
-    assert not any(owner.suspicious for owner in world.core.book.owners())
+    assert not any(owner.suspicious for owner in world.core.ranks.owners())
 
 
 @pytest.mark.parametrize("clock", ["stands still", "jumps"])

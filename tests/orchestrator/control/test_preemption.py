@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from control_world import Reader, World, expected, generation, ready, serve_options
 
-from mlx_dp.orchestrator.control.owner import Owner
+from mlx_dp.orchestrator.control.rank import Owner
 from mlx_dp.orchestrator.service import Generation
 from mlx_dp.proto.admission import NEXT_ANSWER_TOKENS, reserved_tokens
 from mlx_dp.proto.messages import FinishReason
@@ -22,7 +22,7 @@ def world_of(*readies) -> World:
 
 
 def owner_of(world: World, index: int = 0) -> Owner:
-    owner = world.core.book.get(index)
+    owner = world.core.ranks.get(index)
     assert owner is not None
     return owner
 
@@ -38,11 +38,11 @@ def test_a_preempted_request_goes_on_without_a_seam_and_starts_once() -> None:
     assert reader.ended.reason is FinishReason.LENGTH
     assert [grant.owner for grant in reader.grants] == [0, 1]
     assert len(reader.starts) == 1
-    tally = world.core.tally
-    assert tally.preempted_by_owner == {0: 1}
-    assert tally.requests_replayed == tally.protocol_errors == 0
-    assert tally.prompt_by_owner == {0: 3}
-    assert [owner.preemptions_total for owner in world.core.view.owners()] == [1, 0]
+    counters = world.core.counters
+    assert counters.preempted_by_owner == {0: 1}
+    assert counters.requests_replayed == counters.protocol_errors == 0
+    assert counters.prompt_by_owner == {0: 3}
+    assert [owner.preemptions_total for owner in world.core.views.owners()] == [1, 0]
 
 
 def test_preemptions_are_neither_attempts_nor_suspicion() -> None:
@@ -70,11 +70,11 @@ def test_one_that_nobody_wants_any_longer_just_frees_its_slot(prefilled: bool) -
     if prefilled:
         worker.turn()
     worker.preempt(1)
-    world.core.desk.leave(1, FinishReason.ABORT, world.clock.now)
+    world.core.lifecycle.cancel(1, world.clock.now)
     world.turn()
     assert reader.read().ended is not None
-    assert not owner_of(world).leases
-    assert world.core.tally.protocol_errors == 0
+    assert not owner_of(world).grants
+    assert world.core.counters.protocol_errors == 0
 
 
 def test_an_answer_that_was_complete_ends_instead_of_going_on() -> None:
@@ -91,7 +91,7 @@ def test_an_answer_that_was_complete_ends_instead_of_going_on() -> None:
     world.turn()
     assert reader.read().ended is not None
     assert reader.ended.reason is FinishReason.STOP
-    assert not owner_of(world).leases
+    assert not owner_of(world).grants
 
 
 def test_it_does_not_bounce_at_once_to_the_owner_that_gave_it_up() -> None:
@@ -118,12 +118,12 @@ def test_it_is_asked_for_at_the_pace_of_beats_and_refused_without_being_prefille
     world.turn(12)
     world.worker(0).preempt(2)
     world.settle()
-    prefilled = world.core.tally.prompt_by_owner.total()
+    prefilled = world.core.counters.prompt_by_owner.total()
     world.turn(10)
     world.pass_time(2.0)
     world.turn(10)
     assert len(young.read().grants) <= 5
-    assert world.core.tally.prompt_by_owner.total() == prefilled
+    assert world.core.counters.prompt_by_owner.total() == prefilled
     world.turn(30)
     world.pass_time(0.6)
     world.turn(20)
@@ -172,10 +172,10 @@ def test_the_oldest_goes_first_whoever_was_preempted_last() -> None:
         world.worker(index).preempt(request_id)
         world.core.on_arrival()
     order = []
-    queue = world.core.desk.queue
+    queue = world.core.table.queue
     while len(queue):
         order.append(queue.heads()[0].request_id)
-        queue.remove(queue.heads()[0])
+        world.core.lifecycle.cancel(order[-1], world.clock.now)
     assert order == [1, 2, 3, 4, 5]
     assert all(len(reader.read().grants) == 1 for reader in readers)
     assert not waiting.read().grants
@@ -204,10 +204,10 @@ def test_owners_that_answers_outgrow_still_finish_everything(owners: int, pool: 
     turns = drive(world, readers, 9000)
     for wanted, reader in readers:
         assert reader.ids == expected(wanted, 700)
-    assert world.core.tally.requests_error == 0
+    assert world.core.counters.requests_error == 0
     # Work is lost by preemptions, and yet this is far from one request at a time.
     assert turns < 0.5 * 12 * 700 / owners
-    assert 0 < world.core.tally.preempted_by_owner.total() < 12 * 3
+    assert 0 < world.core.counters.preempted_by_owner.total() < 12 * 3
 
 
 def test_an_old_request_is_not_starved_by_a_stream_of_small_ones() -> None:
@@ -215,7 +215,7 @@ def test_an_old_request_is_not_starved_by_a_stream_of_small_ones() -> None:
     large = (generation((7,) * 100, 90, seed=1), submit(world, (7,) * 100, 90, seed=1))
     readers = [large]
     for n in range(400):
-        if len(world.core.desk.queue) < 5:
+        if len(world.core.table.queue) < 5:
             wanted = generation((n % 90,) * 20, 30, seed=n)
             readers.append((wanted, Reader(world.core.submit(wanted))))
         world.turn()
@@ -225,7 +225,7 @@ def test_an_old_request_is_not_starved_by_a_stream_of_small_ones() -> None:
     assert large[1].ids == expected(large[0], 90)
 
 
-def test_a_lease_sets_aside_what_comes_next_and_grows_with_the_answer() -> None:
+def test_a_grant_sets_aside_what_comes_next_and_grows_with_the_answer() -> None:
     world = world_of(ready(slots=9, pool=1000))
     reader = submit(world, (1,) * 10, 700)
     owner = owner_of(world)
@@ -249,10 +249,10 @@ def test_where_answers_have_outgrown_the_pool_nothing_is_granted() -> None:
     world.turn(400)
     assert owner.free_tokens is not None
     assert owner.free_tokens < 0
-    world.core.desk.leave(1, FinishReason.ABORT, world.clock.now)
+    world.core.lifecycle.cancel(1, world.clock.now)
     world.turn(2)
     assert owner.free_tokens < 0
     assert not waiting.read().grants
-    world.core.desk.leave(2, FinishReason.ABORT, world.clock.now)
+    world.core.lifecycle.cancel(2, world.clock.now)
     world.turn(2)
     assert waiting.read().grants

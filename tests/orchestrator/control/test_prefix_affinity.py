@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 from control_world import Reader, World, expected, generation, ready, serve_options
 
+from mlx_dp.orchestrator.control.policies import EXPLICIT_RANK
 from mlx_dp.orchestrator.control.prefix_affinity import (
     COLD,
     HIT,
@@ -14,7 +15,6 @@ from mlx_dp.orchestrator.control.prefix_affinity import (
     REQUEST_TOKENS,
 )
 from mlx_dp.orchestrator.control.prefix_index import BLOCK_TOKENS
-from mlx_dp.orchestrator.control.router import EXPLICIT_RANK
 from mlx_dp.orchestrator.options import QueueOptions
 from mlx_dp.orchestrator.service import Generation, Granted
 
@@ -54,7 +54,7 @@ def test_a_second_turn_goes_to_where_the_first_one_was() -> None:
     assert served(world, (1, 2) * 200) == (1, COLD)
     assert served(world, (*LONG, 7, 8)) == (0, HIT)
     assert served(world, (1, 2) * 150) == (1, HIT)
-    assert world.core.tally.grants == {COLD: 2, HIT: 2}
+    assert world.core.counters.grants == {COLD: 2, HIT: 2}
 
 
 def test_an_answer_is_part_of_what_its_owner_holds() -> None:
@@ -172,7 +172,7 @@ class Load:
             self.collect()
 
     def measure(self) -> None:
-        running = [len(owner.leases) for owner in self.world.core.book.owners()]
+        running = [len(owner.grants) for owner in self.world.core.ranks.owners()]
         self.widest = max(self.widest, max(running) - min(running))
 
     def collect(self) -> None:

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
+from mlx_dp.orchestrator.control.actions import GiveUp, Spawn
 from mlx_dp.orchestrator.control.supervisor import Supervisor, SupervisorLimits
-from mlx_dp.orchestrator.control.supervisor_steps import GiveUp, Spawn
 from mlx_dp.orchestrator.service import WorkerStatus
 from mlx_dp.proto.exit_codes import ExitCode
 from mlx_dp.proto.parallel import ReplicaMode
@@ -28,7 +28,7 @@ def machines() -> Machines:
 def supervisor(machines: Machines, size: int = 2, *, group: bool = False) -> Supervisor:
     mode = ReplicaMode.DP_ATTENTION if group else ReplicaMode.DATA_PARALLEL
     made = Supervisor(size, mode, SupervisorLimits(), random.Random(0))
-    made.place(machines)
+    made.set_hosts(machines)
     return made
 
 
@@ -51,7 +51,7 @@ def test_a_worker_without_a_machine_waits_for_one_and_holds_up_nobody(machines) 
     assert spawned(made.tick(3600.0)) == []
     assert made.workers[0].status is WorkerStatus.STARTING
     machines[0] = "mac2"
-    made.place(machines)
+    made.set_hosts(machines)
     assert spawned(made.tick(3601.0)) == [0]
     assert rise(made, 0, 3602.0) == []
 
@@ -71,7 +71,7 @@ def test_a_group_starts_once_each_of_its_ranks_has_a_machine(machines) -> None:
     made = supervisor(machines, group=True)
     assert spawned(made.start(0.0)) == []
     machines[1] = "mac2"
-    made.place(machines)
+    made.set_hosts(machines)
     assert spawned(made.tick(1.0)) == [0]
     assert spawned(made.spawned(0, 100, 1.0)) == [1]
 
@@ -83,12 +83,12 @@ def test_a_lost_machine_costs_a_restart_that_waits_for_the_next(machines) -> Non
     rise(made, 0, 0.0)
     rise(made, 1, 0.0)
     machines[1] = None
-    made.place(machines)
+    made.set_hosts(machines)
     made.exited(1, ExitCode.HOST_LOST, 10.0)
     assert "host_lost" in made.workers[1].last_cause
     assert spawned(made.tick(1000.0)) == []
     machines[1] = "mac3"
-    made.place(machines)
+    made.set_hosts(machines)
     assert spawned(made.tick(1001.0)) == [1]
 
 
@@ -102,7 +102,7 @@ def test_however_often_machines_come_and_go_the_worker_is_not_given_up(machines,
         made.spawned(1, 101, 10.0 * turn)
         for index, status in ((1, ExitCode.HOST_LOST), (0, ExitCode.HOST_LOST)):
             # As the core notes it, before it is settled.
-            made.domains.of(index).exits.setdefault(index, status)
+            made.domains.domain_of(index).exits.setdefault(index, status)
             made.exited(index, status, 10.0 * turn + 1.0)
         assert {each.status for each in made.workers} == {WorkerStatus.LOST}
         assert spawned(made.tick(10.0 * turn + 2.0))
@@ -116,7 +116,7 @@ def test_what_fails_on_another_machine_does_not_end_the_service(machines, status
     made.spawned(0, 100, 0.0)
     made.spawned(1, 101, 0.0)
     machines[1] = None
-    made.place(machines)
+    made.set_hosts(machines)
     steps = made.exited(1, status, 1.0)
     assert not any(isinstance(step, GiveUp) for step in steps)
     assert made.workers[0].status is WorkerStatus.STARTING

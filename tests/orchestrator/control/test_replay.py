@@ -1,49 +1,49 @@
 """What becomes of a request whose owner is lost: the table of outcomes."""
 
 import pytest
-from control_world import generation, ready
+from control_world import generation, ready, request_table
 
-from mlx_dp.orchestrator.control.ledger import Ledger, RequestEntry
-from mlx_dp.orchestrator.control.owner import Lease, Owner, terms
-from mlx_dp.orchestrator.control.owner_book import OwnerBook
+from mlx_dp.orchestrator.control.actions import Loss
+from mlx_dp.orchestrator.control.grant import Grant
+from mlx_dp.orchestrator.control.rank import Owner, RankTable, terms
 from mlx_dp.orchestrator.control.replay import after_loss, on_trial
-from mlx_dp.orchestrator.control.supervisor_steps import Loss, LossKind
+from mlx_dp.orchestrator.control.request_entry import RequestEntry
 from mlx_dp.orchestrator.service import Ended
+from mlx_dp.orchestrator.worker_states import LossKind
 from mlx_dp.proto.messages import FinishReason
 
 
 class Life:
-    """One request and its lease on the owner that is about to be lost."""
+    """One request and its grant on the owner that is about to be lost."""
 
     def __init__(self, max_tokens: int = 9, stop: tuple[int, ...] = ()) -> None:
-        self.ledger = Ledger()
-        self.entry: RequestEntry = self.ledger.open(
-            generation(max_tokens=max_tokens, stop=stop), 0.0
+        self.table = request_table()
+        self.entry: RequestEntry = self.table.open(
+            generation(max_tokens=max_tokens, stop=stop), max_tokens, 0.0
         )
-        self.entry.max_tokens = max_tokens
-        self.owner: Owner = OwnerBook().add(0, "w0-0", ready(), 0.0)
+        self.owner: Owner = RankTable().add(0, "w0-0", ready(), 0.0)
 
-    def grant(self, *emitted: int, accepted: bool = True) -> Lease:
-        self.ledger.grant(self.entry, 0, 0.0)
+    def grant(self, *emitted: int, accepted: bool = True) -> Grant:
         granted = terms(self.owner.limits, self.entry)
         assert granted is not None
-        lease = self.owner.grant(self.entry, granted, 0.0)
+        self.table.grant(self.entry, 0, granted.max_tokens, 0.0)
+        grant = self.owner.grant(self.entry, granted, 0.0)
         if accepted:
-            self.owner.accepted(lease)
-            self.ledger.accept(self.entry)
+            self.owner.accepted(grant)
+            self.table.accept(self.entry)
         if emitted:
-            self.ledger.append(self.entry, len(self.entry.emitted), emitted, 0.0)
-            self.owner.yielded(lease, len(emitted))
-        return lease
+            self.table.append(self.entry, len(self.entry.emitted), emitted, 0.0)
+            self.owner.yielded(grant, len(emitted))
+        return grant
 
     def lose(
-        self, lease: Lease, *, kind: LossKind = LossKind.EXIT, culprit: bool = True
+        self, grant: Grant, *, kind: LossKind = LossKind.EXIT, culprit: bool = True
     ) -> Ended | None:
-        self.owner.release(lease)
+        self.owner.release(grant)
         loss = Loss(kind=kind, detail="gone")
-        ended = after_loss(self.entry, lease, loss, culprit=culprit, max_attempts=3)
+        ended = after_loss(self.entry, grant, loss, culprit=culprit, max_attempts=3)
         if ended is None:
-            self.ledger.requeue(self.entry)
+            self.table.requeue(self.entry, 0.0)
         return ended
 
 
@@ -93,10 +93,10 @@ def test_a_suspect_is_on_trial_until_it_has_yielded_something(
     suspect: bool, accepted: bool, emitted: tuple[int, ...], tried: bool
 ) -> None:
     life = Life()
-    life.entry.deaths = int(suspect)
-    bystander = Lease(request_id=9, epoch=1, held=1, left=1, unfilled=1, since=0.0, beats=0)
-    lease = life.grant(*emitted, accepted=accepted)
-    assert on_trial((bystander, lease)) is (lease if tried else None)
+    life.entry.crashes = int(suspect)
+    bystander = Grant(request_id=9, epoch=1, held=1, left=1, unfilled=1, since=0.0, beats=0)
+    grant = life.grant(*emitted, accepted=accepted)
+    assert on_trial((bystander, grant)) is (grant if tried else None)
 
 
 def test_no_progress_at_the_second_death_is_poison() -> None:
@@ -111,7 +111,7 @@ def test_progress_at_the_second_death_is_no_poison() -> None:
 def test_grants_that_never_arrived_are_bounded_too() -> None:
     life = Life()
     assert codes(life, *[()] * 4, accepted=False) == [None] * 4
-    assert life.entry.barren_losses == life.entry.deaths == 0
+    assert life.entry.losses_without_progress == life.entry.crashes == 0
     assert codes(life, (), accepted=False) == ["worker_lost"]
 
 
@@ -129,16 +129,20 @@ def test_a_loss_without_blame_counts_for_nothing_however_often(
 ) -> None:
     life = Life()
     for _ in range(9):
-        lease = life.grant(accepted=accepted)
-        assert life.lose(lease, kind=kind, culprit=False) is None
-    assert (life.entry.deaths, life.entry.barren_losses, life.entry.silent_losses) == (0, 0, 0)
+        grant = life.grant(accepted=accepted)
+        assert life.lose(grant, kind=kind, culprit=False) is None
+    assert (
+        life.entry.crashes,
+        life.entry.losses_without_progress,
+        life.entry.losses_before_accept,
+    ) == (0, 0, 0)
 
 
 def test_a_hang_of_a_group_is_an_attempt_of_all_and_poison_to_none() -> None:
     life = Life()
     ends = [life.lose(life.grant(), kind=LossKind.HUNG, culprit=False) for _ in range(3)]
     assert [None if end is None else end.code for end in ends] == [None, None, "worker_lost"]
-    assert life.entry.deaths == 0
+    assert life.entry.crashes == 0
 
 
 @pytest.mark.parametrize(("emitted", "reason"), [((1, 2, 3), "length"), ((1, 7), "stop")])

@@ -2,13 +2,15 @@
 
 from control_world import generation
 
-from mlx_dp.orchestrator.control.ledger import Ledger, RequestEntry
+from mlx_dp.orchestrator.control.request_entry import RequestEntry
 from mlx_dp.orchestrator.control.request_queue import RequestQueue
 
 
 def entries(*ranks: int | None) -> list[RequestEntry]:
-    ledger = Ledger()
-    return [ledger.open(generation(rank=rank), 0.0) for rank in ranks]
+    return [
+        RequestEntry(request_id=index, generation=generation(rank=rank), queued_at=0.0)
+        for index, rank in enumerate(ranks)
+    ]
 
 
 def filled(limit: int, *ranks: int | None) -> tuple[RequestQueue, list[RequestEntry]]:

@@ -5,12 +5,7 @@ from control_world import Reader, World, expected, generation, serve_options
 
 from mlx_dp.orchestrator.control.limits import ControlLimits
 from mlx_dp.orchestrator.options import QueueOptions, ServeOptions
-from mlx_dp.orchestrator.service import (
-    RETRY_ABSENT_S,
-    OverloadedError,
-    ServiceStatus,
-    WorkerStatus,
-)
+from mlx_dp.orchestrator.service import RETRY_ABSENT_S, OverloadedError, ServiceStatus, WorkerStatus
 from mlx_dp.orchestrator.worker_states import RestartRefusedError
 from mlx_dp.proto.messages import FailureKind, FinishReason, Submit
 
@@ -73,12 +68,12 @@ def test_it_is_neither_a_death_nor_an_attempt_and_costs_no_budget() -> None:
         world.core.restarts.ask_all()
         roll(world, 3.0)
         assert not world.core.restarts.under_way
-    tally = world.core.tally
+    counters = world.core.counters
     assert reader.read().ended is None
-    assert tally.worker_deaths == 0
-    assert tally.losses == {"restart": 16}
-    assert tally.worker_restarts == 16
-    domain = world.core.supervisor.domains.of(0)
+    assert counters.worker_deaths == 0
+    assert counters.losses == {"restart": 16}
+    assert counters.worker_restarts == 16
+    domain = world.core.supervisor.domains.domain_of(0)
     assert domain.budget.used(world.clock.now) == 0
 
 
@@ -136,19 +131,19 @@ def test_whatever_is_asked_of_one_that_is_alone_waits_for_its_successor(
         readers.append(submit(world, len(readers), 8))
     pinned = Reader(world.core.submit(generation(seed=99, max_tokens=8, rank=0)))
     assert statuses == {ServiceStatus.RESTARTING}
-    assert all(owner.restarting for owner in world.core.view.owners())
+    assert all(owner.restarting for owner in world.core.views.owners())
     assert not set(pids(world)) & set(before)
     world.auto_ready = True
     for worker in world.alive():
         worker.become_ready()
     roll(world, 40.0)
     assert world.core.status() is ServiceStatus.READY
-    assert not any(owner.restarting for owner in world.core.view.owners())
+    assert not any(owner.restarting for owner in world.core.views.owners())
     ends_whole(readers[0], 0)
     for seed, reader in enumerate(readers[1:], 1):
         ends_whole(reader, seed, 8)
     ends_whole(pinned, 99, 8)
-    assert world.core.tally.requests_refused.total() == 0
+    assert world.core.counters.requests_refused.total() == 0
 
 
 def test_what_may_only_go_to_one_that_is_replaced_waits_for_its_successor() -> None:
@@ -262,7 +257,7 @@ def test_a_group_is_replaced_as_one_under_a_new_epoch(drain_s: float) -> None:
     roll(world, 12.0)
     assert [worker.epoch for worker in world.core.supervisor.workers] == [1, 1]
     assert len(world.workers) == 4
-    assert world.core.tally.worker_deaths == 0
+    assert world.core.counters.worker_deaths == 0
     for seed, reader in enumerate(readers):
         ends_whole(reader, seed)
 
@@ -304,7 +299,7 @@ def test_nobody_is_taken_down_while_another_is_missing() -> None:
 
 def test_a_worker_whose_machine_never_came_holds_up_no_restart() -> None:
     world = World(serve_options(3))
-    world.core.supervisor.place(lambda index: None if index == 1 else "")
+    world.core.supervisor.set_hosts(lambda index: None if index == 1 else "")
     world.bring_up()
     before = world.worker(0).pid
     assert world.core.restarts.ask(0) == (0,)
@@ -317,19 +312,19 @@ def test_a_worker_whose_machine_never_came_holds_up_no_restart() -> None:
 def test_one_that_loses_its_machine_while_it_is_replaced_holds_up_no_further_one() -> None:
     world = World(serve_options(3))
     machines: dict[int, str | None] = {0: "mac"}
-    world.core.supervisor.place(lambda index: machines.get(index, ""))
+    world.core.supervisor.set_hosts(lambda index: machines.get(index, ""))
     world.bring_up()
     before = world.worker(1).pid
     world.core.restarts.ask_all()
     world.pass_time(0.1)
     machines[0] = None
-    world.core.supervisor.place(lambda index: machines.get(index, ""))
+    world.core.supervisor.set_hosts(lambda index: machines.get(index, ""))
     roll(world, 6.0)
     assert world.core.supervisor.workers[0].status is WorkerStatus.STARTING
     assert world.worker(1).pid != before
     assert not world.core.restarts.under_way
     machines[0] = "another mac"
-    world.core.supervisor.place(lambda index: machines.get(index, ""))
+    world.core.supervisor.set_hosts(lambda index: machines.get(index, ""))
     roll(world, 3.0)
     assert world.core.supervisor.workers[0].status is WorkerStatus.READY
 
@@ -373,7 +368,7 @@ def test_one_that_dies_while_it_drains_is_replaced_as_any_other() -> None:
     ends_whole(reader, 0)
     assert len(world.workers) == 2
     assert not world.core.restarts.under_way
-    assert world.core.tally.worker_deaths == 1
+    assert world.core.counters.worker_deaths == 1
 
 
 def test_one_that_does_not_go_is_killed() -> None:

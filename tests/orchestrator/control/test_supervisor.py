@@ -4,25 +4,25 @@ import random
 
 import pytest
 
-from mlx_dp.orchestrator.control.life_cycle import IllegalStepError
-from mlx_dp.orchestrator.control.supervisor import Supervisor, SupervisorLimits
-from mlx_dp.orchestrator.control.supervisor_steps import (
-    Abort,
+from mlx_dp.orchestrator.control.actions import (
     AddOwner,
     CloseOwner,
     Dismiss,
     DrainOwner,
+    DumpStacks,
     GiveUp,
     Kill,
     Loss,
-    LossKind,
     RemoveOwner,
     SendStart,
     Spawn,
 )
-from mlx_dp.orchestrator.control.worker_record import NEXT
-from mlx_dp.orchestrator.process.exit_status import describe_exit, failure_of
+from mlx_dp.orchestrator.control.exit_status import describe_exit, failure_of
+from mlx_dp.orchestrator.control.record import NEXT
+from mlx_dp.orchestrator.control.supervisor import Supervisor, SupervisorLimits
+from mlx_dp.orchestrator.control.transitions import IllegalStepError
 from mlx_dp.orchestrator.service import WorkerStatus
+from mlx_dp.orchestrator.worker_states import LossKind
 from mlx_dp.proto.errors import ProtocolError
 from mlx_dp.proto.exit_codes import ExitCode
 from mlx_dp.proto.messages import Failed, FailureKind
@@ -155,7 +155,7 @@ def test_nobody_is_restarted_before_the_old_process_is_gone() -> None:
 )
 def test_one_that_does_nothing_writes_its_stacks_before_it_is_killed(kind: LossKind) -> None:
     made = up()
-    assert kinds(made.lost(0, Loss(kind=kind, detail="no step"), 10.0)) == [RemoveOwner, Abort]
+    assert kinds(made.lost(0, Loss(kind=kind, detail="no step"), 10.0)) == [RemoveOwner, DumpStacks]
     assert made.tick(10.9) == []
     assert kinds(made.tick(11.0)) == [Kill]
 
@@ -262,7 +262,7 @@ def test_a_group_is_lost_and_restarted_as_one_under_a_new_epoch() -> None:
 def test_in_a_group_the_one_that_has_exited_is_to_blame_and_not_who_missed_it_first() -> None:
     made = up(3, group=True)
     # Its exit was seen, and is settled once its last messages have been read.
-    made.domains.of(1).exits[1] = -11
+    made.domains.domain_of(1).exits[1] = -11
     steps = made.failed(0, failed("a peer is gone"), 10.0)
     assert culprits(steps) == [1]
     assert made.workers[0].last_cause == "worker 1: killed by SIGSEGV"
@@ -272,15 +272,15 @@ def test_in_a_group_the_one_that_has_exited_is_to_blame_and_not_who_missed_it_fi
 
 def test_of_several_that_have_exited_the_first_is_to_blame() -> None:
     made = up(2, group=True)
-    made.domains.of(1).exits[1] = -11
-    made.domains.of(0).exits[0] = 4
+    made.domains.domain_of(1).exits[1] = -11
+    made.domains.domain_of(0).exits[0] = 4
     made.exited(1, -11, 10.0)
     assert made.workers[0].last_cause == "worker 1: killed by SIGSEGV"
 
 
 def test_what_a_worker_said_before_its_exit_says_more_than_that() -> None:
     made = up(2, group=True)
-    made.domains.of(0).exits[0] = 4
+    made.domains.domain_of(0).exits[0] = 4
     made.failed(0, failed("the device is gone"), 10.0)
     assert made.workers[0].last_cause == "the device is gone"
 
@@ -297,7 +297,7 @@ def test_the_exit_explains_why_a_worker_was_not_connected(group: bool) -> None:
     made.exited(1, -11, 10.7)
     cause = "w1-1: not connected, killed by SIGSEGV"
     assert made.workers[1].last_cause == cause
-    loss = made.domains.of(1).loss
+    loss = made.domains.domain_of(1).loss
     assert loss is not None
     assert loss.detail == cause
     if group:
@@ -317,12 +317,12 @@ def test_a_rank_that_is_not_connected_waits_for_its_exit() -> None:
 
 def test_how_a_predecessor_ended_says_nothing_of_its_successor() -> None:
     made = up(2, group=True)
-    made.domains.of(0).exits.update({0: -9, 1: -9})
+    made.domains.domain_of(0).exits.update({0: -9, 1: -9})
     made.exited(0, -9, 10.0)
     made.exited(1, -9, 10.0)
     now, _ = due(made, 10.0)
     rise(made, now)
-    made.domains.of(1).exits[1] = -11
+    made.domains.domain_of(1).exits[1] = -11
     made.failed(0, failed("a peer is gone"), now)
     assert made.workers[0].last_cause == "worker 1: killed by SIGSEGV"
 
@@ -331,7 +331,7 @@ def test_how_a_predecessor_ended_says_nothing_of_its_successor() -> None:
 def test_a_group_that_hangs_shows_the_stacks_of_all_and_blames_none(kind: LossKind) -> None:
     made = up(2, group=True)
     steps = made.lost(1, Loss(kind=kind, detail="stuck"), 10.0)
-    assert kinds(steps) == [RemoveOwner, Abort] * 2
+    assert kinds(steps) == [RemoveOwner, DumpStacks] * 2
     assert not any(step.culprit for step in steps if isinstance(step, RemoveOwner))
     assert kinds(made.tick(11.0)) == [Kill, Kill]
 
@@ -414,7 +414,7 @@ def test_starts_are_not_late_by_what_the_controller_slept() -> None:
     made.start(0.0)
     made.forgive(500.0, 500.0)
     assert made.tick(559.0) == []
-    assert kinds(made.tick(561.0)) == [RemoveOwner, Abort]
+    assert kinds(made.tick(561.0)) == [RemoveOwner, DumpStacks]
 
 
 def test_what_begins_after_the_controller_awoke_gets_no_more_time_than_ever() -> None:
@@ -424,7 +424,7 @@ def test_what_begins_after_the_controller_awoke_gets_no_more_time_than_ever() ->
     made.greeted(0, 500.0)
     made.forgive(500.1, 500.0)
     assert made.tick(1100.0) == []
-    assert kinds(made.tick(1101.0)) == [RemoveOwner, Abort]
+    assert kinds(made.tick(1101.0)) == [RemoveOwner, DumpStacks]
 
 
 @pytest.mark.parametrize(
@@ -479,7 +479,7 @@ def test_a_rank_cannot_be_ready_before_its_whole_group_is_up() -> None:
 
 def test_those_that_left_since_they_lost_a_peer_are_not_the_one_that_was_lost() -> None:
     made = up(3, group=True)
-    made.domains.of(0).exits.update({0: int(ExitCode.PEER_LOST), 2: -9})
+    made.domains.domain_of(0).exits.update({0: int(ExitCode.PEER_LOST), 2: -9})
     steps = made.failed(1, failed("no answer", FailureKind.PEER_LOST), 10.0)
     assert culprits(steps) == [2]
 
@@ -514,7 +514,7 @@ def test_nobody_is_waited_for_whose_exit_would_say_nothing_more() -> None:
     steps = made.failed(1, failed("no answer", FailureKind.PEER_LOST), 10.1)
     assert [kind for kind in kinds(steps) if kind is RemoveOwner] == [RemoveOwner] * 2
     assert culprits(steps) == []
-    assert not made.domains.of(0).reports
+    assert not made.domains.domain_of(0).reports
 
 
 def test_a_restart_on_request_forgets_what_was_reported() -> None:

@@ -27,7 +27,7 @@ def test_a_request_moves_on_when_its_owner_does_not_take_it_in_time() -> None:
     world.pass_time(0.3)
     assert [grant.owner for grant in reader.read().grants] == [0, 1]
     assert world.worker(0).alive
-    assert world.core.tally.grants_withdrawn == 1
+    assert world.core.counters.grants_withdrawn == 1
     world.turn(30)
     assert reader.read().ended is not None
     assert reader.ids == expected(generation(), 30)
@@ -38,17 +38,17 @@ def test_what_the_late_owner_then_says_changes_nothing_and_frees_its_slot() -> N
     reader = submit(world)
     world.pass_time(10.2)
     world.turn(5)
-    owner = world.core.book.get(0)
+    owner = world.core.ranks.get(0)
     assert owner is not None
-    assert owner.leases, "its slot is not free before it says so"
+    assert owner.grants, "its slot is not free before it says so"
     world.worker(0).stopped = False
     world.turn(2)
-    assert not owner.leases
+    assert not owner.grants
     world.turn(30)
     assert reader.read().ended is not None
     assert reader.ended.reason is FinishReason.LENGTH
     assert reader.ids == expected(generation(), 30)
-    assert world.core.tally.generated_by_owner[0] == 0
+    assert world.core.counters.generated_by_owner[0] == 0
 
 
 def test_late_tokens_of_the_withdrawn_grant_are_dropped() -> None:
@@ -61,7 +61,7 @@ def test_late_tokens_of_the_withdrawn_grant_are_dropped() -> None:
     world.turn(10)
     assert world.worker(0).running
     assert reader.read().ids == expected(generation(), 10)
-    assert world.core.tally.generated_by_owner[0] == 0
+    assert world.core.counters.generated_by_owner[0] == 0
 
 
 def test_it_is_not_given_back_to_the_owner_that_still_holds_it() -> None:
@@ -88,7 +88,7 @@ def test_the_owner_may_be_lost_while_it_holds_a_withdrawn_grant() -> None:
     world.turn(30)
     assert reader.read().ended is not None
     assert reader.ids == expected(generation(), 30)
-    assert world.core.tally.requests_replayed == 0
+    assert world.core.counters.requests_replayed == 0
 
 
 @pytest.mark.parametrize("why", ["alone", "pinned", "full"])
@@ -102,7 +102,7 @@ def test_it_stays_where_nobody_else_could_have_it(why: str) -> None:
         world.turn()
         world.pass_time(1.0)
     assert [grant.owner for grant in reader.read().grants] == [0]
-    assert world.core.tally.grants_withdrawn == 0
+    assert world.core.counters.grants_withdrawn == 0
 
 
 def test_time_that_the_controller_slept_makes_no_grant_late() -> None:
@@ -111,4 +111,4 @@ def test_time_that_the_controller_slept_makes_no_grant_late() -> None:
     world.clock.now += 60.0
     world.core.tick()
     assert len(reader.read().grants) == 1
-    assert world.core.tally.grants_withdrawn == 0
+    assert world.core.counters.grants_withdrawn == 0

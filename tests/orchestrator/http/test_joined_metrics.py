@@ -9,8 +9,8 @@ from metrics_page import assert_joinable
 from owner_states import LOADING, QUEUED, READY
 from scripted_service import STATE, ScriptedService
 
+from mlx_dp.orchestrator.control.policies import METHODS
 from mlx_dp.orchestrator.control.prefix_affinity import PREFIX_AFFINITY
-from mlx_dp.orchestrator.control.router import METHODS
 from mlx_dp.orchestrator.service import OwnerState, ServiceStatus, WorkerStatus
 from mlx_dp.proto.pass_totals import PassTotals
 
@@ -40,9 +40,9 @@ def page_of(service: ScriptedService) -> str:
 
 def worked(service: ScriptedService) -> ScriptedService:
     """A service that has counted something of each kind."""
-    tally = service.tally
-    tally.requests_refused["queue_full"] = tally.errors["worker_lost"] = 1
-    tally.grants["total_tokens"] = tally.losses["hung"] = 1
+    counters = service.totals
+    counters.requests_refused["queue_full"] = counters.errors["worker_lost"] = 1
+    counters.grants["total_tokens"] = counters.losses["hung"] = 1
     return service
 
 
@@ -65,7 +65,7 @@ def test_pages_of_all_states_have_a_sample_in_each_family_and_can_be_joined() ->
 def test_a_word_that_nobody_foresaw_is_added_to_its_family() -> None:
     service = ScriptedService()
     plain = page_of(service)
-    service.tally.errors["something_new"] = 3
+    service.totals.errors["something_new"] = 3
     page = page_of(service)
     assert 'mlx_dp:request_errors_total{code="something_new"} 3.0' in page
     assert 'mlx_dp:request_errors_total{code="worker_lost"} 0.0' in page

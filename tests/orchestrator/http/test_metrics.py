@@ -16,20 +16,20 @@ from prometheus_client.parser import text_string_to_metric_families
 from scripted_service import OPTIONS, ScriptedService
 
 from mlx_dp.orchestrator.control.controller import Controller
-from mlx_dp.orchestrator.control.counters import (
+from mlx_dp.orchestrator.control.fleet import Outside
+from mlx_dp.orchestrator.control.limits import ControlLimits
+from mlx_dp.orchestrator.http.app import create_app
+from mlx_dp.orchestrator.http.histograms import RequestHistograms
+from mlx_dp.orchestrator.http.metrics import USUAL_STATUSES
+from mlx_dp.orchestrator.service import Service, WorkerStatus
+from mlx_dp.orchestrator.service_counters import (
     ERROR_CODES,
     REFUSAL_REASONS,
     ControllerCounters,
     RequestTimings,
 )
-from mlx_dp.orchestrator.control.fleet import Outside
-from mlx_dp.orchestrator.control.limits import ControlLimits
-from mlx_dp.orchestrator.control.supervisor_steps import LossKind
-from mlx_dp.orchestrator.http.app import create_app
-from mlx_dp.orchestrator.http.histograms import RequestHistograms
-from mlx_dp.orchestrator.http.metrics import USUAL_STATUSES
-from mlx_dp.orchestrator.service import Service, WorkerStatus
 from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
+from mlx_dp.orchestrator.worker_states import LossKind
 from mlx_dp.proto.batching import Batching
 from mlx_dp.proto.messages import FinishReason
 from mlx_dp.proto.pass_totals import PassTotals
@@ -101,21 +101,21 @@ def test_both_families_are_there_and_each_has_a_type_line() -> None:
 
 def test_every_count_is_the_controllers() -> None:
     service = ScriptedService()
-    tally = service.tally
-    tally.requests_started, tally.requests_ok = 101, 102
-    tally.requests_error, tally.requests_aborted, tally.requests_replayed = 103, 104, 105
-    tally.worker_deaths, tally.worker_restarts = 106, 107
-    tally.protocol_errors, tally.malformed_frames = 108, 109
-    tally.stale_facts, tally.duplicate_chunks = 110, 111
-    tally.prompt_by_owner.update({0: 100, 1: 12})
-    tally.cached_by_owner.update({0: 13, 1: 15})
-    tally.generated_by_owner.update({0: 100, 1: 14})
-    tally.preempted_by_owner.update({0: 100, 1: 19})
-    tally.requests_refused["queue_full"] = 115
-    tally.errors["worker_lost"] = 116
-    tally.grants["total_tokens"] = 117
-    tally.losses["hung"], tally.grants_withdrawn = 120, 121
-    service.counters = lambda: tally.snapshot(unknown_frames=118)
+    counters = service.totals
+    counters.requests_started, counters.requests_ok = 101, 102
+    counters.requests_error, counters.requests_aborted, counters.requests_replayed = 103, 104, 105
+    counters.worker_deaths, counters.worker_restarts = 106, 107
+    counters.protocol_errors, counters.malformed_frames = 108, 109
+    counters.stale_events, counters.duplicate_chunks = 110, 111
+    counters.prompt_by_owner.update({0: 100, 1: 12})
+    counters.cached_by_owner.update({0: 13, 1: 15})
+    counters.generated_by_owner.update({0: 100, 1: 14})
+    counters.preempted_by_owner.update({0: 100, 1: 19})
+    counters.requests_refused["queue_full"] = 115
+    counters.errors["worker_lost"] = 116
+    counters.grants["total_tokens"] = 117
+    counters.losses["hung"], counters.grants_withdrawn = 120, 121
+    service.counters = lambda: counters.snapshot(unknown_frames=118)
     found = samples(page_of(service))
     expected = {
         "mlx_dp:requests_started_total": 101,

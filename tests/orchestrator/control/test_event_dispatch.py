@@ -14,7 +14,7 @@ def test_a_worker_that_runs_less_than_it_has_accepted_is_given_up_and_its_reques
     holder.running.clear()
     holder.beat()
     world.settle()
-    assert world.core.tally.protocol_errors == world.core.tally.worker_deaths == 1
+    assert world.core.counters.protocol_errors == world.core.counters.worker_deaths == 1
     world.turn(8)
     ended = reader.read().ended
     assert ended is not None and ended.reason is FinishReason.LENGTH
@@ -27,4 +27,4 @@ def test_a_worker_may_say_that_it_runs_what_it_has_not_accepted_yet() -> None:
     for worker in world.alive():
         worker.beat(running=1)
     world.settle()
-    assert world.core.tally.worker_deaths == 0
+    assert world.core.counters.worker_deaths == 0

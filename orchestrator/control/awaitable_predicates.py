@@ -1,4 +1,4 @@
-"""Waiting in a coroutine for something that plain code brings about."""
+"""Awaitable predicates over synchronous state."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,20 +7,20 @@ from typing import Final
 Predicate = Callable[[], bool]
 
 
-class Conditions:
-    """Wakes coroutines whose predicate has become true. ``check`` runs after every change."""
+class AwaitablePredicates:
+    """Wakes coroutines whose predicate has become true. Call ``check`` after every change."""
 
     def __init__(self) -> None:
         self._waiting: Final[dict[asyncio.Future[None], Predicate]] = {}
 
     def check(self) -> None:
-        """Wake whoever waits for what is now the case."""
+        """Wake the coroutines whose predicate is true now."""
         for future, predicate in tuple(self._waiting.items()):
             if not future.done() and predicate():
                 future.set_result(None)
 
     async def wait(self, predicate: Predicate, timeout_s: float | None = None) -> bool:
-        """Wait until it holds, and return True; False once the time is up."""
+        """Wait until the predicate is true, and return True; False after the time-out."""
         if predicate():
             return True
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()

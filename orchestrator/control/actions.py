@@ -1,41 +1,23 @@
-"""What the supervisor asks to be done, and why workers are lost: values only."""
+"""Actions that the supervisor asks for, and the losses that they follow from: values only."""
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Final, Self
 
+from mlx_dp.orchestrator.worker_states import LossKind
 from mlx_dp.proto.messages import Failed, FailureKind
 
-
-class LossKind(StrEnum):
-    """How a worker was lost. Only EXIT tells of a process that is gone already."""
-
-    EXIT = "exit"
-    HUNG = "hung"
-    SILENT = "silent"
-    PROTOCOL = "protocol"
-    NOT_ACCEPTED = "not_accepted"
-    NOT_RELEASED = "not_released"
-    START_TIMEOUT = "start_timeout"
-    DISCONNECTED = "disconnected"
-    SIBLING = "sibling"
-    """Another member of its group was lost; it did nothing wrong."""
-    RESTART = "restart"
-    """It was replaced on request; it did nothing wrong."""
-
-
 BLAMELESS: Final = frozenset({LossKind.SIBLING, LossKind.RESTART})
-"""What a worker had in hand is not under suspicion either, and has not used up an attempt."""
+"""The requests of such a worker are not suspect, and have not used up an attempt."""
 STUCK: Final = frozenset({LossKind.HUNG, LossKind.SILENT})
-"""It cannot say what it does. In a group that waits for each other, all of them look so."""
+"""The worker does not respond. In a lockstep group, all ranks look like this together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """One worker's end. ``failure`` is what it said itself, or its exit status means.
+    """The loss of one worker. ``failure``: by its own report, or by its exit status.
 
-    ``lost_rank``: the rank of its group that it says it has lost. ``sole``: of a group in which
-    all look stuck, it is this one that the others wait for.
+    ``lost_rank``: the rank of its group that it reports as lost. ``sole``: all ranks of its group
+    look stuck, and this is the one that the others wait for.
     """
 
     kind: LossKind
@@ -46,7 +28,7 @@ class Loss:
 
     @classmethod
     def told(cls, fact: Failed) -> Self:
-        """What a worker says of its own end."""
+        """The loss that a worker reports itself."""
         return cls(
             kind=LossKind.EXIT, detail=fact.message, failure=fact.kind, lost_rank=fact.lost_rank
         )
@@ -67,7 +49,7 @@ class Spawn:
 
 @dataclass(frozen=True, slots=True)
 class SendStart:
-    """It said hello: tell it what to load."""
+    """The worker said hello: tell it what to load."""
 
     index: int
     identity: str
@@ -75,7 +57,7 @@ class SendStart:
 
 @dataclass(frozen=True, slots=True)
 class AddOwner:
-    """It is ready: give it requests."""
+    """The worker is ready: it becomes an owner."""
 
     index: int
     identity: str
@@ -83,7 +65,7 @@ class AddOwner:
 
 @dataclass(frozen=True, slots=True)
 class CloseOwner:
-    """Give it nothing more for now: it, or another of its group, is about to be lost."""
+    """Send it no further request: it, or another rank of its group, is about to be lost."""
 
     index: int
     identity: str
@@ -91,7 +73,7 @@ class CloseOwner:
 
 @dataclass(frozen=True, slots=True)
 class DrainOwner:
-    """Give it nothing more, and have it take nothing more."""
+    """Send it no further request, and have it refuse those under way."""
 
     index: int
     identity: str
@@ -99,7 +81,7 @@ class DrainOwner:
 
 @dataclass(frozen=True, slots=True)
 class RemoveOwner:
-    """Hear it no more; what it was granted is lost. ``culprit``: the loss is its own fault."""
+    """Drop its further events; its grants are lost. ``culprit``: the loss is its own fault."""
 
     index: int
     identity: str
@@ -109,15 +91,15 @@ class RemoveOwner:
 
 @dataclass(frozen=True, slots=True)
 class Dismiss:
-    """Have it exit by itself. ``Kill`` follows if it does not."""
+    """Ask it to exit. ``Kill`` follows if it does not."""
 
     index: int
     identity: str
 
 
 @dataclass(frozen=True, slots=True)
-class Abort:
-    """Have it write its stacks to the log and die. ``Kill`` follows if it does not."""
+class DumpStacks:
+    """Have it write its stacks to the log and exit. ``Kill`` follows if it does not."""
 
     index: int
     identity: str
@@ -125,7 +107,7 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """End its process group at once."""
+    """Kill its process group at once."""
 
     index: int
     identity: str
@@ -133,13 +115,13 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """This worker stays down."""
+    """The worker has failed for good."""
 
     index: int
     loss: Loss
 
 
-Instruction = (
+Action = (
     Spawn
     | SendStart
     | AddOwner
@@ -147,7 +129,7 @@ Instruction = (
     | DrainOwner
     | RemoveOwner
     | Dismiss
-    | Abort
+    | DumpStacks
     | Kill
     | GiveUp
 )

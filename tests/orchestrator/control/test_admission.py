@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from control_world import VOCAB, generation
 
-from mlx_dp.orchestrator.control.gate import certain_max_tokens, check_generation, check_rank
+from mlx_dp.orchestrator.control.admission import certain_max_tokens, check_generation, check_rank
 from mlx_dp.orchestrator.service import Generation, RefusedError
 from mlx_dp.proto.admission import AdmissionLimits
 from mlx_dp.proto.sampling_params import SamplingParams

@@ -1,4 +1,4 @@
-"""Whose turn it is to start: one failure domain loads at a time, a restart like a first start."""
+"""Start queue: one failure domain loads at a time per machine, first starts and restarts alike."""
 
 import math
 import random
@@ -6,19 +6,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from mlx_dp.orchestrator.control.failure_domains import FailureDomains
-from mlx_dp.orchestrator.control.supervisor_steps import Loss, LossKind, SendStart, Spawn
-from mlx_dp.orchestrator.control.worker_record import FailureDomain, WorkerRecord
+from mlx_dp.orchestrator.control.actions import Loss, SendStart, Spawn
+from mlx_dp.orchestrator.control.record import FailureDomain, FailureDomains, WorkerRecord
 from mlx_dp.orchestrator.service import WorkerStatus
+from mlx_dp.orchestrator.worker_states import LossKind
 from mlx_dp.proto.messages import WorkerPhase
 
 _PROGRESS: Final = (None, *WorkerPhase)
-"""The phases of a start, in the order in which a worker goes through them."""
+"""The phases of a start, in their order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartLimits:
-    """``hello_timeout_s``: from the spawn to the first word, before anything is loaded.
+    """``hello_timeout_s``: from the spawn to ``Hello``, before anything is loaded.
 
     ``form_timeout_s``: until the ranks of a group have met, once all of them are up.
     """
@@ -28,11 +28,11 @@ class StartLimits:
     start_timeout_s: float = 600.0
 
 
-class Staging:
-    """Gives each start its turn, its identity and its deadlines.
+class StartQueue:
+    """Decides when a worker starts, and sets its identity and its deadlines.
 
     The ranks of a group need each other to load: they are spawned together, and told to load once
-    all of them are up, so that none waits for one that is still on its way.
+    all of them are up, so that none waits for one that is still being spawned.
     """
 
     def __init__(self, domains: FailureDomains, limits: StartLimits, rng: random.Random) -> None:
@@ -42,7 +42,7 @@ class Staging:
 
     def next(self, now: float) -> list[Spawn]:
         """Begin the next start, unless one is still under way on its machine."""
-        # A start that has failed is over only once its process is gone, and with it its memory.
+        # A failed start is over only when its process, and so its memory, is gone.
         loading = [domain for domain in self._domains if domain.loads]
         for domain in self._domains:
             if not domain.placed or (
@@ -50,7 +50,7 @@ class Staging:
             ):
                 continue
             if any(member.process and member.pid is None for member in domain.members):
-                # Whether its process can be made decides whether the next one is needed.
+                # The next process is needed only if this one could be started.
                 return []
             for worker in domain.members:
                 if worker.status is WorkerStatus.STARTING and not worker.process:
@@ -68,10 +68,10 @@ class Staging:
         return Spawn(worker.index, worker.identity)
 
     def greeted(self, worker: WorkerRecord, now: float) -> list[SendStart]:
-        """It is up, and may load once its whole group is."""
+        """A worker is up, and may load once its whole group is."""
         worker.greeted = True
         worker.await_until(now, math.inf)
-        members = self._domains.of(worker.index).members
+        members = self._domains.domain_of(worker.index).members
         if not all(member.greeted for member in members):
             return []
         alone = len(members) == 1
@@ -82,23 +82,23 @@ class Staging:
         return [SendStart(member.index, member.identity) for member in members]
 
     def heard(self, worker: WorkerRecord, phase: WorkerPhase, now: float) -> None:
-        """It says how far its start is."""
+        """A worker reports the phase of its start."""
         if not worker.told or _PROGRESS.index(phase) <= _PROGRESS.index(worker.phase):
             return
         worker.phase = phase
         if phase is WorkerPhase.FORMING:
-            # Whoever is there waits for the last one, whose time has only begun.
-            for member in self._domains.of(worker.index).members:
+            # All wait for the rank that came last, whose time has only begun.
+            for member in self._domains.domain_of(worker.index).members:
                 if member.phase is WorkerPhase.FORMING:
                     member.await_until(now, self._limits.form_timeout_s)
         elif phase is WorkerPhase.LOADING:
             worker.await_until(now, self._limits.start_timeout_s)
 
     def late(self, now: float, halted: Callable[[int], bool]) -> tuple[WorkerRecord, Loss] | None:
-        """The worker whose start takes too long, if any, and what to say of it.
+        """The worker whose start takes too long, if any, and its loss.
 
-        In a group that is the one which is behind, or whose process was ``halted`` by a signal:
-        the others may only be late because of it.
+        In a group that is the rank that is behind, or whose process was ``halted`` by a signal: the
+        others may be late only because of it.
         """
         for domain in self._domains:
             late = [each for each in domain.starting if each.start_deadline <= now]
@@ -128,15 +128,15 @@ class Staging:
         return f"{detail}: it is behind (last word: {phase})"
 
     def forgive(self, now: float, missed_s: float) -> None:
-        """No start is late by what the controller slept."""
+        """Extend the deadlines by the time that the controller missed."""
         for domain in self._domains:
             for worker in domain.members:
-                # Some of it may have begun after the controller awoke, before it noticed.
+                # A deadline may have been set after the controller awoke, before it noticed.
                 worker.start_deadline += min(missed_s, now - worker.awaited_since)
 
 
 def _behind(domain: FailureDomain) -> list[WorkerRecord]:
-    """Those of a starting domain that have come least far."""
+    """The workers of a starting domain that have made the least progress."""
 
     def progress(worker: WorkerRecord) -> tuple[bool, int]:
         return worker.greeted, _PROGRESS.index(worker.phase)

@@ -1,4 +1,4 @@
-"""What the end of a worker process says, in words and as a kind of failure."""
+"""Exit statuses of worker processes, in words and as kinds of failure."""
 
 import signal
 
@@ -7,9 +7,9 @@ from mlx_dp.proto.messages import FailureKind
 
 
 def describe_exit(status: int, *, expected: bool = False) -> str:
-    """Say how a process ended; a negative status is the signal that killed it.
+    """Describe how a process ended; a negative status is the signal that killed it.
 
-    ``expected``: we had given it up before, so that a signal may be ours.
+    ``expected``: the worker was given up before, so a signal may be the controller's.
     """
     if status >= 0:
         try:
@@ -25,7 +25,7 @@ def describe_exit(status: int, *, expected: bool = False) -> str:
 
 
 def failure_of(status: int) -> FailureKind:
-    """The failure that an exit status means, when no message told of it."""
+    """The kind of failure that an exit status means, where no ``Failed`` has come."""
     match status:
         case ExitCode.CONFIG | ExitCode.USAGE:
             return FailureKind.CONFIG

@@ -2,14 +2,14 @@
 
 import pytest
 
-from mlx_dp.orchestrator.control.recent_deaths import TOGETHER_S, RecentDeaths
+from mlx_dp.orchestrator.control.correlated_crashes import TOGETHER_S, CorrelatedCrashes
 
 MOVED = 7
 """A request that was at some of the deaths."""
 
 
-def deaths(*times_and_requests: tuple[float, set[int]]) -> RecentDeaths:
-    recent = RecentDeaths()
+def deaths(*times_and_requests: tuple[float, set[int]]) -> CorrelatedCrashes:
+    recent = CorrelatedCrashes()
     for time, requests in times_and_requests:
         recent.add(frozenset(requests), time)
     return recent
@@ -30,7 +30,7 @@ def test_two_deaths_with_a_third_elsewhere_are_an_accident() -> None:
     ],
     ids=["one", "its first", "no other", "at each"],
 )
-def test_whoever_is_at_each_death_is_not_spared(found: RecentDeaths) -> None:
+def test_whoever_is_at_each_death_is_not_spared(found: CorrelatedCrashes) -> None:
     assert not found.spare(MOVED)
 
 

@@ -1,4 +1,4 @@
-"""Life cycles are tables; a step that the table does not have is an error that names both sides."""
+"""State transitions: a life cycle is a table; an illegal step is an error that names both sides."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -8,9 +8,9 @@ Status = TypeVar("Status", bound=StrEnum)
 
 
 class IllegalStepError(Exception):
-    """Something was asked to leave a state in a way that its life cycle does not have.
+    """A step that the life cycle does not have.
 
-    It is a bug of ours, never a worker's or a client's fault.
+    It is an internal error, never the fault of a worker or a client.
     """
 
     def __init__(self, what: str, number: int, status: StrEnum, wanted: StrEnum) -> None:

@@ -1,15 +1,16 @@
-"""What the supervisor keeps of each worker, and of the group that fails together."""
+"""The supervisor's record of each worker, and of the failure domain that it belongs to."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
-from mlx_dp.orchestrator.control.life_cycle import step
+from mlx_dp.orchestrator.control.actions import Loss
 from mlx_dp.orchestrator.control.restart_budget import BackOff, RestartBudget, RestartLimits
-from mlx_dp.orchestrator.control.supervisor_steps import Loss
+from mlx_dp.orchestrator.control.transitions import step
 from mlx_dp.orchestrator.service import WorkerStatus
 from mlx_dp.proto.messages import WorkerPhase
+from mlx_dp.proto.parallel import ReplicaMode
 
 NEXT: Final[Mapping[WorkerStatus, frozenset[WorkerStatus]]] = MappingProxyType(
     {
@@ -27,15 +28,15 @@ NEXT: Final[Mapping[WorkerStatus, frozenset[WorkerStatus]]] = MappingProxyType(
 )
 
 ALIVE: Final = frozenset({WorkerStatus.STARTING, WorkerStatus.READY, WorkerStatus.DRAINING})
-"""The states in which something can still be lost."""
+"""The states of a worker that can still be lost."""
 
 
 @dataclass(slots=True, eq=False)
 class WorkerRecord:
     """One worker across its incarnations.
 
-    ``process`` says whether the present incarnation's process may exist: it is False from the
-    exit that was seen until the next spawn. STARTING without a process waits for its turn.
+    ``process``: whether the process of the present incarnation may exist. It is False from the time
+    its exit was seen until the next spawn. STARTING without a process waits in the start queue.
     """
 
     index: int
@@ -44,11 +45,11 @@ class WorkerRecord:
     pid: int | None = None
     process: bool = False
     greeted: bool = False
-    """It said hello."""
+    """Its ``Hello`` has come."""
     told: bool = False
-    """It was told what to load."""
+    """Its ``Start`` was sent."""
     phase: WorkerPhase | None = None
-    """How far its start is, as it says itself."""
+    """The phase of its start, as it reports itself."""
     served: bool = False
     """This incarnation became ready."""
     start_deadline: float = 0.0
@@ -60,31 +61,31 @@ class WorkerRecord:
     message: str = ""
     """Why it is not ready, for people."""
     since: float = 0.0
-    """When it got its status."""
+    """When its status last changed."""
     epoch: int = 0
-    """How often its group was started anew."""
+    """How often its group was restarted."""
     last_cause: str = ""
     """Why it was last given up, for people."""
     host: str | None = ""
-    """The machine it has a place on: "" is the controller's, None is none at present."""
+    """The machine that has a place for it: "" is the controller's, None is none at present."""
 
     def move(self, to: WorkerStatus, now: float) -> None:
         self.status = step(NEXT, "worker", self.index, self.status, to)
         self.since = now
 
     def await_until(self, now: float, timeout_s: float) -> None:
-        """Give the next part of its start its time."""
+        """Set the deadline of the next part of its start."""
         self.awaited_since = now
         self.start_deadline = now + timeout_s
 
     @property
     def tag(self) -> str:
-        """Which process it is, for the log."""
+        """Its process, for the log."""
         return f"pid {self.pid}, incarnation {self.incarnation}, epoch {self.epoch}"
 
     @property
     def unplaced(self) -> bool:
-        """No machine has a place for it, so that nobody knows when it will start."""
+        """No machine has a place for it, so it is unknown when it will start."""
         return self.host is None and not self.process
 
     @property
@@ -100,9 +101,9 @@ class WorkerRecord:
 class FailureDomain:
     """Workers that are restarted as one: a single replica, or a whole dp-attention group.
 
-    ``loss`` is set from the first loss until the restart. ``reports`` are losses that say only that
-    a peer or a connection is gone, by worker, held until ``reports_due_at``: the exit of a process
-    may say why.
+    ``loss`` is set from the first loss until the restart. ``reports``, by worker, are losses that
+    only report that a peer or a connection is gone. They are held until ``reports_due_at``, since
+    the exit of a process may say why.
     """
 
     members: tuple[WorkerRecord, ...]
@@ -112,18 +113,18 @@ class FailureDomain:
     ready_since: float | None = None
     restart_at: float | None = None
     exits: dict[int, int] = field(default_factory=dict)
-    """The statuses of those that have exited, the first to be seen first, until the restart."""
+    """Exit statuses by worker, in the order in which they were seen, until the restart."""
     reports: dict[int, Loss] = field(default_factory=dict)
     reports_due_at: float = 0.0
 
     def hold(self, index: int, loss: Loss, due_at: float) -> None:
-        """Hold a report. A second one of the same worker says nothing more."""
+        """Hold a report. A second one of the same worker adds nothing."""
         if not self.reports:
             self.reports_due_at = due_at
         self.reports.setdefault(index, loss)
 
     def begin_anew(self, now: float) -> None:
-        """All of it waits for its turn to start, in a new epoch."""
+        """Put all members into the start queue, in a new epoch."""
         self.restart_at = None
         self.loss = None
         self.reports.clear()
@@ -135,12 +136,12 @@ class FailureDomain:
 
     @property
     def gone(self) -> bool:
-        """No process of it is left, so that a new incarnation cannot meet the old one."""
+        """No process of the domain is left, so a new incarnation cannot meet the old one."""
         return not any(member.process for member in self.members)
 
     @property
     def starting(self) -> list[WorkerRecord]:
-        """Those whose process is there and not ready yet."""
+        """The members whose process exists and is not ready yet."""
         return [
             member
             for member in self.members
@@ -149,22 +150,22 @@ class FailureDomain:
 
     @property
     def placed(self) -> bool:
-        """There is a machine for each of its members."""
+        """Each member has a machine."""
         return all(member.host is not None for member in self.members)
 
     @property
     def remote(self) -> bool:
-        """Some of it runs on another machine."""
+        """Some members run on another machine than the controller's."""
         return any(member.host != "" for member in self.members)
 
     def shares_machine(self, other: "FailureDomain") -> bool:
-        """Whether both run on one machine in part, and so on the same device."""
+        """Whether both have members on one machine, and so on the same device."""
         hosts = {member.host for member in self.members}
         return not hosts.isdisjoint(member.host for member in other.members)
 
     @property
     def loads(self) -> bool:
-        """A start is under way, or the processes of a failed one are still there."""
+        """A start is under way, or processes of a failed one are left."""
         return any(member.process and not member.served for member in self.members)
 
     @property
@@ -172,7 +173,7 @@ class FailureDomain:
         return all(member.status is WorkerStatus.READY for member in self.members)
 
 
-def domain_of(members: tuple[WorkerRecord, ...], limits: RestartLimits) -> FailureDomain:
+def _make_domain(members: tuple[WorkerRecord, ...], limits: RestartLimits) -> FailureDomain:
     return FailureDomain(
         members=members,
         budget=RestartBudget(limit=limits.max_restarts, window_s=limits.window_s),
@@ -182,3 +183,23 @@ def domain_of(members: tuple[WorkerRecord, ...], limits: RestartLimits) -> Failu
             healthy_s=limits.healthy_s,
         ),
     )
+
+
+class FailureDomains:
+    """The failure domains: each replica is one, or the whole dp-attention group is."""
+
+    def __init__(
+        self, workers: tuple[WorkerRecord, ...], mode: ReplicaMode, limits: RestartLimits
+    ) -> None:
+        one_for_all = mode is ReplicaMode.DP_ATTENTION
+        groups = [workers] if one_for_all else [(worker,) for worker in workers]
+        self._domains: Final = tuple(_make_domain(group, limits) for group in groups)
+        self._by_index: Final = {
+            worker.index: domain for domain in self._domains for worker in domain.members
+        }
+
+    def __iter__(self) -> Iterator[FailureDomain]:
+        return iter(self._domains)
+
+    def domain_of(self, index: int) -> FailureDomain:
+        return self._by_index[index]

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from control_world import World, ready, serve_options
 
-from mlx_dp.orchestrator.control.worker_starts import WorkerStarts
+from mlx_dp.orchestrator.control.start_messages import StartMessages
 from mlx_dp.proto.group import DistributedBackend
 
 
@@ -14,8 +14,8 @@ def test_a_group_is_told_what_the_flags_say() -> None:
     worker = replace(
         options.worker, distributed_backend=DistributedBackend.JACCL, shard_vocabulary=True
     )
-    starts = WorkerStarts(replace(options, worker=worker), World())
-    place = starts.of(1, 5).group
+    starts = StartMessages(replace(options, worker=worker), World())
+    place = starts.start_for(1, 5).group
     assert place is not None
     assert (place.backend, place.shard_vocabulary) == (DistributedBackend.JACCL, True)
     assert (place.rank, place.size, place.generation) == (1, 2, 5)
@@ -24,14 +24,14 @@ def test_a_group_is_told_what_the_flags_say() -> None:
 def test_the_budget_of_prompt_tokens_is_told_whole() -> None:
     # The worker divides it, as it knows how many take part.
     options = serve_options(2, group=True)
-    starts = WorkerStarts(options, World())
-    assert starts.of(0, 0).chunked_prefill_size == options.worker.chunked_prefill_size
+    starts = StartMessages(options, World())
+    assert starts.start_for(0, 0).chunked_prefill_size == options.worker.chunked_prefill_size
 
 
 def test_a_group_without_addresses_is_our_bug() -> None:
-    WorkerStarts(serve_options(2), None)
+    StartMessages(serve_options(2), None)
     with pytest.raises(AssertionError, match="needs addresses"):
-        WorkerStarts(serve_options(2, group=True), None)
+        StartMessages(serve_options(2, group=True), None)
 
 
 @pytest.mark.parametrize(
@@ -43,8 +43,8 @@ def test_a_group_without_addresses_is_our_bug() -> None:
     ],
 )
 def test_weights_that_were_not_planned_are_told(planned: tuple[int, ...], said: str | None) -> None:
-    starts = WorkerStarts(replace(serve_options(2), weights_nbytes=planned), None)
-    assert starts.surprise(1, ready()) == said
+    starts = StartMessages(replace(serve_options(2), weights_nbytes=planned), None)
+    assert starts.unplanned_weights(1, ready()) == said
 
 
 def test_weights_that_were_not_planned_are_in_the_log(caplog: pytest.LogCaptureFixture) -> None:

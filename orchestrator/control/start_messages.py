@@ -1,9 +1,9 @@
-"""From the options to what each worker is told to load."""
+"""Start messages: what each worker is told to load."""
 
 from dataclasses import replace
 from typing import Final
 
-from mlx_dp.orchestrator.control.group_addresses import AddressBook, GroupAddresses
+from mlx_dp.orchestrator.control.ports import AddressBook, GroupAddresses
 from mlx_dp.orchestrator.options import ServeOptions, WorkerOptions
 from mlx_dp.proto.group import GroupPlace
 from mlx_dp.proto.messages import Ready, Start
@@ -11,10 +11,10 @@ from mlx_dp.proto.ownership import OwnerSlice
 from mlx_dp.proto.parallel import ReplicaMode
 
 
-class WorkerStarts:
+class StartMessages:
     """One ``Start`` for each worker, in the order of their owners.
 
-    A group is given new addresses for each of its epochs, so that nothing of an earlier one can
+    A group gets new addresses for each of its epochs, so that no process of an earlier one can
     reach it.
     """
 
@@ -31,8 +31,8 @@ class WorkerStarts:
     def __len__(self) -> int:
         return len(self._starts)
 
-    def surprise(self, index: int, ready: Ready) -> str | None:
-        """What to say of a worker that holds something else than was planned."""
+    def unplanned_weights(self, index: int, ready: Ready) -> str | None:
+        """A warning about a worker whose weights are not as large as planned, or None."""
         if not self._weights_nbytes:
             return None
         planned, held = self._weights_nbytes[index], ready.shape.weights_nbytes
@@ -40,8 +40,8 @@ class WorkerStarts:
             return None
         return f"holds {held:,} bytes of weights, where {planned:,} were planned"
 
-    def of(self, index: int, epoch: int) -> Start:
-        """What this worker is told in this epoch. Raises OSError when there are no addresses."""
+    def start_for(self, index: int, epoch: int) -> Start:
+        """The ``Start`` of a worker in this epoch. Raises OSError when there are no addresses."""
         start = self._starts[index]
         if self._addresses is None:
             return start

@@ -1,11 +1,12 @@
 """One answer between the controller and its reader."""
 
 import asyncio
+from dataclasses import dataclass, field
 
 import pytest
 
-from mlx_dp.orchestrator.control.answers import RequestAnswer
-from mlx_dp.orchestrator.control.conditions import Conditions
+from mlx_dp.orchestrator.control.awaitable_predicates import AwaitablePredicates
+from mlx_dp.orchestrator.control.response_stream import ResponseStream
 from mlx_dp.orchestrator.service import Ended, Granted, NewTokens
 from mlx_dp.proto.messages import FinishReason, TokenLogprob
 
@@ -13,12 +14,21 @@ GRANTED = Granted(owner=0, reason="round_robin")
 ENDED = Ended(reason=FinishReason.STOP)
 
 
-def answer(left: list[tuple[int, FinishReason]] | None = None) -> RequestAnswer:
-    def leave(request_id: int, reason: FinishReason) -> None:
-        if left is not None:
-            left.append((request_id, reason))
+@dataclass
+class Left:
+    """What was asked to end."""
 
-    return RequestAnswer(7, leave)
+    calls: list[tuple[str, int]] = field(default_factory=list)
+
+    def cancel(self, request_id: int) -> None:
+        self.calls.append(("cancel", request_id))
+
+    def complete(self, request_id: int) -> None:
+        self.calls.append(("complete", request_id))
+
+
+def answer(left: Left | None = None) -> ResponseStream:
+    return ResponseStream(7, left or Left())
 
 
 def test_tokens_at_hand_are_joined_and_keep_their_place_among_events() -> None:
@@ -86,27 +96,27 @@ def test_nothing_follows_the_end() -> None:
 
 
 def test_cancelling_an_answer_that_has_ended_tells_nobody() -> None:
-    left: list[tuple[int, FinishReason]] = []
+    left = Left()
     made = answer(left)
     made.cancel()
     made.complete()
     made.push(ENDED)
     made.cancel()
     made.complete()
-    assert left == [(7, FinishReason.ABORT), (7, FinishReason.STOP)]
+    assert left.calls == [("cancel", 7), ("complete", 7)]
 
 
 def test_conditions_wake_who_waits_for_what_is_the_case() -> None:
     async def run() -> tuple[bool, bool, bool]:
-        conditions = Conditions()
+        predicates = AwaitablePredicates()
         facts: set[str] = set()
-        waiter = asyncio.create_task(conditions.wait(lambda: "done" in facts))
+        waiter = asyncio.create_task(predicates.wait(lambda: "done" in facts))
         await asyncio.sleep(0)
-        conditions.check()
+        predicates.check()
         await asyncio.sleep(0)
         early = waiter.done()
         facts.add("done")
-        conditions.check()
-        return early, await waiter, await conditions.wait(lambda: False, 0.001)
+        predicates.check()
+        return early, await waiter, await predicates.wait(lambda: False, 0.001)
 
     assert asyncio.run(run()) == (False, True, False)
