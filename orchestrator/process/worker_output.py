@@ -1,4 +1,4 @@
-"""What workers print, line by line, each line under its worker's name."""
+"""Worker output, line by line."""
 
 import asyncio
 import os
@@ -9,13 +9,13 @@ from typing import Final
 _CHUNK_NBYTES: Final = 65_536
 _MAX_LINE_NBYTES: Final = 16_384
 _LINES_A_TURN: Final = 64
-"""A flood of lines takes only this much of each turn of the event loop."""
+"""The most lines written in one iteration of the event loop, so that a flood does not stall it."""
 
 
 class WorkerOutput:
-    """Reads the pipe that is one worker's stdout and stderr, without ever blocking.
+    """Reads one worker's stdout and stderr from a pipe, without blocking.
 
-    Owns the descriptor, and closes it at the pipe's end or in ``finish``.
+    Owns the descriptor; closes it at the end of the pipe or in ``finish``.
     """
 
     def __init__(self, descriptor: int, write_line: Callable[[str], None]) -> None:
@@ -30,7 +30,7 @@ class WorkerOutput:
         self._listen(True)
 
     def finish(self) -> None:
-        """Take what is still in the pipe, after the worker's end. Idempotent."""
+        """Read what is left in the pipe after the worker's exit. Idempotent."""
         while self._open and self._read():
             self._say(len(self._lines))
         self._close()
@@ -52,7 +52,7 @@ class WorkerOutput:
         self._listening = wanted
 
     def _read(self) -> bool:
-        """Take in what is there; False when there is nothing to read now."""
+        """Read once; return False when there is nothing to read now."""
         try:
             chunk = os.read(self._descriptor, _CHUNK_NBYTES)
         except BlockingIOError:
