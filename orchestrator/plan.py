@@ -220,7 +220,7 @@ def _pool_warnings(
     owner: PlannedOwner,
     context_length: int,
 ) -> tuple[str, ...]:
-    """What ``pool_floor`` says of an owner whose memory was shared out local."""
+    """Check the KV tokens of a local owner."""
     if owner.memory is None or local.share_nbytes is None or model.memory is None:
         return ()
     fewer: int | None = None

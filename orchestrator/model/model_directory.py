@@ -24,11 +24,11 @@ _AGAIN: Final = "copy it again from where the model came from"
 
 
 def check_model_dir(path: Path, *, trust_remote_code: bool = False) -> None:
-    """Refuse a directory that mlx-lm could not load, or would run foreign code for unasked."""
+    """Refuse a directory that mlx-lm cannot load, or whose code it would run without permission."""
     if not (path / "config.json").exists():
         raise ModelSourceError(_without_config(path))
     config = read_object(path / "config.json")
-    # An auto_map is only for transformers' model classes, which nothing here loads.
+    # auto_map is only for transformers' model classes, which are never loaded here.
     if config.get("model_file") is not None and not trust_remote_code:
         raise ModelSourceError(
             f"the model in {path} wants to run its own code (model_file in config.json), "
@@ -51,9 +51,9 @@ def check_model_dir(path: Path, *, trust_remote_code: bool = False) -> None:
 
 
 def only_gguf(path: Path) -> Path | None:
-    """The one GGUF file of a directory that is no model otherwise.
+    """Return the single GGUF file of a directory that is not a model directory, or None.
 
-    Raises ModelSourceError where there are several to choose from.
+    Raises ModelSourceError when there are several.
     """
     found = sorted(path.glob("*.gguf"))
     if not found or (path / "config.json").exists():
@@ -68,9 +68,9 @@ def only_gguf(path: Path) -> Path | None:
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """The JSON object in a file. Raises ModelSourceError, which names the file."""
+    """Read a JSON object. Raises ModelSourceError, which names the file."""
     try:
-        # As text of UTF-8, which mlx-lm reads it as.
+        # As UTF-8, like mlx-lm.
         value = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         cause = error.strerror or str(error)
