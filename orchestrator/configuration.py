@@ -99,6 +99,11 @@ def ownership(flags: OwnerFlags) -> Ownership:
     return divide(topology(flags), limits(flags))
 
 
+def chunked_prefill_size(flags: OwnerFlags) -> int:
+    """One worker's share: the owners of a group divide the flag, since they step together."""
+    return flags.chunked_prefill_size // topology(flags).attn_dp_size
+
+
 def start_timeout_s(flags: OwnerFlags, weights_nbytes: int) -> float:
     """The time that a worker may take to load."""
     if flags.start_timeout is not None:

@@ -82,6 +82,7 @@ class WorkerOptions:
     """One worker's share of the device memory; None leaves MLX's own limits."""
     context_length: int | None = None
     chunked_prefill_size: int = 512
+    """One worker's share of the flag."""
     prefix_cache: bool = True
     heartbeat_interval_s: float = 0.5
     hang_timeout_s: float = 10.0

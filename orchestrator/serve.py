@@ -154,7 +154,7 @@ def _options(flags: Flags, plan: ServicePlan, *, port: int, open_files: int) -> 
             trust_remote_code=flags.model.trust_remote_code,
             memory_nbytes=plan.share_nbytes,
             context_length=flags.model.context_length,
-            chunked_prefill_size=flags.owners.chunked_prefill_size,
+            chunked_prefill_size=configuration.chunked_prefill_size(flags.owners),
             prefix_cache=not flags.owners.disable_radix_cache,
             heartbeat_interval_s=flags.owners.heartbeat_interval,
             hang_timeout_s=flags.owners.hang_timeout,

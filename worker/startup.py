@@ -165,12 +165,6 @@ def _resolve(start: Start, facts: EngineFacts) -> tuple[OwnerCapacity, int]:
     return replace(capacity, cache_nbytes=nbytes, warnings=warnings), context_length
 
 
-def _chunk_tokens(start: Start) -> int:
-    """Prompt tokens of one step: ranks in lockstep share them, as their passes are one."""
-    ranks = 1 if start.group is None else start.group.size
-    return max(1, start.chunked_prefill_size // ranks)
-
-
 def _loop(
     start: Start, started: Started, channel: Channel, clock: Callable[[], float]
 ) -> WorkerLoop:
@@ -178,7 +172,7 @@ def _loop(
         channel,
         started.engine,
         Scheduler(started.capacity, started.engine, started.context_length),
-        ChunkBudget(_chunk_tokens(start)),
+        ChunkBudget(start.chunked_prefill_size),
         pulse.Pulse(start.heartbeat_interval_s),
         clock,
     )

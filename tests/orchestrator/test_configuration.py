@@ -201,3 +201,9 @@ def test_what_a_group_needs_is_taken_with_it() -> None:
     configuration.check_flags(flags(model=ModelFlags(), owners=owners))
     with pytest.raises(ConfigError, match=r"--chunked-prefill-size 3 leaves 0.*at least 4"):
         configuration.check_flags(flags(owners=replace(owners, chunked_prefill_size=3)))
+
+
+@pytest.mark.parametrize(("group", "share"), [(True, 250), (False, 1000)])
+def test_only_the_owners_of_a_group_divide_the_chunk(group: bool, share: int) -> None:
+    owners = OwnerFlags(dp_size=4, enable_dp_attention=group, chunked_prefill_size=1000)
+    assert configuration.chunked_prefill_size(owners) == share
