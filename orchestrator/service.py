@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol
 
-from mlx_dp.orchestrator.counters import ControllerCounters, RequestObserver
+from mlx_dp.orchestrator.control.counters import ControllerCounters, RequestObserver
 from mlx_dp.orchestrator.worker_states import WorkerState
 from mlx_dp.orchestrator.worker_states import WorkerStatus as WorkerStatus
 from mlx_dp.proto.admission import AdmissionLimits

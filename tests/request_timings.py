@@ -1,6 +1,6 @@
 """An ended request as the controller tells of it, for tests."""
 
-from mlx_dp.orchestrator.counters import RequestTimings
+from mlx_dp.orchestrator.control.counters import RequestTimings
 from mlx_dp.proto.messages import FinishReason
 
 

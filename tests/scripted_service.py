@@ -6,9 +6,8 @@ from dataclasses import replace
 
 from owner_states import READY
 
-from mlx_dp.orchestrator.control.counters import Tally
+from mlx_dp.orchestrator.control.counters import ControllerCounters, RequestObserver, Tally
 from mlx_dp.orchestrator.control.gate import certain_max_tokens
-from mlx_dp.orchestrator.counters import ControllerCounters, RequestObserver
 from mlx_dp.orchestrator.options import HttpOptions
 from mlx_dp.orchestrator.service import (
     Answer,

@@ -5,9 +5,8 @@ from collections.abc import Callable
 from typing import Final
 
 from mlx_dp.orchestrator.control.answers import RequestAnswer
-from mlx_dp.orchestrator.control.counters import Tally
+from mlx_dp.orchestrator.control.counters import RequestObserver, RequestTimings, Tally
 from mlx_dp.orchestrator.control.ledger import RequestEntry
-from mlx_dp.orchestrator.counters import RequestObserver, RequestTimings
 from mlx_dp.orchestrator.service import Ended, Granted, Started
 from mlx_dp.proto.messages import FinishReason, TokenChunk
 

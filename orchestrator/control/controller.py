@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import Final, NoReturn
 
 from mlx_dp.orchestrator.control.core import ControlCore
+from mlx_dp.orchestrator.control.counters import ControllerCounters, RequestObserver
 from mlx_dp.orchestrator.control.fleet import Outside
 from mlx_dp.orchestrator.control.limits import ControlLimits, control_limits
 from mlx_dp.orchestrator.control.worker_view import WorkerView
-from mlx_dp.orchestrator.counters import ControllerCounters, RequestObserver
 from mlx_dp.orchestrator.options import ServeOptions
 from mlx_dp.orchestrator.service import Answer, Generation, OwnerFlush, ServiceState
 from mlx_dp.orchestrator.worker_states import WorkerState

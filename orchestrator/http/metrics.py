@@ -19,13 +19,13 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from mlx_dp.orchestrator.control.router import routing_reasons
-from mlx_dp.orchestrator.control.supervisor_steps import LossKind
-from mlx_dp.orchestrator.counters import (
+from mlx_dp.orchestrator.control.counters import (
     ERROR_CODES,
     REFUSAL_REASONS,
     ControllerCounters,
 )
+from mlx_dp.orchestrator.control.router import routing_reasons
+from mlx_dp.orchestrator.control.supervisor_steps import LossKind
 from mlx_dp.orchestrator.http.endpoint import Endpoint
 from mlx_dp.orchestrator.http.histograms import RequestHistograms, Timings
 from mlx_dp.orchestrator.http.owner_metrics import owner_metrics

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from mlx_dp.orchestrator.counters import RequestTimings
+from mlx_dp.orchestrator.control.counters import RequestTimings
 from mlx_dp.orchestrator.service import RETRY_BUSY_S
 
 # Enough to level out a mixture of lengths, and few enough to follow a change of load.

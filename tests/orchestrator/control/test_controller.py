@@ -8,11 +8,11 @@ import pytest
 from control_world import FakeWorker, World, expected, generation, ready, serve_options
 
 from mlx_dp.orchestrator.control.controller import Controller, ServiceDeadError
+from mlx_dp.orchestrator.control.counters import RequestTimings
 from mlx_dp.orchestrator.control.failure_domains import FailureDomains
 from mlx_dp.orchestrator.control.fleet import Outside
 from mlx_dp.orchestrator.control.limits import ControlLimits, control_limits
 from mlx_dp.orchestrator.control.request_desk import RequestDesk
-from mlx_dp.orchestrator.counters import RequestTimings
 from mlx_dp.orchestrator.options import QueueOptions, ServeOptions, WorkerOptions
 from mlx_dp.orchestrator.service import (
     Ended,

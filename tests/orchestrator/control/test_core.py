@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from control_world import Reader, Running, World, expected, generation, ready, serve_options
 
+from mlx_dp.orchestrator.control.counters import RequestTimings
 from mlx_dp.orchestrator.control.limits import ControlLimits
-from mlx_dp.orchestrator.counters import RequestTimings
 from mlx_dp.orchestrator.options import QueueOptions
 from mlx_dp.orchestrator.service import (
     Ended,

@@ -8,7 +8,7 @@ from http_calls import CHAT, COMPLETIONS, HI, call, error
 from request_timings import timings
 from scripted_service import STATE, ScriptedService
 
-from mlx_dp.orchestrator.counters import RequestObserver
+from mlx_dp.orchestrator.control.counters import RequestObserver
 from mlx_dp.orchestrator.http.queue_pace import QueuePace
 
 BUSY = tuple(replace(owner, running=8) for owner in STATE.owners)

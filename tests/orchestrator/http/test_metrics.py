@@ -16,15 +16,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from scripted_service import OPTIONS, ScriptedService
 
 from mlx_dp.orchestrator.control.controller import Controller
-from mlx_dp.orchestrator.control.fleet import Outside
-from mlx_dp.orchestrator.control.limits import ControlLimits
-from mlx_dp.orchestrator.control.supervisor_steps import LossKind
-from mlx_dp.orchestrator.counters import (
+from mlx_dp.orchestrator.control.counters import (
     ERROR_CODES,
     REFUSAL_REASONS,
     ControllerCounters,
     RequestTimings,
 )
+from mlx_dp.orchestrator.control.fleet import Outside
+from mlx_dp.orchestrator.control.limits import ControlLimits
+from mlx_dp.orchestrator.control.supervisor_steps import LossKind
 from mlx_dp.orchestrator.http.app import create_app
 from mlx_dp.orchestrator.http.histograms import RequestHistograms
 from mlx_dp.orchestrator.http.metrics import USUAL_STATUSES
