@@ -168,8 +168,8 @@ def _check_method(flags: Flags) -> None:
     check_method(method)
     if method == PREFIX_AFFINITY and flags.owners.disable_radix_cache:
         raise ConfigError(
-            f"--load-balance-method {method} goes by what prefix caches hold, and "
-            "--disable-radix-cache leaves none: use one of the two"
+            f"--load-balance-method {method} routes by the contents of prefix caches, and "
+            "--disable-radix-cache disables them: use one of the two"
         )
 
 
@@ -186,7 +186,7 @@ def _check_hang_timeout(flags: OwnerFlags) -> None:
     if flags.hang_timeout < least_s:
         raise ConfigError(
             f"--hang-timeout {flags.hang_timeout:g} is less than {SUSPICIOUS_BEATS} heartbeats of "
-            f"{flags.heartbeat_interval:g} s, so that one late heartbeat would cost a worker: use "
+            f"{flags.heartbeat_interval:g} s, so one late heartbeat would kill a worker: use "
             f"at least {least_s:g}"
         )
 
@@ -194,20 +194,20 @@ def _check_hang_timeout(flags: OwnerFlags) -> None:
 def _check_key(flags: HttpFlags) -> None:
     # An empty key from the environment would look like protection but be none.
     if flags.api_key is not None and not flags.api_key.strip():
-        raise ConfigError("--api-key (or MLX_DP_API_KEY) is empty: give a key, or none at all")
+        raise ConfigError("--api-key (or MLX_DP_API_KEY) is empty: give a key, or omit it")
 
 
 def _check_revision(flags: ModelFlags) -> None:
     if flags.revision is not None and not flags.revision.strip():
-        raise ConfigError("--revision is empty: give a name, or leave it out for the newest")
+        raise ConfigError("--revision is empty: give a name, or omit it for the newest")
 
 
 def _check_hosts(flags: HttpFlags) -> None:
     for name in flags.allowed_host or ():
         if not HOST_NAME.fullmatch(name):
             raise ConfigError(
-                f"--allowed-host {name!r} is no name: give one such as llm.example.com, without "
-                "scheme, port or path, or * for any"
+                f"--allowed-host {name!r} is not a host name: use one such as llm.example.com, "
+                "without scheme, port or path, or * for any"
             )
 
 
@@ -216,15 +216,16 @@ def _check_origins(flags: HttpFlags) -> None:
         try:
             normal_origin(origin)
         except ValueError as error:
-            raise ConfigError(f"--cors-origin {origin!r} is no origin: {error}") from error
+            raise ConfigError(f"--cors-origin {origin!r} is not an origin: {error}") from error
 
 
 def _check_names(flags: ModelFlags) -> None:
     for name in flags.served_model_name or ():
         if not name.strip() or not name.isprintable() or len(name) > _MAX_NAME_CHARS:
             raise ConfigError(
-                f"--served-model-name {name[:80]!r} is no name: give 1 to {_MAX_NAME_CHARS} "
-                "printable characters, or omit the flag to serve the model by its own name"
+                f"--served-model-name {name[:80]!r} is not a valid name: use 1 to "
+                f"{_MAX_NAME_CHARS} printable characters, or omit the flag to serve the model by "
+                "its own name"
             )
 
 

@@ -68,7 +68,7 @@ def expand_home(value: Any) -> Any:
         return value.expanduser()
     except RuntimeError:
         raise ConfigError(
-            f"{value} names no home directory of this machine: give the whole path"
+            f"{value} names no home directory on this machine: give the full path"
         ) from None
 
 

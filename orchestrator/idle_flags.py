@@ -70,7 +70,7 @@ def _rows() -> Iterator[UnusedFlag]:
             field=field.name,
             unused=_with_model,
             reason="without --engine fake",
-            remedy="add --engine fake, or leave it out",
+            remedy="add --engine fake, or omit it",
         )
     for flag, group, name, unused, reason, remedy in _OTHERS:
         yield UnusedFlag(
@@ -78,15 +78,15 @@ def _rows() -> Iterator[UnusedFlag]:
         )
 
 
-_OUT: Final = "leave it out"
+_OUT: Final = "omit it"
 _NO_MODEL: Final = "with --engine fake, which has no model"
-_NO_GROUP: Final = "for plain replicas, which compute alone"
-_GROUP: Final = "use --enable-dp-attention too, or leave it out"
+_NO_GROUP: Final = "for independent replicas"
+_GROUP: Final = "add --enable-dp-attention, or omit it"
 _ALL_HERE: Final = "without workers on other machines"
-_REMOTE: Final = "add --remote-workers or --hostfile, or leave it out"
+_REMOTE: Final = "add --remote-workers or --hostfile, or omit it"
 
 _OTHERS: Final = (
-    ("--model", "model", "model", _without_model, _NO_MODEL, "leave out one of the two"),
+    ("--model", "model", "model", _without_model, _NO_MODEL, "omit one of the two"),
     ("--revision", "model", "revision", _without_model, _NO_MODEL, _OUT),
     ("--chat-template", "model", "chat_template", _without_model, _NO_MODEL, _OUT),
     ("--trust-remote-code", "model", "trust_remote_code", _without_model, _NO_MODEL, _OUT),
@@ -100,8 +100,8 @@ _OTHERS: Final = (
         "http",
         "open_metadata",
         _open,
-        "where no route asks for a key",
-        "give --api-key or MLX_DP_API_KEY too, or leave it out",
+        "when no route requires a key",
+        "add --api-key or MLX_DP_API_KEY, or omit it",
     ),
     ("--dist-init-addr", "remote", "dist_init_addr", _all_here, _ALL_HERE, _REMOTE),
     ("--keys", "remote", "keys", _all_here, _ALL_HERE, _REMOTE),

@@ -47,7 +47,7 @@ def plan_remote(flags: Flags, ownership: Ownership) -> RemotePlan:
         return RemotePlan()
     if remote.dist_init_addr is None:
         raise ConfigError(
-            "workers on other machines need to know where to connect: give host:port of this "
+            "workers on other machines need an address to connect to: give host:port of this "
             "machine as --dist-init-addr"
         )
     _check_address(remote.dist_init_addr, with_keys=remote.keys is not None)
@@ -75,8 +75,8 @@ def _check_address(address: str, *, with_keys: bool) -> None:
     # ZeroMQ reduces a larger port modulo 65536, and would listen there.
     if found is None or int(found["port"]) > LAST_PORT:
         raise ConfigError(
-            f"--dist-init-addr {address} is no address: use host:port, with a port of 0 to "
-            f"{LAST_PORT} (0 takes a free one)"
+            f"--dist-init-addr {address} is not an address: use host:port, with a port of 0 to "
+            f"{LAST_PORT} (0 picks a free one)"
         )
     if not with_keys:
         check_open_address(address)
@@ -87,16 +87,16 @@ def _check_hosts(flags: Flags, hosts: int, workers: int) -> None:
     if hosts != workers:
         raise ConfigError(
             f"--hostfile {remote.hostfile} names {hosts} hosts, and there are {workers} workers: "
-            "name a host for each, the same one twice if it is to run two"
+            "name a host for each, the same one twice to run two there"
         )
     if remote.remote_workers:
         raise ConfigError(
-            f"--remote-workers {remote.remote_workers} says what --hostfile says already: all "
-            "workers of a host file are remote, so leave it out"
+            f"--remote-workers {remote.remote_workers} repeats --hostfile: all workers of a "
+            "host file are remote, so omit it"
         )
     address = remote.dist_init_addr or ""
     if remote.launch and address.rpartition(":")[0] in EVERY_ADDRESS:
         raise ConfigError(
-            f"--dist-init-addr {address} is every address of this machine, and hosts need one to "
-            "connect to: give that by which they reach it"
+            f"--dist-init-addr {address} stands for every address of this machine, but hosts need "
+            "one to connect to: give the one by which they reach it"
         )

@@ -60,8 +60,8 @@ def serve_worker(options: HostOptions, environment: Mapping[str, str]) -> int:
     keys = None if options.keys is None else read_worker_keys(options.keys)
     if options.model is not None and not options.model.is_dir():
         raise ConfigError(
-            f"--model {options.model} is no directory of this machine: give the one that the "
-            "controller's model was copied to"
+            f"--model {options.model} is not a directory on this machine: give the one to which "
+            "the controller's model was copied"
         )
     if options.model is not None:
         model_fingerprint(options.model)
@@ -110,13 +110,13 @@ def _check(options: HostOptions) -> None:
     # ZeroMQ reduces a larger port modulo 65536, and would connect there.
     if found is None or not 0 < int(found["port"]) <= LAST_PORT:
         raise ConfigError(
-            f"--controller {options.controller!r} is no address: use tcp://host:port, as "
-            "the controller's --dist-init-addr has it"
+            f"--controller {options.controller!r} is not an address: use tcp://host:port, as "
+            "in the controller's --dist-init-addr"
         )
     if options.keys is None and not is_loopback(host_of(found["address"])):
         raise ConfigError(
-            f"--controller {options.controller} is another machine, which needs keys: make some "
-            "there with mlx-dp keys, and give the directory of this worker's as --keys"
+            f"--controller {options.controller} is another machine, which requires keys: make "
+            "them there with mlx-dp keys, and give the directory of this worker's key as --keys"
         )
     if not 0.0 < options.mem_fraction_static <= 1.0:
         raise ConfigError(
@@ -184,7 +184,7 @@ class LocalMachine:
         path = self._options.model or Path(launch.model_path)
         if not path.is_dir():
             raise ConfigError(
-                f"this machine has no model directory {path}: give the one that it has as --model"
+                f"this machine has no model directory {path}: give its own as --model"
             )
         if model_fingerprint(path) != launch.model_fingerprint:
             raise ConfigError(

@@ -117,7 +117,7 @@ def _local_path(model: str) -> Path:
     except RuntimeError as error:
         # ``~name`` of an unknown user.
         raise ModelSourceError(
-            f"--model {model} names no home directory of this machine: give the whole path"
+            f"--model {model} names no home directory on this machine: give the full path"
         ) from error
 
 
