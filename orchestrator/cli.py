@@ -1,12 +1,5 @@
 """The command line, and the only place that reads the environment."""
 
-if __name__ == "__main__":
-    # As the installed program: signals are handled before the imports below.
-    from mlx_dp.orchestrator.entry import main as start
-
-    start()
-    raise SystemExit
-
 import importlib.metadata
 import json
 import os

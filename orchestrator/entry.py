@@ -1,6 +1,6 @@
 """The program's entry point: handles signals before the imports, which take most of a second.
 
-It imports little: an interrupt before ``main`` would print a traceback.
+It imports little, since an interrupt before ``main`` prints a traceback.
 """
 
 import os
@@ -37,3 +37,7 @@ def _interrupted(number: int, frame: object) -> None:
             os.write(2, f"{INTERRUPTED}\n".encode())
     finally:
         os._exit(128 + number)
+
+
+if __name__ == "__main__":
+    main()

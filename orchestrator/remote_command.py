@@ -51,7 +51,7 @@ def _program() -> list[str]:
     script = Path(sys.executable).with_name("mlx-dp")
     if script.is_file():
         return [str(script)]
-    return [sys.executable, "-m", "mlx_dp.orchestrator.cli"]
+    return [sys.executable, "-m", "mlx_dp.orchestrator.entry"]
 
 
 def _reachable(endpoint: str) -> str:

@@ -39,7 +39,7 @@ def launch_command(host_file: Path, backend: DistributedBackend, worker: list[st
     The launcher sets each one's rank, and the devices that the host file names.
     """
     launcher = str(Path(sys.executable).with_name("mlx.launch"))
-    ours = [sys.executable, "-m", "mlx_dp.orchestrator.cli", "worker", *worker, "--once"]
+    ours = [sys.executable, "-m", "mlx_dp.orchestrator.entry", "worker", *worker, "--once"]
     return [launcher, "--backend", backend.value, "--hostfile", str(host_file), "--", *ours]
 
 
