@@ -13,7 +13,7 @@ from mlx_dp.proto.parallel import ReplicaMode
 from mlx_dp.proto.router_socket import LAST_PORT, check_open_address
 
 _ADDRESS: Final = re.compile(r"(?P<host>[^/:\s]+|\[[^/\]\s]+\]):(?P<port>[0-9]{1,5})")
-_FEWEST_BEATS: Final = 4.0
+_FEWEST_HEARTBEATS: Final = 4.0
 _SILENCE_S: Final = 5.0
 EVERY_ADDRESS: Final = frozenset({"", "*", "0.0.0.0", "[::]"})
 
@@ -66,7 +66,7 @@ def plan_remote(flags: Flags, ownership: Ownership) -> RemotePlan:
         hosts=hosts,
         launch=bool(hosts) and remote.launch,
         beat_s=beat_s,
-        silence_s=max(min(_SILENCE_S, flags.owners.hang_timeout), _FEWEST_BEATS * beat_s),
+        silence_s=max(min(_SILENCE_S, flags.owners.hang_timeout), _FEWEST_HEARTBEATS * beat_s),
     )
 
 

@@ -43,7 +43,7 @@ class HostRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Say:
+class SendToHost:
     """Send a message to a host."""
 
     link: str
@@ -58,7 +58,7 @@ class WorkerEnded:
     status: int
 
 
-HostAction = Say | WorkerEnded
+HostAction = SendToHost | WorkerEnded
 
 
 class HostTable:
@@ -94,7 +94,7 @@ class HostTable:
         record = next((each for each in self._records.values() if each.link == link), None)
         if record is None:
             # It was given up without knowing it, and must end its worker.
-            return [Say(link, Deny(reason="the controller had not heard it", final=False))]
+            return [SendToHost(link, Deny(reason="the controller had not heard it", final=False))]
         record.heard_at = now
         match message:
             case Alive():
@@ -117,19 +117,19 @@ class HostTable:
                 f"--rank {join.rank} is not for another machine: use --rank "
                 f"{_alternatives(sorted(self._records))}"
             )
-            return [Say(link, Deny(reason=reason, final=True))]
+            return [SendToHost(link, Deny(reason=reason, final=True))]
         if record.link not in ("", link):
             reason = (
                 f"--rank {join.rank} is taken by {record.host} (pid {record.pid}): use another "
                 "--rank, or end mlx-dp worker there"
             )
-            return [Say(link, Deny(reason=reason, final=False))]
+            return [SendToHost(link, Deny(reason=reason, final=False))]
         if not record.link:
             _logger.info("rank %s: %s offers a place, pid %s", join.rank, join.host, join.pid)
         record.link, record.host, record.pid = link, join.host, join.pid
         record.heard_at = now
         times = self._times
-        return [Say(link, Welcome(beat_s=times.beat_s, silence_s=times.silence_s))]
+        return [SendToHost(link, Welcome(beat_s=times.beat_s, silence_s=times.silence_s))]
 
     def heartbeat(self, now: float) -> list[HostAction]:
         """Give up silent hosts, and send a keep-alive to the others."""
@@ -144,7 +144,7 @@ class HostTable:
                 )
                 actions += self._drop(record)
             else:
-                actions.append(Say(record.link, Ping()))
+                actions.append(SendToHost(record.link, Ping()))
         return actions
 
     def disconnected(self, link: str) -> list[HostAction]:

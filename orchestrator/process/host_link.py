@@ -16,7 +16,7 @@ from mlx_dp.proto.host_messages import (
     Welcome,
 )
 
-FIRST_BEAT_S = 0.5
+FIRST_HEARTBEAT_S = 0.5
 FIRST_SILENCE_S = 5.0
 """Used until the controller sends its own values."""
 
@@ -38,7 +38,7 @@ class HostLink:
     heard_at: float
     had_place: bool = False
     """An earlier connection was accepted, so keys and address were right once."""
-    beat_s: float = FIRST_BEAT_S
+    beat_s: float = FIRST_HEARTBEAT_S
     silence_s: float = FIRST_SILENCE_S
     joined: bool = False
     said_at: float | None = None

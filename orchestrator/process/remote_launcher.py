@@ -9,7 +9,13 @@ from dataclasses import dataclass
 from typing import Final, Protocol, assert_never
 
 from mlx_dp.orchestrator.control.worker_process import Launcher, WorkerProcess
-from mlx_dp.orchestrator.process.host_book import HostAction, HostTable, HostTimes, Say, WorkerEnded
+from mlx_dp.orchestrator.process.host_book import (
+    HostAction,
+    HostTable,
+    HostTimes,
+    SendToHost,
+    WorkerEnded,
+)
 from mlx_dp.proto.controller_channel import TakeHost
 from mlx_dp.proto.errors import ProtocolError
 from mlx_dp.proto.host_messages import HostDown, HostUp, Launch, SignalWorker
@@ -97,7 +103,7 @@ class RemoteLauncher:
     def _signal(self, identity: str, number: int) -> None:
         link = self._hosts.link_of(identity)
         if link is not None:
-            self._carry_out([Say(link, SignalWorker(identity=identity, signal=number))])
+            self._carry_out([SendToHost(link, SignalWorker(identity=identity, signal=number))])
 
     def _handle(self, link: str, message: HostUp | ProtocolError) -> None:
         if isinstance(message, ProtocolError):
@@ -131,14 +137,14 @@ class RemoteLauncher:
         pending = [*actions]
         while pending:
             match pending.pop(0):
-                case Say(link=link, message=message):
-                    pending += self._say(link, message)
+                case SendToHost(link=link, message=message):
+                    pending += self._send(link, message)
                 case WorkerEnded(worker=worker, status=status):
                     self._exits.pop(worker)(status)
                 case action:
                     assert_never(action)
 
-    def _say(self, link: str, message: HostDown) -> list[HostAction]:
+    def _send(self, link: str, message: HostDown) -> list[HostAction]:
         try:
             self._wire.send_host(link, message)
         except PeerLostError:

@@ -8,7 +8,7 @@ from typing import Final
 
 _CHUNK_NBYTES: Final = 65_536
 _MAX_LINE_NBYTES: Final = 16_384
-_LINES_A_TURN: Final = 64
+_LINES_PER_ITERATION: Final = 64
 """The most lines written in one iteration of the event loop, so that a flood does not stall it."""
 
 
@@ -36,17 +36,17 @@ class WorkerOutput:
         self._close()
         self._say(len(self._lines))
 
-    def _turn(self) -> None:
+    def _run_once(self) -> None:
         if self._open and not self._lines:
             self._read()
-        self._say(_LINES_A_TURN)
+        self._say(_LINES_PER_ITERATION)
         self._listen(self._open and not self._lines)
         if self._lines:
-            self._loop.call_soon(self._turn)
+            self._loop.call_soon(self._run_once)
 
     def _listen(self, wanted: bool) -> None:
         if wanted and not self._listening:
-            self._loop.add_reader(self._descriptor, self._turn)
+            self._loop.add_reader(self._descriptor, self._run_once)
         elif self._listening and not wanted:
             self._loop.remove_reader(self._descriptor)
         self._listening = wanted
