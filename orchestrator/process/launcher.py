@@ -49,7 +49,7 @@ class ProcessLauncher:
     def spawn(
         self, index: int, identity: str, endpoint: str, on_exit: Callable[[int], None]
     ) -> "ChildProcess":
-        """Start a worker; see ``worker_process.Launcher``."""
+        """Start a worker; see ``Launcher``."""
         if self._prepare is not None:
             self._prepare()
         # When the worker connects, libzmq aborts this process if it has no descriptor left.

@@ -80,7 +80,7 @@ class RemoteLauncher:
     def spawn(
         self, index: int, identity: str, endpoint: str, on_exit: Callable[[int], None]
     ) -> WorkerProcess:
-        """Start a worker; see ``worker_process.Launcher``."""
+        """Start a worker; see ``Launcher``."""
         if not self._hosts.is_remote(index):
             return self._local.spawn(index, identity, endpoint, on_exit)
         record = self._hosts.record(index)
