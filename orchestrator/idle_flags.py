@@ -81,7 +81,7 @@ def _rows() -> Iterator[UnusedFlag]:
 _OUT: Final = "omit it"
 _NO_MODEL: Final = "with --engine fake, which has no model"
 _NO_GROUP: Final = "for independent replicas"
-_GROUP: Final = "add --enable-dp-attention, or omit it"
+_GROUP: Final = "use --enable-dp-attention too, or omit it"
 _ALL_HERE: Final = "without workers on other machines"
 _REMOTE: Final = "add --remote-workers or --hostfile, or omit it"
 
