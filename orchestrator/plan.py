@@ -227,7 +227,7 @@ def _pool_warnings(
     if model.rank_weights is None:
         fraction = flags.owners.mem_fraction_static
         fewer = fewer_workers(
-            [model.memory.of_one(n, fraction) for n in range(1, len(local.ranks))],
+            [model.memory.share_nbytes(n, fraction) for n in range(1, len(local.ranks))],
             local.shapes[owner.process],
             ownership.slices[owner.process],
             prefix_cache=not flags.owners.disable_radix_cache,

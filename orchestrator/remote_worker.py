@@ -156,7 +156,7 @@ class LocalMachine:
                 device, ram_nbytes=ram_nbytes(), cuda_devices=max(1, len(devices))
             )
             # The worker checks whether the model fits: in a group it holds only a part.
-            share = memory.of_one(1, self._options.mem_fraction_static)
+            share = memory.share_nbytes(1, self._options.mem_fraction_static)
             command += ["--model-path", str(path), "--memory-nbytes", str(share)]
             command += ["--trust-remote-code" if trusted else "--no-trust-remote-code"]
             environment = worker_environment(
@@ -167,7 +167,7 @@ class LocalMachine:
                 workers=1,
             )
         return ProcessLauncher(
-            environment.of,
+            environment.for_worker,
             lambda _, line: self._write_line(line),
             log_level=launch.log_level,
             command=tuple(command),

@@ -89,7 +89,7 @@ def _local_launcher(
     channel: ControllerChannel,
 ) -> ProcessLauncher:
     return ProcessLauncher(
-        workers.of,
+        workers.for_worker,
         lambda index, line: write_plain(console, f"worker {index}: {line}"),
         log_level=options.worker.log_level,
         prepare=channel.keep_endpoint,

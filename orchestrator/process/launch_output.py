@@ -38,7 +38,7 @@ class LaunchOutput:
 
     def feed(self, line: str) -> bool:
         """Parse a line without escapes; return True if it is worth showing."""
-        if self._is_trace(line):
+        if self._track_traceback(line):
             return False
         found = _NODE_ENDED.search(line)
         if found is not None:
@@ -51,7 +51,8 @@ class LaunchOutput:
         self._last = line or self._last
         return bool(line)
 
-    def _is_trace(self, line: str) -> bool:
+    def _track_traceback(self, line: str) -> bool:
+        """Track the launcher's own tracebacks; return True for their lines."""
         if _OWN_TRACE.match(line):
             self._tracing = True
             return True

@@ -25,7 +25,7 @@ class SharedMemory:
     devices: int
     description: str
 
-    def of_one(self, workers: int, fraction: float) -> int:
+    def share_nbytes(self, workers: int, fraction: float) -> int:
         """The share of each of ``workers``. With more workers than devices, several share one."""
         per_device = -(-workers // self.devices)
         return int(self.nbytes * fraction) // per_device
@@ -57,20 +57,21 @@ def share_memory(
 
     ``divided``: the workers form a group, and ``shape`` is that of its largest rank.
     """
-    share = memory.of_one(workers, fraction)
+    share = memory.share_nbytes(workers, fraction)
     if _fits(share, shape):
         return share
     fewer = next(
-        (n for n in range(workers - 1, 0, -1) if _fits(memory.of_one(n, fraction), shape)), None
+        (n for n in range(workers - 1, 0, -1) if _fits(memory.share_nbytes(n, fraction), shape)),
+        None,
     )
     model = "a smaller or more quantised model"
     if divided:
         # With fewer ranks each would hold more.
-        larger = _fits(memory.of_one(workers, 1.0), shape)
+        larger = _fits(memory.share_nbytes(workers, 1.0), shape)
         advice = f"use a larger --mem-fraction-static, or {model}" if larger else f"use {model}"
     elif fewer is not None:
         advice = f"use --dp-size {fewer}, a larger --mem-fraction-static, or {model}"
-    elif _fits(memory.of_one(1, 1.0), shape):
+    elif _fits(memory.share_nbytes(1, 1.0), shape):
         advice = f"not even one worker fits, so use a larger --mem-fraction-static or {model}"
     else:
         advice = f"not even one worker fits, so use {model}"

@@ -35,7 +35,7 @@ class WorkerEnvironment:
     cuda_devices: tuple[str, ...] = ()
     warning: str | None = None
 
-    def of(self, index: int) -> dict[str, str]:
+    def for_worker(self, index: int) -> dict[str, str]:
         """The whole environment of worker ``index``."""
         return {**self.common, **device_variables(self.cuda_devices, index)}
 

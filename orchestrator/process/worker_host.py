@@ -155,7 +155,7 @@ class WorkerHost:
             launching.result()
         if self._refusal is not None:
             return LinkLost(self._refusal, final=True)
-        ended = self._take_exit(channel)
+        ended = self._report_exit(channel)
         if ended is not None:
             return ended
         match link.poll(time.monotonic(), channel.connection):
@@ -199,7 +199,7 @@ class WorkerHost:
             case _:
                 worker.process.kill()
 
-    def _take_exit(self, channel: HostChannel) -> LinkLost | None:
+    def _report_exit(self, channel: HostChannel) -> LinkLost | None:
         worker = self._worker
         if worker is None or worker.status is None:
             return None

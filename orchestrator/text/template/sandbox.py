@@ -215,7 +215,7 @@ class BoundedSandbox(ImmutableSandboxedEnvironment):
         if not self.is_safe_callable(function):
             raise SecurityError(f"{function!r} is not safely callable")
         budget().spend(_CALL_COST)
-        if function in self._own_functions or not _is_unknown(function, args, kwargs):
+        if function in self._own_functions or _check_known(function, args, kwargs):
             return context.call(function, *args, **kwargs)
         operations.check_unknown(args, _without_scope(kwargs))
         made = context.call(function, *args, **kwargs)
@@ -236,8 +236,8 @@ def _is_of_markup(function: Any) -> bool:
     return type(function) is types.MethodType and isinstance(function.__self__, str)
 
 
-def _is_unknown(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Limit a call of a known function, or return True."""
+def _check_known(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Limit a call of a known function; return False for an unknown one."""
     match function:
         case Macro():
             if function.catch_varargs or function.catch_kwargs:
@@ -256,8 +256,8 @@ def _is_unknown(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
             # Namespaces, cyclers and joiners.
             _measure_all(args, kwargs)
         case _:
-            return True
-    return False
+            return False
+    return True
 
 
 def _text_of_format(function: Any) -> object:
