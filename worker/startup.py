@@ -165,6 +165,11 @@ def _resolve(start: Start, facts: EngineFacts) -> tuple[OwnerCapacity, int]:
     return replace(capacity, cache_nbytes=nbytes, warnings=warnings), context_length
 
 
+def _chunk_tokens(start: Start) -> int:
+    """Prompt tokens of one step: this worker's share, already divided by the controller."""
+    return start.chunked_prefill_size
+
+
 def _loop(
     start: Start, started: Started, channel: Channel, clock: Callable[[], float]
 ) -> WorkerLoop:
@@ -172,7 +177,7 @@ def _loop(
         channel,
         started.engine,
         Scheduler(started.capacity, started.engine, started.context_length),
-        ChunkBudget(start.chunked_prefill_size),
+        ChunkBudget(_chunk_tokens(start)),
         pulse.Pulse(start.heartbeat_interval_s),
         clock,
     )
