@@ -1,1 +1,1 @@
-"""The controller process: HTTP, text, queue, ledger, routing and supervision of workers."""
+"""The controller process: HTTP, text, the control plane, and worker processes."""

@@ -1,11 +1,4 @@
-"""The command line. The only place that reads the environment."""
-
-if __name__ == "__main__":
-    # ``python -m`` starts as the installed program does: before the imports below.
-    from mlx_dp.orchestrator.entry import main as start
-
-    start()
-    raise SystemExit
+"""The command line, and the only place that reads the environment."""
 
 import importlib.metadata
 import json
@@ -21,16 +14,16 @@ from rich.console import Console
 
 from mlx_dp.orchestrator import configuration
 from mlx_dp.orchestrator.entry import INTERRUPTED
-from mlx_dp.orchestrator.flag_command import at_home, repeated, takes_flags
+from mlx_dp.orchestrator.flag_command import expand_home, spread_values, takes_flags
 from mlx_dp.orchestrator.flags import API_KEY_VARIABLE, Flags
 from mlx_dp.orchestrator.plan import ServicePlan, make_plan
 from mlx_dp.orchestrator.plan_table import plan_json, plan_view
 from mlx_dp.orchestrator.preparation import prepare_model
 from mlx_dp.orchestrator.process.log_stream import EXIT_FLUSH_S, drain_stderr
-from mlx_dp.orchestrator.process.stop_signals import STOP_SIGNALS
-from mlx_dp.orchestrator.process.stop_status import (
+from mlx_dp.orchestrator.process.stop_signals import (
     EXIT_CONFIG,
     EXIT_SIGNAL_BASE,
+    STOP_SIGNALS,
     orderly_status,
 )
 from mlx_dp.orchestrator.remote_plan import plan_remote
@@ -47,9 +40,9 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """Run the command line. A configuration error is one sentence and status 2."""
+    """Run the command line. A configuration error prints one sentence, with status 2."""
     try:
-        app(repeated(sys.argv[1:], "--served-model-name"), prog_name="mlx-dp")
+        app(spread_values(sys.argv[1:], "--served-model-name"), prog_name="mlx-dp")
     except ConfigError as error:
         print(f"mlx-dp: error: {error}", file=sys.stderr)
         sys.exit(EXIT_CONFIG)
@@ -76,17 +69,17 @@ def _root(
 def serve(flags: Flags) -> None:
     """Serve a model from --dp-size worker processes, behind one OpenAI endpoint.
 
-    Without --model a small demo model is served. Stop it with Ctrl-C or
+    Without --model it serves a small demo model. Stop it with Ctrl-C or
     SIGTERM: running requests get --drain-timeout seconds to finish. SIGHUP
-    replaces the workers one by one, or ends the service when its terminal is
+    restarts the workers one by one, or ends the service if its terminal was
     closed.
     """
-    # Before the imports are through there is nothing to clean up, and modules swallow exceptions.
+    # During the imports there is nothing to clean up, and modules may swallow exceptions.
     _on_stop_signals(_end_early)
-    # The HTTP side takes a second to import, which --help and plan need not wait for.
+    # Imported late: the HTTP side takes a second, which --help and plan should not wait for.
     from mlx_dp.orchestrator.serve import serve as run
 
-    # Until the service runs, a signal ends the preparation: finally clauses end its children.
+    # Until the service runs, a signal unwinds the preparation, whose finally clauses end children.
     _on_stop_signals(end_by_signal)
     sys.exit(run(flags, _environment()))
 
@@ -97,8 +90,8 @@ def _on_stop_signals(act: Callable[[int, object], None]) -> None:
 
 
 def end_by_signal(number: int, frame: object) -> NoReturn:
-    """Unwind whatever runs, so that it cleans up; a second signal does not wait for that."""
-    # Leaving may take long: a download's threads are waited for. A second signal is in a hurry.
+    """Unwind the stack, so that everything cleans up; a second signal ends at once."""
+    # Unwinding may take long, since it waits for the threads of a download.
     _on_stop_signals(_end_at_once)
     _tell_interrupt(number)
     sys.exit(orderly_status(number))
@@ -111,7 +104,7 @@ def _end_early(number: int, frame: object) -> NoReturn:
 
 
 def _tell_interrupt(number: int) -> None:
-    # What sends SIGTERM knows that it did.
+    # SIGTERM comes from a program, which needs no message.
     if number == signal.SIGINT:
         print(INTERRUPTED, file=sys.stderr)
 
@@ -121,7 +114,7 @@ def _end_at_once(number: int, frame: object) -> NoReturn:
 
 
 def _environment() -> Mapping[str, str]:
-    """Ours without the clients' key, which typer has read: children inherit what is left."""
+    """The environment without the API key, which children must not inherit."""
     os.environ.pop(API_KEY_VARIABLE, None)
     return os.environ
 
@@ -132,10 +125,10 @@ def plan(
     flags: Flags,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
-    """Show what each owner would hold, with serve's flags, and start nothing.
+    """Show what each owner would hold with serve's flags. Starts nothing.
 
-    Each owner's request slots, KV tokens and auxiliary states, and the bytes
-    that they take. Refuses what serve would refuse, by the same arithmetic.
+    Lists each owner's request slots, KV tokens and auxiliary states, and
+    their bytes. Refuses the same configurations as serve.
     """
     made = _plan(flags, _environment())
     if as_json:
@@ -149,44 +142,46 @@ def plan(
 @app.command()
 def worker(
     controller: Annotated[
-        str, typer.Option(help="tcp://host:port: what the controller has as --dist-init-addr.")
+        str, typer.Option(help="tcp://host:port, from the controller's --dist-init-addr.")
     ],
     rank: Annotated[
         int,
-        typer.Option(help="Which of the controller's workers this is.", envvar="MLX_RANK", min=0),
+        typer.Option(
+            help="The rank of this worker among the controller's workers.", envvar="MLX_RANK", min=0
+        ),
     ],
     keys: Annotated[
         Path | None, typer.Option(help="Directory with this worker's key and controller.pub.")
     ] = None,
     model: Annotated[
         Path | None,
-        typer.Option(help="The model's directory here. Default: where the controller has it."),
+        typer.Option(help="The model's directory on this machine. Default: the controller's path."),
     ] = None,
     mem_fraction_static: Annotated[
-        float, typer.Option(help="The part of this machine's device that the worker may use.")
+        float,
+        typer.Option(help="The fraction of this machine's device memory that the worker may use."),
     ] = 0.8,
     trust_remote_code: Annotated[
         bool,
         typer.Option(
-            "--trust-remote-code", help="Run code that the model's directory here brings."
+            "--trust-remote-code",
+            help="Run Python code from the model's directory on this machine.",
         ),
     ] = False,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     once: Annotated[
         bool,
-        typer.Option("--once", help="End when the controller is lost, in place of waiting for it."),
+        typer.Option("--once", help="Exit when the controller is lost, instead of waiting for it."),
     ] = False,
     no_caffeinate: Annotated[
         bool,
-        typer.Option(
-            "--no-caffeinate", help="On macOS, let the machine go to sleep by itself meanwhile."
-        ),
+        typer.Option("--no-caffeinate", help="On macOS, allow idle sleep meanwhile."),
     ] = False,
 ) -> None:
-    """Run one worker on this machine, for a controller on another.
+    """Run one worker on this machine for a controller on another.
 
-    It starts the worker that the controller asks for, and ends it when the
-    controller is not heard any longer.
+    Starts the worker when the controller asks for it, and ends it when the
+    controller is lost.
     """
     _on_stop_signals(_end_early)
     from mlx_dp.orchestrator.remote_worker import HostOptions, serve_worker
@@ -195,8 +190,8 @@ def worker(
     options = HostOptions(
         controller=controller,
         rank=rank,
-        keys=at_home(keys),
-        model=at_home(model),
+        keys=expand_home(keys),
+        model=expand_home(model),
         mem_fraction_static=mem_fraction_static,
         log_level=log_level,
         once=once,
@@ -208,18 +203,16 @@ def worker(
 
 @app.command()
 def keys(
-    directory: Annotated[Path, typer.Option("--dir", help="Where to write them.")],
-    name: Annotated[
-        list[str] | None, typer.Option(help="A worker's name; may be given again.")
-    ] = None,
+    directory: Annotated[Path, typer.Option("--dir", help="The directory to write them to.")],
+    name: Annotated[list[str] | None, typer.Option(help="A worker's name. Repeatable.")] = None,
 ) -> None:
-    """Make the keys by which a controller and its remote workers know each other.
+    """Make the keys by which a controller and its remote workers authenticate.
 
-    Nothing is overwritten: another --name adds a worker.
+    Overwrites nothing: run it with another --name to add a worker.
     """
     from mlx_dp.proto.key_files import CONTROLLER, write_keys
 
-    directory = at_home(directory)
+    directory = expand_home(directory)
     names = name or ["worker"]
     for path in write_keys(directory, names):
         print(path)
@@ -231,7 +224,7 @@ def keys(
 
 
 def _plan(flags: Flags, environment: Mapping[str, str]) -> ServicePlan:
-    """Every refusal that needs no model comes before a model is fetched."""
+    """Plan the service. Checks that need no model run before the model is fetched."""
     configuration.check_flags(flags)
     ownership = configuration.ownership(flags.owners)
     plan_remote(flags, ownership)

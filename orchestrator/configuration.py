@@ -1,4 +1,4 @@
-"""From flags to validated values. A refusal names the flag, its value and what would work."""
+"""Turns flags into validated options. An error names the flag, its value and what would work."""
 
 from typing import Final
 
@@ -6,7 +6,7 @@ from mlx_dp.orchestrator.control.liveness import SUSPICIOUS_BEATS
 from mlx_dp.orchestrator.control.policies import policy_row
 from mlx_dp.orchestrator.flags import FakeFlags, Flags, HttpFlags, ModelFlags, OwnerFlags
 from mlx_dp.orchestrator.http.host_policy import HOST_NAME, normal_origin
-from mlx_dp.orchestrator.idle_flags import refuse_idle_flags
+from mlx_dp.orchestrator.idle_flags import refuse_unused_flags
 from mlx_dp.orchestrator.options import HttpOptions, QueueOptions
 from mlx_dp.orchestrator.text.chat_template import read_template
 from mlx_dp.proto.errors import ConfigError
@@ -18,10 +18,10 @@ LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 
 _MAX_COUNT: Final = 2**31 - 1
 _MAX_SECONDS: Final = 1e9
-# What we have open ourselves: pipes and sockets of the workers, and the model's files.
+# Descriptors of our own: pipes and sockets of the workers, and the model's files.
 _OWN_FILES: Final = 192
 
-# Beside reading: what compiles, warms up and is checked. The rate is that of a shared folder.
+# For compiling, warm-up and checks, beside reading the weights at the pace of a network share.
 _START_S: Final = 600.0
 _SLOWEST_DISK_NBYTES_PER_S: Final = 20e6
 
@@ -29,7 +29,7 @@ _MAX_NAME_CHARS: Final = 1024
 
 
 def check_flags(flags: Flags) -> None:
-    """Refuse values that no other part refuses in the flag's own words."""
+    """Refuse invalid values, unless another module refuses them in terms of the flag."""
     _check_method(flags)
     _one_of("--log-level", flags.http.log_level, LOG_LEVELS)
     if not 0.0 < flags.owners.mem_fraction_static <= 1.0:
@@ -71,8 +71,8 @@ def check_flags(flags: Flags) -> None:
     _check_names(flags.model)
     _check_fake(flags.fake)
     _check_revision(flags.model)
-    # Last: a value that is out of range says more than that nothing would come of it.
-    refuse_idle_flags(flags)
+    # Last: that a value is out of range says more than that the flag has no effect.
+    refuse_unused_flags(flags)
     if flags.model.chat_template is not None:
         read_template(flags.model.chat_template)
 
@@ -94,12 +94,17 @@ def limits(flags: OwnerFlags) -> Limits:
 
 
 def ownership(flags: OwnerFlags) -> Ownership:
-    """The whole map of owners, as far as it is known before a model is."""
+    """Divide the limits among the owners, as far as possible before the model is known."""
     return divide(topology(flags), limits(flags))
 
 
+def chunked_prefill_size(flags: OwnerFlags) -> int:
+    """One worker's share: the owners of a group divide the flag, since they step together."""
+    return flags.chunked_prefill_size // topology(flags).attn_dp_size
+
+
 def start_timeout_s(flags: OwnerFlags, weights_nbytes: int) -> float:
-    """How long one worker may load."""
+    """The time that a worker may take to load."""
     if flags.start_timeout is not None:
         return flags.start_timeout
     return _START_S + weights_nbytes / _SLOWEST_DISK_NBYTES_PER_S
@@ -126,7 +131,7 @@ def http_options(
     context_length: int | None = None,
     hostname: str = "",
 ) -> HttpOptions:
-    """``port`` is the bound one, which differs from the flag when that is 0."""
+    """Options of the HTTP side. ``port`` is the bound port, which differs from a flag of 0."""
     return HttpOptions(
         host=flags.host,
         port=port,
@@ -161,8 +166,8 @@ def _check_method(flags: Flags) -> None:
     method = flags.queue.load_balance_method
     if policy_row(method).needs_prefix_cache and flags.owners.disable_radix_cache:
         raise ConfigError(
-            f"--load-balance-method {method} goes by what prefix caches hold, and "
-            "--disable-radix-cache leaves none: use one of the two"
+            f"--load-balance-method {method} routes by the contents of prefix caches, and "
+            "--disable-radix-cache disables them: use one of the two"
         )
 
 
@@ -179,28 +184,28 @@ def _check_hang_timeout(flags: OwnerFlags) -> None:
     if flags.hang_timeout < least_s:
         raise ConfigError(
             f"--hang-timeout {flags.hang_timeout:g} is less than {SUSPICIOUS_BEATS} heartbeats of "
-            f"{flags.heartbeat_interval:g} s, so that one late heartbeat would cost a worker: use "
+            f"{flags.heartbeat_interval:g} s, so one late heartbeat would kill a worker: use "
             f"at least {least_s:g}"
         )
 
 
 def _check_key(flags: HttpFlags) -> None:
-    # An empty key from the environment would look like protection and be none.
+    # An empty key from the environment would look like protection but be none.
     if flags.api_key is not None and not flags.api_key.strip():
-        raise ConfigError("--api-key (or MLX_DP_API_KEY) is empty: give a key, or none at all")
+        raise ConfigError("--api-key (or MLX_DP_API_KEY) is empty: give a key, or omit it")
 
 
 def _check_revision(flags: ModelFlags) -> None:
     if flags.revision is not None and not flags.revision.strip():
-        raise ConfigError("--revision is empty: give a name, or leave it out for the newest")
+        raise ConfigError("--revision is empty: give a name, or omit it for the newest")
 
 
 def _check_hosts(flags: HttpFlags) -> None:
     for name in flags.allowed_host or ():
         if not HOST_NAME.fullmatch(name):
             raise ConfigError(
-                f"--allowed-host {name!r} is no name: give one such as llm.example.com, without "
-                "scheme, port or path, or * for any"
+                f"--allowed-host {name!r} is not a host name: use one such as llm.example.com, "
+                "without scheme, port or path, or * for any"
             )
 
 
@@ -209,15 +214,16 @@ def _check_origins(flags: HttpFlags) -> None:
         try:
             normal_origin(origin)
         except ValueError as error:
-            raise ConfigError(f"--cors-origin {origin!r} is no origin: {error}") from error
+            raise ConfigError(f"--cors-origin {origin!r} is not an origin: {error}") from error
 
 
 def _check_names(flags: ModelFlags) -> None:
     for name in flags.served_model_name or ():
         if not name.strip() or not name.isprintable() or len(name) > _MAX_NAME_CHARS:
             raise ConfigError(
-                f"--served-model-name {name[:80]!r} is no name: give 1 to {_MAX_NAME_CHARS} "
-                "printable characters, or omit the flag to serve the model by its own name"
+                f"--served-model-name {name[:80]!r} is not a valid name: use 1 to "
+                f"{_MAX_NAME_CHARS} printable characters, or omit the flag to serve the model by "
+                "its own name"
             )
 
 
@@ -244,7 +250,7 @@ def _within(flag: str, value: int, least: int, most: int = _MAX_COUNT) -> None:
 def _seconds(
     flag: str, value: float, *, least: float | None = None, most: float = _MAX_SECONDS
 ) -> None:
-    # Written so that NaN, which compares false with everything, is refused too.
+    # Written so that NaN, which compares false with everything, is refused as well.
     if least is None:
         if not 0.0 < value <= most:
             raise ConfigError(

@@ -1,6 +1,6 @@
-"""Where the program starts: what must hold before the imports, which take most of a second.
+"""The program's entry point: handles signals before the imports, which take most of a second.
 
-Imports as little as it can: an interrupt before ``main`` is Python's own, with a traceback.
+It imports little, since an interrupt before ``main`` prints a traceback.
 """
 
 import os
@@ -12,7 +12,7 @@ INTERRUPTED = "mlx-dp: interrupted"
 def main() -> None:
     """Run the command line of this process."""
     signal.signal(signal.SIGINT, _interrupted)
-    # scripts/serve starts us with it blocked, where it can.
+    # scripts/serve starts this process with SIGINT blocked, where it can.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
     from mlx_dp.orchestrator.process.log_stream import (
         install_dropping_stderr,
@@ -28,8 +28,8 @@ def main() -> None:
 
 
 def _interrupted(number: int, frame: object) -> None:
-    # Nothing has been started yet, so that there is nothing to clean up. An exception in place of
-    # this might be swallowed by a module that is just being imported.
+    # Nothing was started yet, so there is nothing to clean up. An exception could be swallowed by
+    # a module that is being imported.
     import select
 
     try:
@@ -37,3 +37,7 @@ def _interrupted(number: int, frame: object) -> None:
             os.write(2, f"{INTERRUPTED}\n".encode())
     finally:
         os._exit(128 + number)
+
+
+if __name__ == "__main__":
+    main()

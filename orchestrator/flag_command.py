@@ -1,4 +1,4 @@
-"""Give a command every flag of ``Flags`` without repeating one of them."""
+"""Turns the fields of ``Flags`` into the options of a typer command."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from mlx_dp.proto.errors import ConfigError
 
 
 def takes_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Make ``command(flags, **own)`` a function whose signature lists each flag for typer."""
+    """Wrap ``command(flags, **own)`` so that its signature lists every flag for typer."""
     groups = get_type_hints(Flags)
     own = [
         parameter
@@ -23,27 +23,29 @@ def takes_flags(command: Callable[..., None]) -> Callable[..., None]:
     @wraps(command)
     def with_flags(**values: Any) -> None:
         built = {
-            name: group(**{field.name: at_home(values.pop(field.name)) for field in fields(group)})
+            name: group(
+                **{field.name: expand_home(values.pop(field.name)) for field in fields(group)}
+            )
             for name, group in groups.items()
         }
         command(Flags(**built), **values)
 
     parameters = [*own, *(each for group in groups.values() for each in _parameters(group))]
-    # Signature and annotations must agree, since typer reads both.
+    # typer reads both, so they must agree.
     with_flags.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     with_flags.__annotations__ = {each.name: each.annotation for each in parameters}
     del with_flags.__wrapped__
     return with_flags
 
 
-def repeated(arguments: Sequence[str], flag: str) -> list[str]:
-    """``--flag a b`` as ``--flag a --flag b``: vLLM's users type the first, typer reads the second.
+def spread_values(arguments: Sequence[str], flag: str) -> list[str]:
+    """Rewrite ``--flag a b`` (as in vLLM) to ``--flag a --flag b``, which typer reads.
 
-    Our commands take no arguments without a flag, which this would swallow.
+    It would swallow positional arguments, but our commands have none.
     """
     spread: list[str] = []
     values: int | None = None
-    """Values of the flag so far; None behind another one."""
+    """Values of the flag so far; None after another flag."""
     for argument in arguments:
         if argument == flag or argument.startswith("-"):
             named = argument.startswith(f"{flag}=")
@@ -55,8 +57,8 @@ def repeated(arguments: Sequence[str], flag: str) -> list[str]:
     return spread
 
 
-def at_home(value: Any) -> Any:
-    """A path with its ``~`` expanded, which a shell leaves alone in quotes; else as it is.
+def expand_home(value: Any) -> Any:
+    """Expand ``~`` in a path, which shells leave alone in quotes; return other values unchanged.
 
     Raises ConfigError for the home directory of an unknown user.
     """
@@ -66,7 +68,7 @@ def at_home(value: Any) -> Any:
         return value.expanduser()
     except RuntimeError:
         raise ConfigError(
-            f"{value} names no home directory of this machine: give the whole path"
+            f"{value} names no home directory on this machine: give the full path"
         ) from None
 
 

@@ -1,6 +1,6 @@
-"""Flags that would do nothing beside the others, in one table: each is surely a mistake.
+"""Flags without effect in combination with the others, in one table: each is an error.
 
-What only a model can tell, and may be meant for another one, is a warning of the plan instead.
+Flags that are without effect only for the model at hand are warnings of the plan instead.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,30 +14,30 @@ from mlx_dp.proto.messages import EngineKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IdleFlag:
-    """A flag, where ``Flags`` keeps it, and when it does nothing."""
+class UnusedFlag:
+    """A flag, its place in ``Flags``, and the condition under which it does nothing."""
 
     flag: str
     group: str
     field: str
-    idle: Callable[[Flags], bool]
+    unused: Callable[[Flags], bool]
     reason: str
-    """Follows "does nothing"."""
+    """The words after "does nothing"."""
     remedy: str
 
 
-def refuse_idle_flags(flags: Flags) -> None:
-    """Raise ConfigError for the first flag that was given and does nothing."""
+def refuse_unused_flags(flags: Flags) -> None:
+    """Raise ConfigError for the first flag that was given but does nothing."""
     for row in TABLE:
         given = getattr(getattr(flags, row.group), row.field)
-        if given != _default(flags, row) and row.idle(flags):
+        if given != _default(flags, row) and row.unused(flags):
             shown = f" {given}" if isinstance(given, str | int | float | Path) else ""
-            # A switch has no value to show.
+            # A switch has no value.
             shown = "" if isinstance(given, bool) else shown
             raise ConfigError(f"{row.flag}{shown} does nothing {row.reason}: {row.remedy}")
 
 
-def _default(flags: Flags, row: IdleFlag) -> object:
+def _default(flags: Flags, row: UnusedFlag) -> object:
     group = type(getattr(flags, row.group))
     return next(each.default for each in fields(group) if each.name == row.field)
 
@@ -62,29 +62,31 @@ def _all_here(flags: Flags) -> bool:
     return flags.remote.hostfile is None and flags.remote.remote_workers == 0
 
 
-def _rows() -> Iterator[IdleFlag]:
+def _rows() -> Iterator[UnusedFlag]:
     for field in fields(FakeFlags):
-        yield IdleFlag(
+        yield UnusedFlag(
             flag=f"--{field.name.replace('_', '-')}",
             group="fake",
             field=field.name,
-            idle=_with_model,
+            unused=_with_model,
             reason="without --engine fake",
-            remedy="add --engine fake, or leave it out",
+            remedy="add --engine fake, or omit it",
         )
-    for flag, group, name, idle, reason, remedy in _OTHERS:
-        yield IdleFlag(flag=flag, group=group, field=name, idle=idle, reason=reason, remedy=remedy)
+    for flag, group, name, unused, reason, remedy in _OTHERS:
+        yield UnusedFlag(
+            flag=flag, group=group, field=name, unused=unused, reason=reason, remedy=remedy
+        )
 
 
-_OUT: Final = "leave it out"
+_OUT: Final = "omit it"
 _NO_MODEL: Final = "with --engine fake, which has no model"
-_NO_GROUP: Final = "for plain replicas, which compute alone"
-_GROUP: Final = "use --enable-dp-attention too, or leave it out"
+_NO_GROUP: Final = "for independent replicas"
+_GROUP: Final = "use --enable-dp-attention too, or omit it"
 _ALL_HERE: Final = "without workers on other machines"
-_REMOTE: Final = "add --remote-workers or --hostfile, or leave it out"
+_REMOTE: Final = "add --remote-workers or --hostfile, or omit it"
 
 _OTHERS: Final = (
-    ("--model", "model", "model", _without_model, _NO_MODEL, "leave out one of the two"),
+    ("--model", "model", "model", _without_model, _NO_MODEL, "omit one of the two"),
     ("--revision", "model", "revision", _without_model, _NO_MODEL, _OUT),
     ("--chat-template", "model", "chat_template", _without_model, _NO_MODEL, _OUT),
     ("--trust-remote-code", "model", "trust_remote_code", _without_model, _NO_MODEL, _OUT),
@@ -98,8 +100,8 @@ _OTHERS: Final = (
         "http",
         "open_metadata",
         _open,
-        "where no route asks for a key",
-        "give --api-key or MLX_DP_API_KEY too, or leave it out",
+        "when no route requires a key",
+        "add --api-key or MLX_DP_API_KEY, or omit it",
     ),
     ("--dist-init-addr", "remote", "dist_init_addr", _all_here, _ALL_HERE, _REMOTE),
     ("--keys", "remote", "keys", _all_here, _ALL_HERE, _REMOTE),

@@ -1,4 +1,4 @@
-"""The service as configured, after the flags were parsed and validated."""
+"""Options of the service, from parsed and validated flags."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,48 +10,48 @@ from mlx_dp.proto.ownership import Ownership
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpOptions:
-    """The endpoint. ``api_key`` None: open to whoever reaches the address."""
+    """Options of the HTTP side. ``api_key`` None: no authentication."""
 
     host: str = "127.0.0.1"
     port: int = 8000
     api_key: str | None = field(default=None, repr=False)
     served_model_name: str
-    """The name in answers, and the first of those that clients ask for."""
+    """The model name in responses, and the first name that clients may request."""
     served_aliases: tuple[str, ...] = ()
-    """Further names, listed beside it."""
+    """Further names, also listed."""
     own_model_names: tuple[str, ...] = ()
-    """What the model is called by itself, its path and hub id: taken, and not listed."""
+    """The model's own path and hub id: accepted, but not listed."""
     context_length: int | None = None
-    """What was asked for, which holds until an owner says what it has."""
+    """The flag's value, used until an owner reports its own."""
     drain_timeout_s: float = 30.0
     max_body_nbytes: int = 16 * 2**20
-    """A larger request body is refused with 413. JSON of a full 1M-token prompt fits."""
+    """Larger request bodies are refused with 413. JSON of a full 1M-token prompt fits."""
     max_bodies_nbytes: int = 128 * 2**20
-    """The most that all bodies together may take before their requests are queued."""
+    """The memory limit of all bodies together until their requests are queued."""
     body_timeout_s: float = 30.0
     """A body that takes longer to arrive is refused with 408."""
     head_timeout_s: float = 10.0
-    """The same for what comes before the body; a connection begins with one."""
+    """The same for the request head, also the first one of a connection."""
     idle_timeout_s: float = 120.0
-    """Routers keep connections open between requests; one that we close is a failed request."""
+    """Long, since routers reuse idle connections, and a request on one that we close fails."""
     send_timeout_s: float = 30.0
-    """A client that takes nothing of its answer for so long is dropped."""
+    """A client that reads nothing of its response for so long is dropped."""
     max_connections: int = 16_384
-    """One more takes the place of one that is idle, or is refused with 503."""
+    """Beyond it an idle connection is closed, or the new one is refused with 503."""
     allowed_hosts: tuple[str, ...] = ()
-    """Names that clients may call this endpoint by, beside its own; "*" stands for any."""
+    """Host names that clients may use beside its own; "*" allows any."""
     hostname: str = ""
-    """This machine's own name, by which it may be called too."""
+    """This machine's own name, which is allowed too."""
     cors_origins: tuple[str, ...] = ()
-    """Pages that browsers may let ask, as ``normal_origin`` has them."""
+    """Allowed CORS origins, in the form of ``normal_origin``."""
     open_metadata: bool = False
-    """Whether routes that tell of the model, the server and its load need no key."""
+    """Whether routes about the model, the server and its load need no key."""
     keep_alive_s: float = 10.0
-    """Silence on a stream after which a comment line is sent."""
+    """The interval of SSE keep-alive comments on an idle stream."""
     probe_timeout_s: float = 20.0
-    """What /health_generate waits for its tokens."""
+    """How long /health_generate waits for its tokens."""
     flush_timeout_s: float = 20.0
-    """What /flush_cache waits for its owners, which may be in a long step."""
+    """How long /flush_cache waits for owners, which may be in a long step."""
 
     @property
     def served_model_names(self) -> tuple[str, ...]:
@@ -60,42 +60,43 @@ class HttpOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueOptions:
-    """The one queue of the service, and the deadlines of a request in it and out of it."""
+    """Options of the queue, of routing, and of request deadlines."""
 
     max_queued_requests: int = 1024
     queue_timeout_s: float = 300.0
     request_timeout_s: float = 3600.0
     load_balance_method: str = "total_tokens"
     strict_max_tokens: bool = False
-    """Whether an answer longer than what its prompt leaves is refused, in place of being cut."""
+    """Whether a max_tokens beyond the context is refused instead of clamped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions:
-    """What every worker is started with; the owner's slice is added per worker."""
+    """Options of every worker; each also gets its owner's slice."""
 
     engine: EngineKind = EngineKind.MLX
     model_path: Path | None = None
     trust_remote_code: bool = False
-    """Whether the model may bring code that is run."""
+    """Whether to run Python code that comes with the model."""
     memory_nbytes: int | None = None
-    """One worker's share of the device, for ``Start``; None leaves MLX's own limits."""
+    """One worker's share of the device memory; None leaves MLX's own limits."""
     context_length: int | None = None
     chunked_prefill_size: int = 512
+    """One worker's share of the flag."""
     prefix_cache: bool = True
     heartbeat_interval_s: float = 0.5
     hang_timeout_s: float = 10.0
     start_timeout_s: float = 600.0
     max_restarts: int = 5
-    """Restarts of one worker within ``restart_window_s``, after which it counts as failed."""
+    """Restarts of a worker within ``restart_window_s``; beyond them it counts as failed."""
     restart_window_s: float = 60.0
     restart_delay_s: float = 0.25
-    """Before the first restart of a worker; further ones wait longer."""
+    """The delay before the first restart of a worker; later ones are longer."""
     log_level: str = "info"
     distributed_backend: DistributedBackend = DistributedBackend.RING
-    """What a dp-attention group computes over."""
+    """The backend of a dp-attention group's collectives."""
     shard_vocabulary: bool = False
-    """Whether such a group divides embedding and head as well."""
+    """Whether such a group also divides the embedding and the LM head."""
     fake: FakeEngineOptions = field(default_factory=FakeEngineOptions)
 
 
@@ -106,4 +107,4 @@ class ServeOptions:
     worker: WorkerOptions
     ownership: Ownership
     weights_nbytes: tuple[int, ...] = ()
-    """What the plan says that each worker will hold of the weights, where it says so."""
+    """The planned bytes of weights by worker; empty when unknown."""

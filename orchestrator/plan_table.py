@@ -6,8 +6,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from mlx_dp.orchestrator.plan import PlannedOwner, ServicePlan
-from mlx_dp.orchestrator.planned_weights import PlannedWeights
+from mlx_dp.orchestrator.plan import PlannedOwner, PlannedWeights, ServicePlan
 from mlx_dp.proto.batching import Batching
 from mlx_dp.proto.parallel import ReplicaMode
 
@@ -15,13 +14,13 @@ _REMOTE: Final = "remote"
 
 
 def plan_view(plan: ServicePlan) -> Group:
-    """What will run, in a few lines around the table of owners."""
+    """The plan in a few lines around the table of owners."""
     title = Text(_title(plan), style="bold")
     return Group(title, *_weights_lines(plan), plan_table(plan), *_remote_lines(plan))
 
 
 def plan_table(plan: ServicePlan) -> Table:
-    """One line per owner. Columns that say nothing about this model are left out."""
+    """One line per owner, without the columns that do not apply to this model."""
     with_memory = any(owner.weights_nbytes is not None for owner in plan.owners)
     with_states = any(owner.capacity and owner.capacity.auxiliary_slots for owner in plan.owners)
     table = Table()
@@ -41,7 +40,7 @@ def plan_json(plan: ServicePlan) -> dict[str, Any]:
         "mode": plan.ownership.mode.value,
         "device": None if model.device is None else model.device.kind,
         "device_name": None if model.device is None else model.device.name,
-        # Others choose the form of their batch when they are loaded.
+        # Other models choose the form of their batch at load.
         "batching": None if model.unbatchable is None else Batching.ONE_BY_ONE.value,
         "memory_share_nbytes": plan.share_nbytes,
         "weights": _weights_json(plan.weights),
@@ -59,7 +58,7 @@ def _title(plan: ServicePlan) -> str:
 
 
 def _weights_lines(plan: ServicePlan) -> list[Text]:
-    """What a group holds once and what it holds several times, since that is what it is for."""
+    """What a group holds once and what several times: the reason for groups."""
     weights = plan.weights
     if weights is None or plan.ownership.mode is ReplicaMode.DATA_PARALLEL:
         return []
@@ -123,7 +122,7 @@ def _cells(owner: PlannedOwner, *, with_memory: bool, with_states: bool) -> list
 
 
 def _remote_cells(owner: PlannedOwner, *, with_memory: bool, with_states: bool) -> list[str]:
-    """Of a worker on another machine only the weights are known before it has started."""
+    """Before a remote worker has started, only its weights are known."""
     cells = ["-", *(["-"] if with_states else []), _REMOTE]
     if with_memory:
         weights = "-" if owner.weights_nbytes is None else _size(owner.weights_nbytes)

@@ -1,4 +1,4 @@
-"""What must be known before anything starts: the model, its sizes, and the device."""
+"""Prepares the model before anything starts: fetch, convert, and measure it and the device."""
 
 import sys
 from collections.abc import Mapping
@@ -14,8 +14,7 @@ from mlx_dp.orchestrator.model.model_probe import DeviceFacts, probe_model
 from mlx_dp.orchestrator.model.model_source import ResolvedModel, host_device, resolve_model
 from mlx_dp.orchestrator.model.progress import terminal_progress
 from mlx_dp.orchestrator.process.cuda_devices import cuda_devices
-from mlx_dp.orchestrator.process.host_memory import ram_nbytes
-from mlx_dp.orchestrator.process.memory_share import SharedMemory, shared_memory
+from mlx_dp.orchestrator.process.memory_share import SharedMemory, ram_nbytes, shared_memory
 from mlx_dp.proto.descriptor_limit import check_descriptor_limit
 from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.messages import EngineKind
@@ -28,37 +27,37 @@ FAKE_MODEL_NAME: Final = "fake"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedModel:
-    """A model at hand, and where it will run.
+    """A local model, and the device that it will run on.
 
-    All but the name is None for the fake engine, which has no model and needs no device.
+    For the fake engine everything but the names is empty.
     """
 
     served_name: str
-    """What answers call it, and the first name that clients ask for."""
+    """The name in responses, and the first name that clients may request."""
     served_aliases: tuple[str, ...] = ()
     own_names: tuple[str, ...] = ()
-    """What it is called by itself: hub id or folder, and path."""
+    """The model's own names: hub id or folder, and path."""
     path: Path | None = None
     shape: ModelShape | None = None
     rank_weights: RankWeights | None = None
-    """What each rank holds, where a group divides the weights."""
+    """The weights of each rank, if a group divides them."""
     device: DeviceFacts | None = None
     memory: SharedMemory | None = None
     cuda_devices: tuple[str, ...] = ()
     float32: bool = False
     """It computes in float32."""
     unbatchable: str | None = None
-    """Why no batch can hold its caches. Whether others batch is found out at load."""
+    """Why no batch can hold its caches. Other models are checked at load."""
 
 
 def prepare_model(flags: Flags, environment: Mapping[str, str]) -> PreparedModel:
-    """Fetch or convert the model when needed, and measure it in a child process."""
+    """Fetch and convert the model if needed, and measure it in a child process."""
     if flags.model.engine is EngineKind.FAKE:
         names = _served_names(flags.model, FAKE_MODEL_NAME)
         return PreparedModel(
             served_name=names[0], served_aliases=names[1:], own_names=(FAKE_MODEL_NAME,)
         )
-    # Children inherit it, and would only find out once the model is fetched.
+    # Checked first: children inherit the limit, and would fail only once the model is fetched.
     check_descriptor_limit()
     model = _resolve(flags.model)
     probe = probe_model(
@@ -91,7 +90,7 @@ def _served_names(flags: ModelFlags, own: str) -> tuple[str, ...]:
 
 
 def _own_names(flags: ModelFlags, model: ResolvedModel) -> tuple[str, ...]:
-    """By hub id, folder or file, and by its path as given and in full."""
+    """The hub id, folder or file name, and the path as given and in full."""
     given = () if flags.model is None else (flags.model,)
     paths = (str(model.path), str(model.path.resolve()))
     return tuple(dict.fromkeys((model.served_name, *given, *paths)))

@@ -1,4 +1,4 @@
-"""The command lines of ``mlx-dp worker``, for mlx.launch and for people who paste them."""
+"""Command lines of ``mlx-dp worker``, for mlx.launch and for users to paste."""
 
 import shlex
 import socket
@@ -11,11 +11,11 @@ from mlx_dp.orchestrator.flags import Flags, OwnerFlags
 from mlx_dp.orchestrator.remote_plan import EVERY_ADDRESS, RemotePlan
 
 _DOCUMENT_NETWORK: Final = ("192.0.2.1", 9)
-"""An address of no machine. No packet goes there: the system only says which way it would."""
+"""A documentation address: no packet is sent, the system only names the route's interface."""
 
 
 def worker_arguments(flags: Flags, plan: RemotePlan, endpoint: str) -> list[str]:
-    """What every host is given, but its rank."""
+    """The arguments for every host, except its rank."""
     arguments = ["--controller", _reachable(endpoint)]
     together = max(Counter(host.ssh for host in plan.hosts).values(), default=1)
     fraction = flags.owners.mem_fraction_static / together
@@ -33,7 +33,7 @@ def worker_arguments(flags: Flags, plan: RemotePlan, endpoint: str) -> list[str]
 
 
 def connect_hint(flags: Flags, plan: RemotePlan, endpoint: str) -> list[str]:
-    """Lines that say how the remote workers come about. Commands stand alone, to be pasted."""
+    """Lines that tell the user how to start the remote workers. Commands have their own lines."""
     if plan.launch:
         hosts = ", ".join(host.ssh for host in plan.hosts)
         return [f"mlx-dp: ranks are started over ssh, and connect to {endpoint}: {hosts}"]
@@ -51,11 +51,11 @@ def _program() -> list[str]:
     script = Path(sys.executable).with_name("mlx-dp")
     if script.is_file():
         return [str(script)]
-    return [sys.executable, "-m", "mlx_dp.orchestrator.cli"]
+    return [sys.executable, "-m", "mlx_dp.orchestrator.entry"]
 
 
 def _reachable(endpoint: str) -> str:
-    """An endpoint that other machines can connect to, where ours is bound to every address."""
+    """Replace a wildcard address by one that other machines can connect to."""
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
     return f"tcp://{_own_address()}:{port}" if host in EVERY_ADDRESS else endpoint
 

@@ -1,4 +1,4 @@
-"""Joins what ``serve`` needs for workers on other machines."""
+"""Everything that ``serve`` needs for workers on other machines."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -23,11 +23,11 @@ from mlx_dp.proto.messages import FailureKind
 GiveUp = Callable[[str, FailureKind | None], None]
 
 _PATIENCE: Final = 3.0
-"""So many silences: a host that was given up for one may come back by itself."""
+"""In units of the silence limit: a host that was given up may come back by itself."""
 
 
-class RemoteSide:
-    """The launcher and the addresses of all workers, wherever they run."""
+class RemoteWorkers:
+    """The launcher and the group addresses of all workers, local and remote."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class RemoteSide:
         launch: LaunchPlan | None,
         write_line: Callable[[str], None],
     ) -> None:
-        """``write_line``: takes what the launched hosts print."""
+        """``write_line`` gets each line that launched hosts print."""
         times = HostTimes(beat_s=plan.beat_s, silence_s=plan.silence_s)
         self.launcher: Final = RemoteLauncher(local, channel, plan.ranks, model, times)
         self._launch: Final = (
@@ -50,9 +50,9 @@ class RemoteSide:
 
     @asynccontextmanager
     async def running(self, give_up: GiveUp) -> AsyncIterator[None]:
-        """Watch the hosts, and have them launched where that is ours to do.
+        """Watch the hosts, and keep them launched if the plan says so.
 
-        ``give_up`` is told when they cannot be.
+        Calls ``give_up`` when they cannot be launched.
         """
         self.launcher.start()
         launching = asyncio.create_task(self._keep_launched(give_up))
@@ -73,7 +73,7 @@ class RemoteSide:
 
 
 def remote_model(path: Path | None, log_level: str) -> RemoteModel:
-    """What hosts compare theirs with; the fake engine has nothing to compare."""
+    """The model that hosts compare theirs with; empty for the fake engine."""
     return RemoteModel(
         path="" if path is None else str(path),
         fingerprint="" if path is None else model_fingerprint(path),
@@ -82,7 +82,7 @@ def remote_model(path: Path | None, log_level: str) -> RemoteModel:
 
 
 def mlx_launch(flags: Flags, plan: RemotePlan, endpoint: str | None) -> LaunchPlan | None:
-    """How the hosts are launched, or None where they are started by hand."""
+    """How to launch the hosts, or None if they are started by hand."""
     if not plan.launch:
         return None
     assert flags.remote.hostfile is not None and endpoint is not None

@@ -1,4 +1,4 @@
-"""``mlx-dp worker``: everything that can refuse comes first, then the host runs."""
+"""``mlx-dp worker``: checks everything first, then runs the host."""
 
 import asyncio
 import os
@@ -20,13 +20,11 @@ from mlx_dp.orchestrator.model.fingerprint import model_fingerprint
 from mlx_dp.orchestrator.model.model_probe import ModelProbe, probe_model
 from mlx_dp.orchestrator.process.connection_fault import ControllerPlace
 from mlx_dp.orchestrator.process.cuda_devices import cuda_devices
-from mlx_dp.orchestrator.process.host_memory import ram_nbytes
 from mlx_dp.orchestrator.process.launcher import ProcessLauncher
 from mlx_dp.orchestrator.process.log_output import StderrConsole, configure_logging, write_plain
-from mlx_dp.orchestrator.process.memory_share import shared_memory
+from mlx_dp.orchestrator.process.memory_share import ram_nbytes, shared_memory
 from mlx_dp.orchestrator.process.power_assertion import keep_awake
-from mlx_dp.orchestrator.process.stop_signals import StopSignals
-from mlx_dp.orchestrator.process.stop_status import EXIT_SIGNAL_BASE
+from mlx_dp.orchestrator.process.stop_signals import EXIT_SIGNAL_BASE, StopSignals
 from mlx_dp.orchestrator.process.worker_environment import WorkerEnvironment, worker_environment
 from mlx_dp.orchestrator.process.worker_host import WorkerHost
 from mlx_dp.proto.descriptor_limit import check_descriptor_limit
@@ -43,7 +41,7 @@ _ENDPOINT: Final = re.compile(r"tcp://(?P<address>[^/\s]+:(?P<port>[0-9]{1,5}))"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostOptions:
-    """A command line of ``mlx-dp worker``, as the user gave it."""
+    """The parsed command line of ``mlx-dp worker``."""
 
     controller: str
     rank: int
@@ -57,27 +55,29 @@ class HostOptions:
 
 
 def serve_worker(options: HostOptions, environment: Mapping[str, str]) -> int:
-    """Be a host until a signal, and return the exit status. Raises ConfigError before any work."""
+    """Run a host until a signal; return the exit status. Raises ConfigError before any work."""
     _check(options)
     keys = None if options.keys is None else read_worker_keys(options.keys)
     if options.model is not None and not options.model.is_dir():
         raise ConfigError(
-            f"--model {options.model} is no directory of this machine: give the one that the "
-            "controller's model was copied to"
+            f"--model {options.model} is not a directory on this machine: give the one to which "
+            "the controller's model was copied"
         )
     if options.model is not None:
         model_fingerprint(options.model)
     console = StderrConsole()
     configure_logging(console, options.log_level)
-    here = Here(options, environment, lambda line: write_plain(console, f"worker: {line}"))
+    machine = LocalMachine(
+        options, environment, lambda line: write_plain(console, f"worker: {line}")
+    )
     join = Join(rank=options.rank, host=clip_text(socket.gethostname()), pid=os.getpid())
     connect = partial(_connect, options.controller, keys)
     with (
-        # What libraries print goes to the log, whose writers never wait.
+        # Output of libraries goes to the log, whose writers never block.
         redirect_stdout(sys.stderr),
         keep_awake(environment, partial(_warn, console), wanted=not options.no_caffeinate),
     ):
-        return asyncio.run(_run(join, options, connect, here))
+        return asyncio.run(_run(join, options, connect, machine))
 
 
 def _warn(console: Console, warning: str) -> None:
@@ -85,14 +85,14 @@ def _warn(console: Console, warning: str) -> None:
 
 
 async def _run(
-    join: Join, options: HostOptions, connect: Callable[[str], HostChannel], here: "Here"
+    join: Join, options: HostOptions, connect: Callable[[str], HostChannel], machine: "LocalMachine"
 ) -> int:
-    # Workers watch their parent, so that they end with us even here.
+    # Workers watch their parent, so they end with this process even so.
     stop = StopSignals(lambda number: os._exit(EXIT_SIGNAL_BASE + number))
     stop.install(asyncio.get_running_loop())
     keys = "" if options.keys is None else str(options.keys)
     place = ControllerPlace(endpoint=options.controller, keys=keys)
-    host = WorkerHost(join, place, connect, here.launcher, stop.requested, once=options.once)
+    host = WorkerHost(join, place, connect, machine.launcher, stop.requested, once=options.once)
     status = await host.run()
     return status or stop.status
 
@@ -107,16 +107,16 @@ def _check(options: HostOptions) -> None:
             f"--log-level {options.log_level!r} is unknown: use one of {', '.join(LOG_LEVELS)}"
         )
     found = _ENDPOINT.fullmatch(options.controller)
-    # ZeroMQ would take the rest of a larger port, and call there.
+    # ZeroMQ reduces a larger port modulo 65536, and would connect there.
     if found is None or not 0 < int(found["port"]) <= LAST_PORT:
         raise ConfigError(
-            f"--controller {options.controller!r} is no address: use tcp://host:port, as "
-            "the controller's --dist-init-addr has it"
+            f"--controller {options.controller!r} is not an address: use tcp://host:port, as "
+            "in the controller's --dist-init-addr"
         )
     if options.keys is None and not is_loopback(host_of(found["address"])):
         raise ConfigError(
-            f"--controller {options.controller} is another machine, which needs keys: make some "
-            "there with mlx-dp keys, and give the directory of this worker's as --keys"
+            f"--controller {options.controller} is another machine, which requires keys: make "
+            "them there with mlx-dp keys, and give the directory of this worker's key as --keys"
         )
     if not 0.0 < options.mem_fraction_static <= 1.0:
         raise ConfigError(
@@ -125,8 +125,8 @@ def _check(options: HostOptions) -> None:
         )
 
 
-class Here:
-    """What this machine has: the model, its device, and how workers are started on it."""
+class LocalMachine:
+    """This machine's model and device, and the launcher of workers on it."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class Here:
         self._probes: Final[dict[Path, ModelProbe]] = {}
 
     def launcher(self, launch: Launch) -> Launcher:
-        """Check what is here against what the controller has. Raises ConfigError."""
+        """Make a launcher. Raises ConfigError when the model here is not the controller's."""
         command = [sys.executable, "-m", "mlx_dp.worker", "serve"]
         if self._options.keys is not None:
             command += ["--keys", str(self._options.keys)]
@@ -155,8 +155,8 @@ class Here:
             memory = shared_memory(
                 device, ram_nbytes=ram_nbytes(), cuda_devices=max(1, len(devices))
             )
-            # Whether the model fits is for the worker to say: in a group it holds a part of it.
-            share = memory.of_one(1, self._options.mem_fraction_static)
+            # The worker checks whether the model fits: in a group it holds only a part.
+            share = memory.share_nbytes(1, self._options.mem_fraction_static)
             command += ["--model-path", str(path), "--memory-nbytes", str(share)]
             command += ["--trust-remote-code" if trusted else "--no-trust-remote-code"]
             environment = worker_environment(
@@ -167,14 +167,14 @@ class Here:
                 workers=1,
             )
         return ProcessLauncher(
-            environment.of,
+            environment.for_worker,
             lambda _, line: self._write_line(line),
             log_level=launch.log_level,
             command=tuple(command),
         )
 
     def _find_probe(self, path: Path) -> ModelProbe:
-        """Ask a child, once for each model: a restart is not to wait for it again."""
+        """Probe a model once in a child process, so that restarts need not wait for it."""
         if path not in self._probes:
             trusted = self._options.trust_remote_code
             self._probes[path] = probe_model(path, trust_remote_code=trusted)
@@ -184,7 +184,7 @@ class Here:
         path = self._options.model or Path(launch.model_path)
         if not path.is_dir():
             raise ConfigError(
-                f"this machine has no model directory {path}: give the one that it has as --model"
+                f"this machine has no model directory {path}: give its own as --model"
             )
         if model_fingerprint(path) != launch.model_fingerprint:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""``mlx-dp serve``: everything that can refuse comes first, then the processes."""
+"""``mlx-dp serve``: checks everything first, then starts the processes."""
 
 import asyncio
 import gc
@@ -30,7 +30,7 @@ from mlx_dp.orchestrator.process.power_assertion import keep_awake
 from mlx_dp.orchestrator.process.worker_environment import WorkerEnvironment, worker_environment
 from mlx_dp.orchestrator.remote_command import connect_hint
 from mlx_dp.orchestrator.remote_plan import plan_remote
-from mlx_dp.orchestrator.remote_side import RemoteSide, mlx_launch, remote_model
+from mlx_dp.orchestrator.remote_side import RemoteWorkers, mlx_launch, remote_model
 from mlx_dp.orchestrator.service_run import ServiceRun
 from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
 from mlx_dp.orchestrator.text.text_model import TextModel
@@ -41,7 +41,7 @@ from mlx_dp.proto.loopback import is_loopback
 
 
 def serve(flags: Flags, environment: Mapping[str, str]) -> int:
-    """Serve until a signal, and return the exit status. Raises ConfigError before any worker."""
+    """Serve until a signal; return the exit status. Raises ConfigError before any worker starts."""
     configuration.check_flags(flags)
     ownership = configuration.ownership(flags.owners)
     remote = plan_remote(flags, ownership)
@@ -49,7 +49,7 @@ def serve(flags: Flags, environment: Mapping[str, str]) -> int:
     configure_logging(console, flags.http.log_level)
     open_files = raise_open_files()
     with (
-        # What libraries print goes to the log, whose writers never wait.
+        # Output of libraries goes to the log, whose writers never block.
         redirect_stdout(sys.stderr),
         closing(open_socket(flags.http.host, flags.http.port)) as listener,
         keep_awake(environment, partial(_warn, console), wanted=not flags.http.no_caffeinate),
@@ -71,7 +71,7 @@ def serve(flags: Flags, environment: Mapping[str, str]) -> int:
             if endpoint is not None:
                 for line in connect_hint(flags, remote, endpoint):
                     write_plain(console, line)
-            side = RemoteSide(
+            side = RemoteWorkers(
                 remote,
                 _local_launcher(options, workers, console, channel),
                 channel,
@@ -89,7 +89,7 @@ def _local_launcher(
     channel: ControllerChannel,
 ) -> ProcessLauncher:
     return ProcessLauncher(
-        workers.of,
+        workers.for_worker,
         lambda index, line: write_plain(console, f"worker {index}: {line}"),
         log_level=options.worker.log_level,
         prepare=channel.keep_endpoint,
@@ -99,7 +99,7 @@ def _local_launcher(
 async def _run(
     options: ServeOptions,
     text: TextModel,
-    side: RemoteSide,
+    side: RemoteWorkers,
     channel: ControllerChannel,
     console: Console,
     listener: socket.socket,
@@ -117,8 +117,8 @@ async def _run(
         url=endpoint_url(options.http.host, options.http.port),
         drain_timeout_s=options.http.drain_timeout_s,
     )
-    # Modules and tokenizer are here to stay: a full collection that looks at all of them holds up
-    # the event loop for 50 ms and more, and answers of many log-probabilities bring on dozens.
+    # Modules and tokenizer stay for good. A full garbage collection that scans them all stalls the
+    # event loop for 50 ms and more, and responses with many log-probabilities trigger dozens.
     gc.collect()
     gc.freeze()
     async with side.running(controller.give_up), endpoint_kept(channel.keep_endpoint):
@@ -154,7 +154,7 @@ def _options(flags: Flags, plan: ServicePlan, *, port: int, open_files: int) -> 
             trust_remote_code=flags.model.trust_remote_code,
             memory_nbytes=plan.share_nbytes,
             context_length=flags.model.context_length,
-            chunked_prefill_size=flags.owners.chunked_prefill_size,
+            chunked_prefill_size=configuration.chunked_prefill_size(flags.owners),
             prefix_cache=not flags.owners.disable_radix_cache,
             heartbeat_interval_s=flags.owners.heartbeat_interval,
             hang_timeout_s=flags.owners.hang_timeout,
@@ -178,14 +178,14 @@ def _options(flags: Flags, plan: ServicePlan, *, port: int, open_files: int) -> 
 def _announce(
     console: Console, options: ServeOptions, plan: ServicePlan, workers: WorkerEnvironment
 ) -> None:
-    """Say what will be, before it takes time."""
+    """Print the plan and its warnings, before anything takes time."""
     console.print(plan_view(plan))
     warnings = [*plan.warnings]
     if workers.warning is not None:
         warnings.append(workers.warning)
     if options.http.api_key is None and not is_loopback(options.http.host):
         warnings.append(
-            f"--host {options.http.host} is open to whoever reaches it: set --api-key or "
+            f"--host {options.http.host} is open to everyone who can reach it: set --api-key or "
             "MLX_DP_API_KEY"
         )
     for warning in warnings:

@@ -1,4 +1,4 @@
-"""The seam between HTTP and the control plane: token ids in, token ids out."""
+"""The interface of the control plane for HTTP: token ids in, token ids out."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -19,18 +19,18 @@ from mlx_dp.proto.pass_totals import PassTotals
 from mlx_dp.proto.sampling_params import SamplingParams
 
 RETRY_BUSY_S: Final = 1
-"""When to come back to a service that is full: a request ends every moment."""
+"""Retry-After when the service is full: requests end all the time."""
 RETRY_ABSENT_S: Final = 5
-"""When to come back to one where nobody is ready, or the owner that is asked for is not."""
+"""Retry-After when no owner is ready, or the requested one is not."""
 
 CONTEXT_LENGTH_EXCEEDED: Final = "context_length_exceeded"
-"""OpenAI's code of a request that is too long, by which clients know it."""
+"""OpenAI's error code of a request that is too long."""
 
 
 class ServiceStatus(StrEnum):
-    """READY while at least one owner is loaded and serves; under dp-attention, while all do.
+    """READY while at least one owner serves; under dp-attention, while all of them do.
 
-    RESTARTING: nobody does for the moment, on request. What is new is taken, and waits.
+    RESTARTING: no owner serves because of a requested restart. New requests wait in the queue.
     """
 
     STARTING = "starting"
@@ -41,9 +41,9 @@ class ServiceStatus(StrEnum):
 
 
 class OverloadedError(Exception):
-    """Not now: the queue is full (429), or nobody is ready to serve (503).
+    """Temporarily overloaded: the queue is full (429), or no owner is ready (503).
 
-    It does not mean that the request is wrong. ``retry_after_s`` is advice to the client.
+    It does not mean that the request is invalid. ``retry_after_s`` is advice to the client.
     """
 
     def __init__(self, message: str, *, status: int, retry_after_s: int) -> None:
@@ -58,7 +58,7 @@ def queue_full(queued: int, limit: int) -> str:
 
 
 class RefusedError(Exception):
-    """Never: no owner could ever run this request (400). ``param`` names the field at fault."""
+    """No owner could ever run this request (400). ``param`` names the field at fault."""
 
     def __init__(self, message: str, *, param: str | None, code: str | None = None) -> None:
         super().__init__(message)
@@ -68,27 +68,27 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """One answer to generate. ``label`` is the client's request id, for logs only."""
+    """One sequence to generate. ``label``: the client's request id, for logs only."""
 
     prompt_ids: tuple[int, ...]
     max_tokens: int | None
-    """None: what is left of the context, or of the owner's tokens if that is less. More than is
-    left means the same, unless the service is strict about it."""
+    """None: the rest of the context, or of the owner's tokens if that is less. A larger value is
+    clamped to that, unless ``strict_max_tokens`` is set."""
     stop_token_ids: tuple[int, ...]
     params: SamplingParams
     routed_dp_rank: int | None = None
     cache_salt: str = ""
-    """Cached prefixes are shared only among answers of the same salt."""
+    """Cached prefixes are shared only among requests with the same salt."""
     grammar: Grammar | None = None
-    """What the answer must match. It compiles: nothing behind this checks it for the client."""
+    """The grammar of the output. It was already checked for the client."""
     label: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Granted:
-    """The request went to an owner. ``reason`` says why to this one.
+    """The request was granted to an owner, for this ``reason``.
 
-    It comes before the owner has said anything, and again whenever the request moves.
+    It precedes any event of the owner, and comes again whenever the request moves.
     """
 
     owner: int
@@ -97,16 +97,16 @@ class Granted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """The whole prompt is in, for the first time. ``cached_tokens`` of it were there already."""
+    """The prompt was prefilled for the first time; ``cached_tokens`` of it were cached."""
 
     cached_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewTokens:
-    """Further tokens of the answer: all that are at hand when it is read.
+    """Further tokens: all that are available when the event is read.
 
-    ``logprobs`` has one entry a token when asked for. A token that stopped the answer is the last.
+    ``logprobs`` has one entry per token if requested. A stop token comes last.
     """
 
     ids: tuple[int, ...]
@@ -115,7 +115,7 @@ class NewTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """The last event of an answer. ``message`` and ``code`` are set when it is an ERROR."""
+    """The last event. ``message`` and ``code`` are set when ``reason`` is ERROR."""
 
     reason: FinishReason
     message: str = ""
@@ -127,7 +127,7 @@ AnswerEvent = Granted | Started | NewTokens | Ended
 
 
 class Answer(Protocol):
-    """The events of one request, in order, closed by exactly one ``Ended``."""
+    """The response stream of one request: its events in order, the last one ``Ended``."""
 
     @property
     def request_id(self) -> int: ...
@@ -135,14 +135,14 @@ class Answer(Protocol):
     def __aiter__(self) -> AsyncIterator[AnswerEvent]: ...
 
     def cancel(self) -> None:
-        """Say that nobody wants the rest. Idempotent, in every state; the slot is freed."""
+        """Cancel the request and free its slot. Idempotent, in every state."""
 
     def complete(self) -> None:
-        """Like ``cancel``, but the client has all it asked for: the answer ends as STOP."""
+        """Like ``cancel``, but with STOP: the client has all that it requested."""
 
 
 class FlushOutcome(StrEnum):
-    """What became of a flush at one owner. NOT_READY: it has no prefixes yet."""
+    """The outcome of a flush at one owner. NOT_READY: it has no prefixes yet."""
 
     FLUSHED = "flushed"
     TIMEOUT = "timeout"
@@ -152,7 +152,7 @@ class FlushOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnerFlush:
-    """What a flush has freed at one owner."""
+    """What a flush freed at one owner."""
 
     owner: int
     outcome: FlushOutcome
@@ -162,7 +162,7 @@ class OwnerFlush:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnerState:
-    """One owner, as the controller's books have it at this moment."""
+    """One owner, in the controller's view."""
 
     owner: int
     status: WorkerStatus
@@ -174,7 +174,7 @@ class OwnerState:
     context_length: int | None
     device: str
     running: int
-    """Slots it holds for us: requests that run, and cancelled ones until it lets go of them."""
+    """Its slots in use: by running requests, and by cancelled ones until it releases them."""
     prefilling: int
     used_tokens: int
     reserved_tokens: int
@@ -182,14 +182,14 @@ class OwnerState:
     rss_nbytes: int
     device_nbytes: int
     prefix_tokens: int
-    """Tokens of cached prefixes, and the bytes that they take."""
+    """Tokens of cached prefixes; their bytes follow."""
     prefix_nbytes: int
     held_nbytes: int
-    """What rows, cached prefixes and states take."""
+    """Bytes of rows, cached prefixes and states."""
     held_buffers: int
-    """Buffers on its device that these and the weights are made of."""
+    """Device buffers of these and the weights."""
     buffer_limit: int | None
-    """What ``held_buffers`` may come to; None: its device counts none, or it is not known yet."""
+    """The limit of ``held_buffers``; None: there is none, or it is not known yet."""
     step: int
     prompt_tokens_total: int
     cached_tokens_total: int
@@ -199,23 +199,23 @@ class OwnerState:
     phase: str
     message: str = ""
     restarting: bool = False
-    """It is being replaced on request: what may only go there waits for its successor."""
+    """It is being replaced on request; requests that need this rank wait for its successor."""
     overdue: bool = False
-    """It is silent, or makes no progress, for longer than its step may take."""
+    """It was silent, or made no progress, for longer than its step may take."""
     passes: PassTotals | None = None
-    """Of its present process, as a rank of a group."""
+    """Forward passes of its present process, as a rank of a group."""
     batching: Batching | None = None
     """The form of its model's batch; None: not known yet, or there is no model."""
 
     @property
     def budget_nbytes(self) -> int | None:
-        """What ``held_nbytes`` may come to; None: unbounded, or not known yet."""
+        """The limit of ``held_nbytes``; None: unbounded, or not known yet."""
         return None if self.capacity is None else self.capacity.cache_nbytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceState:
-    """All that the metadata routes show. Made from values at hand, at no cost to a worker."""
+    """The state that the metadata routes show. Making it costs workers nothing."""
 
     status: ServiceStatus
     mode: ReplicaMode
@@ -233,33 +233,33 @@ class ServiceState:
 
 
 class Service(Protocol):
-    """What the HTTP side may ask of the control plane. All calls are from the event loop."""
+    """The control plane, as HTTP uses it. Call it only from the event loop."""
 
     def state(self) -> ServiceState: ...
 
     def limits(self) -> AdmissionLimits | None:
-        """Bounds of the roomiest owner, ready or expected back; None while none was ever ready."""
+        """Limits of the largest owner, ready or restarting; None before any was ready."""
 
     def submit(self, generation: Generation) -> Answer:
-        """Queue a request and return its answer.
+        """Queue a request and return its response stream.
 
         Raises OverloadedError or RefusedError; then nothing was queued.
         """
 
     async def flush_cache(self, timeout_s: float) -> tuple[OwnerFlush, ...]:
-        """Have every ready owner drop its cached prefixes, and return one result an owner."""
+        """Make every ready owner drop its cached prefixes; return one result per owner."""
 
     def workers(self) -> tuple[WorkerState, ...]:
         """One state per worker process, in the order of their indices."""
 
     def restart_worker(self, index: int) -> tuple[int, ...]:
-        """Have a worker, or its whole group, replaced without a request failing for it.
+        """Replace a worker, or its whole group, without failing a request.
 
-        Returns at once whom it concerns. Raises RestartRefusedError; then nothing was changed.
+        Returns the affected workers at once. Raises RestartRefusedError; then nothing was changed.
         """
 
     def counters(self) -> ControllerCounters:
         """Totals since the start, for metrics."""
 
     def observe(self, observer: RequestObserver) -> None:
-        """Tell this observer of what happens to requests from now on."""
+        """Report request timings to this observer from now on."""

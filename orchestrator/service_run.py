@@ -1,4 +1,4 @@
-"""The service from its start to its end: what is awaited, in which order, with what status."""
+"""Runs the service from start to end, and determines its exit status."""
 
 import asyncio
 import os
@@ -11,56 +11,60 @@ from rich.console import Console
 
 from mlx_dp.orchestrator.control.controller import ServiceDeadError
 from mlx_dp.orchestrator.http.server import EmbeddedServer
-from mlx_dp.orchestrator.process.hang_up import HangUp
+from mlx_dp.orchestrator.process.hang_up import SighupHandler
 from mlx_dp.orchestrator.process.log_output import write_plain
 from mlx_dp.orchestrator.process.log_stream import drain_stderr
-from mlx_dp.orchestrator.process.stop_signals import StopSignals
-from mlx_dp.orchestrator.process.stop_status import EXIT_CONFIG, EXIT_FAILED, EXIT_SIGNAL_BASE
+from mlx_dp.orchestrator.process.stop_signals import (
+    EXIT_CONFIG,
+    EXIT_FAILED,
+    EXIT_SIGNAL_BASE,
+    StopSignals,
+)
 from mlx_dp.orchestrator.service import ServiceState, ServiceStatus, WorkerStatus
 from mlx_dp.orchestrator.start_display import StartDisplay, start_display
 from mlx_dp.orchestrator.worker_states import RestartRefusedError
 from mlx_dp.proto.messages import FailureKind
 
 LAST_EVENTS_S: Final = 0.6
-"""After a second signal: what streams get to take their last event."""
+"""The time for streams to send their last event after a second signal."""
 LAST_WORDS_S: Final = 0.2
-"""How long an end at once waits for the log's reader."""
+"""How long an immediate end waits for the log's reader."""
 _REFRESH_S: Final = 0.1
 _CONFIGURATION: Final = (FailureKind.CONFIG, FailureKind.UNSUPPORTED_MODEL)
 _SETTLED: Final = (WorkerStatus.READY, WorkerStatus.FAILED)
 
 
 class ControlPlane(Protocol):
-    """What the run needs of the controller."""
+    """The part of the controller that starts and ends the service."""
 
     async def start(self) -> None: ...
 
     def state(self) -> ServiceState: ...
 
     async def watch(self) -> NoReturn:
-        """Raises ServiceDeadError once no worker is left that could serve."""
+        """Raises ServiceDeadError once no worker can serve any more."""
 
     async def drain(self, timeout_s: float) -> None:
-        """Refuse what is new, let what runs finish within the time, then stop."""
+        """Refuse new requests, let running ones finish within the time, then stop."""
 
     async def stop(self) -> None:
-        """End the workers, and wait until they have."""
+        """End the workers, and wait for their exit."""
 
     def abandon(self) -> None:
         """End every request with an error and every worker by SIGKILL, without waiting."""
 
     def kill_all(self) -> None:
-        """SIGKILL to every worker, without waiting."""
+        """Send SIGKILL to every worker, without waiting."""
 
     def close(self) -> None:
-        """Leave no socket behind, for an end that waits for nobody."""
+        """Remove the sockets, before an immediate end."""
 
     def restart_all(self) -> tuple[int, ...]:
-        """Have every ready worker replaced, one after another. Raises RestartRefusedError."""
+        """Replace every ready worker, one after another. Raises RestartRefusedError."""
 
 
 class ServiceRun:
-    """Runs controller and HTTP server in one loop until a signal or the last worker's end."""
+    """Runs controller and HTTP server in one loop, until a signal or the loss of all workers."""
 
     def __init__(
         self,
@@ -79,7 +83,7 @@ class ServiceRun:
         self._hurried: signal.Signals | None = None
 
     async def run(self) -> int:
-        """Return the exit status: of the drain's signal, or that of a failure."""
+        """Run, and return the exit status: of the signal that drained, or of a failure."""
         signals = self._listen()
         await self._control.start()
         watch = asyncio.create_task(self._control.watch())
@@ -91,7 +95,7 @@ class ServiceRun:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if stop.done():
                 await self._drain()
-                self._raise_bug(watch)
+                self._raise_internal_error(watch)
                 if self._hurried is not None:
                     return EXIT_SIGNAL_BASE + self._hurried
                 return signals.status
@@ -107,7 +111,7 @@ class ServiceRun:
         loop = asyncio.get_running_loop()
         signals = StopSignals(self._hurry, self._end_at_once)
         signals.install(loop)
-        if not HangUp(self._restart_all, signals.requested.set).install(loop):
+        if not SighupHandler(self._restart_all, signals.requested.set).install(loop):
             self._say(
                 "mlx-dp: SIGHUP stays ignored, as under nohup: POST /workers/{n}/restart "
                 "replaces a worker"
@@ -148,7 +152,7 @@ class ServiceRun:
         await self._control.drain(self._drain_timeout_s)
 
     def _failure(self, watch: asyncio.Task[NoReturn]) -> int:
-        """Say why it is over; a bug of ours is raised instead."""
+        """Say why the service ended; raise an internal error instead."""
         if not watch.done():
             self._say("mlx-dp: error: the HTTP server ended by itself")
             return EXIT_FAILED
@@ -159,8 +163,8 @@ class ServiceRun:
         self._say(f"mlx-dp: error: {error}")
         return EXIT_CONFIG if error.kind in _CONFIGURATION else EXIT_FAILED
 
-    def _raise_bug(self, watch: asyncio.Task[NoReturn]) -> None:
-        """An end that was asked for is no excuse for a bug of ours on the way."""
+    def _raise_internal_error(self, watch: asyncio.Task[NoReturn]) -> None:
+        """Raise an internal error, even after an orderly end."""
         if watch.done() and not isinstance(error := watch.exception(), ServiceDeadError):
             assert error is not None, "the watch ended without a reason"
             raise error
@@ -175,15 +179,15 @@ class ServiceRun:
             self._say(f"mlx-dp: SIGHUP: restarting workers {workers}, one after another")
 
     def _hurry(self, number: signal.Signals) -> None:
-        """A second signal: streams end with an error event in place of their rest."""
+        """A second signal: end all streams with an error event."""
         self._hurried = number
-        # A client that takes nothing, or a process that does not die, holds up nothing.
+        # Neither a client that reads nothing nor a process that does not die may delay the end.
         asyncio.get_running_loop().call_later(LAST_EVENTS_S, self._end_at_once, number)
         self._control.abandon()
 
     def _end_at_once(self, number: signal.Signals) -> None:
         with ExitStack() as ends:
-            # Nothing can be waited for any more, and little is to be done: all state is in memory.
+            # Waits for nothing. All state is in memory, so there is little to clean up.
             ends.callback(os._exit, EXIT_SIGNAL_BASE + number)
             ends.callback(drain_stderr, LAST_WORDS_S)
             ends.callback(self._control.close)

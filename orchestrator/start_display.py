@@ -1,4 +1,4 @@
-"""How far each worker is while the service starts: a live table on a terminal."""
+"""Shows each worker's progress while the service starts: a live table on a terminal."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ from mlx_dp.proto.messages import WorkerPhase
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnerStage:
-    """Where one owner stands. ``detail`` is what it has, or why it failed."""
+    """One owner's stage. ``detail``: its capacity, or why it failed."""
 
     owner: int
     stage: str
@@ -25,11 +25,11 @@ class OwnerStage:
 
 class StartDisplay(Protocol):
     def show(self, owners: tuple[OwnerState, ...], elapsed_s: float) -> None:
-        """Show the owners as they are now. Called often."""
+        """Show the present states of all owners. Called often."""
 
 
 def stage_of(state: OwnerState) -> OwnerStage:
-    """Say in one word what an owner is doing."""
+    """Derive an owner's stage from its state."""
     match state.status:
         case WorkerStatus.READY:
             return OwnerStage(owner=state.owner, stage="ready", detail=_capacity(state))
@@ -43,9 +43,9 @@ def stage_of(state: OwnerState) -> OwnerStage:
 
 @contextmanager
 def start_display(console: Console) -> Iterator[StartDisplay]:
-    """The display that fits the console, shown until the block ends."""
+    """Show the display that suits the console until the block ends."""
     if not console.is_terminal:
-        # The log has a line for each of these events.
+        # The log has a line for each event instead.
         yield NoDisplay()
         return
     with Live(console=console, transient=True, refresh_per_second=10) as live:
@@ -60,7 +60,7 @@ class NoDisplay:
 
 
 class LiveDisplay:
-    """A table that redraws itself, with the seconds that each owner takes or took."""
+    """A live table with the seconds that each owner has taken."""
 
     def __init__(self, live: Live) -> None:
         self._live = live
@@ -73,7 +73,7 @@ class LiveDisplay:
             table.add_column(heading)
         for state in owners:
             now = stage_of(state)
-            # As text: square brackets in a message are no markup.
+            # As Text, so that square brackets are not read as markup.
             detail = Text(now.detail)
             table.add_row(str(now.owner), now.stage, self._seconds(now, elapsed_s), detail)
         self._live.update(table)

@@ -1,4 +1,4 @@
-"""What the supervisor tells of its workers, and of what it was asked to do with them."""
+"""States of workers, as the supervisor reports them."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -7,7 +7,7 @@ from mlx_dp.proto.batching import Batching
 
 
 class WorkerStatus(StrEnum):
-    """A worker's life as the controller sees it."""
+    """A worker's status in the controller's view."""
 
     STARTING = "starting"
     READY = "ready"
@@ -35,35 +35,35 @@ class LossKind(StrEnum):
 
 
 class RestartRefusedError(Exception):
-    """A restart that was asked for cannot begin now; nothing was changed."""
+    """A requested restart cannot begin now; nothing was changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerState:
-    """One worker across its incarnations. ``epoch``: how often its group was started anew."""
+    """One worker across its incarnations. ``epoch`` counts the starts of its group."""
 
     index: int
     status: WorkerStatus
     status_s: float
-    """How long it has had this status."""
+    """Time in this status."""
     phase: str
-    """What it is doing, as it says itself."""
+    """The phase that it reports."""
     pid: int | None
     incarnation: str
     epoch: int
     restarts: int
     restarts_in_window: int
-    """Those that count against the budget at present, of ``max_restarts``."""
+    """Restarts that count against ``max_restarts`` at present."""
     max_restarts: int
     last_cause: str
-    """Why it was last given up, or empty when it never was."""
+    """Why it was last given up; empty if it never was."""
     restart_asked: bool
-    """A restart that was asked for is still to come, or under way."""
+    """A requested restart is pending or under way."""
     malformed_frames: int
-    """Frames of ours that its present incarnation could not read."""
+    """Frames from the controller that its present incarnation could not read."""
     host: str | None = ""
-    """The machine it has a place on: "" is the controller's, None is none at present."""
+    """Its machine: "" is the controller's, None is a remote rank without a host."""
     batching: Batching | None = None
-    """The form of its model's batch; None: not known yet, or there is no model."""
+    """The form of its model's batch; None: not known yet, or no model."""
     unbatched_reason: str = ""
-    """Why its requests run one by one, where they do."""
+    """Why its requests run unbatched, if they do."""

@@ -41,6 +41,7 @@ class Start:
     """This worker's share of the device; None leaves MLX's own limits."""
     context_length: Annotated[int, Meta(ge=1, lt=2**31)] | None
     chunked_prefill_size: Annotated[int, Meta(ge=1, lt=2**31)]
+    """This worker's share."""
     prefix_cache: bool
     heartbeat_interval_s: Annotated[float, Meta(gt=0.0, le=3600.0)]
     fake: FakeEngineOptions = FakeEngineOptions()

@@ -166,9 +166,8 @@ def _resolve(start: Start, facts: EngineFacts) -> tuple[OwnerCapacity, int]:
 
 
 def _chunk_tokens(start: Start) -> int:
-    """Prompt tokens of one step: ranks in lockstep share them, as their passes are one."""
-    ranks = 1 if start.group is None else start.group.size
-    return max(1, start.chunked_prefill_size // ranks)
+    """Prompt tokens of one step: this worker's share, already divided by the controller."""
+    return start.chunked_prefill_size
 
 
 def _loop(

@@ -1,1 +1,1 @@
-"""From what --model names to a directory that mlx-lm can load."""
+"""Resolves --model to a directory that mlx-lm can load."""

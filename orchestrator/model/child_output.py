@@ -1,4 +1,4 @@
-"""Run one of the worker's helper children, and read the JSON lines that it prints."""
+"""Runs a helper command of the worker package in a child, and reads its JSON lines."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from mlx_dp.orchestrator.process.held_signals import held_signals
+from mlx_dp.orchestrator.process.held_signals import stop_signals_blocked
 from mlx_dp.proto.errors import ConfigError
 
 _STDERR_TAIL = 600
@@ -25,11 +25,11 @@ def run_child(
 ) -> None:
     """Run ``python -m mlx_dp.worker <arguments>`` to its end.
 
-    The child's own ``{"error": ...}`` line becomes a ``ConfigError``, and so does an end without
-    one. Whatever else ends this call ends the child too. It inherits the files ``keep_open``.
+    Raises ConfigError for a line ``{"error": ...}`` and for a failing child. Any other exception
+    here also kills the child. The child inherits the files ``keep_open``.
     """
     with tempfile.TemporaryFile() as stderr, _death_pipe() as death_fd:
-        with held_signals():
+        with stop_signals_blocked():
             child = subprocess.Popen(
                 _command(arguments, death_fd),
                 stdin=subprocess.DEVNULL,
@@ -64,7 +64,7 @@ def _command(arguments: list[str], death_fd: int) -> list[str]:
 
 @contextmanager
 def _death_pipe() -> Iterator[int]:
-    """Yield the end to read of a pipe whose other end closes when this process is no more."""
+    """Yield the read end of a pipe whose write end closes when this process ends."""
     read_end, write_end = os.pipe()
     try:
         yield read_end
@@ -90,7 +90,7 @@ def _alarm(
 def _read_lines(
     child: subprocess.Popen[str], on_line: Callable[[dict[str, Any]], None]
 ) -> str | None:
-    """Hand every line on, except an error line, whose sentence is returned."""
+    """Pass each message to ``on_line``; return the sentence of an error line, if any."""
     assert child.stdout is not None
     error: str | None = None
     with child.stdout as lines:
@@ -99,7 +99,7 @@ def _read_lines(
             if message is None:
                 continue
             if "error" in message:
-                # One line, whatever a library has put into it.
+                # On one line, whatever the library wrote.
                 error = " ".join(str(message["error"]).split())
             else:
                 on_line(message)
@@ -107,7 +107,7 @@ def _read_lines(
 
 
 def _message(line: str) -> dict[str, Any] | None:
-    """One of our lines. Libraries print to stdout too, but no JSON objects."""
+    """Parse a line of the child. Libraries also print to stdout, but no JSON objects."""
     if not line.startswith("{"):
         return None
     try:

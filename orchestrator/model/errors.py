@@ -1,7 +1,7 @@
-"""What may be wrong with a model that was asked for."""
+"""Errors about the model that was requested."""
 
 from mlx_dp.proto.errors import ConfigError
 
 
 class ModelSourceError(ConfigError):
-    """The model that ``--model`` names cannot be had; nothing of it was loaded."""
+    """The model that ``--model`` names is missing or unusable; nothing was loaded."""

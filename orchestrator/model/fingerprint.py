@@ -1,4 +1,4 @@
-"""Whether two directories hold the same model, told without reading the weights."""
+"""Fingerprints of model directories, to compare models without reading their weights."""
 
 import hashlib
 from pathlib import Path
@@ -8,11 +8,11 @@ from mlx_dp.proto.errors import ConfigError
 
 _LENGTH_NBYTES: Final = 8
 _MAX_HEADER_NBYTES: Final = 100 * 2**20
-"""What safetensors itself allows."""
+"""The limit of safetensors itself."""
 
 
 def model_fingerprint(directory: Path) -> str:
-    """A hash of configuration, code, and each weight file's name, size and table of tensors.
+    """Hash the configuration, the code, and each weight file's name, size and tensor table.
 
     Raises ConfigError when the directory holds no model.
     """
@@ -24,7 +24,7 @@ def model_fingerprint(directory: Path) -> str:
             digest.update(f"\0{path.name}\0{path.stat().st_size}\0".encode())
             digest.update(_header(path))
         for path in sorted(directory.glob("*.py")):
-            # Code that the model brings is part of it.
+            # Code that comes with the model is part of it.
             digest.update(f"\0{path.name}\0".encode() + path.read_bytes())
     except OSError as error:
         raise ConfigError(f"no model can be read from {directory}: {error}") from None

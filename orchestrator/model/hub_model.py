@@ -1,4 +1,4 @@
-"""A model from the hub. Complete files are kept, so a later start fetches only the others."""
+"""Models from the hub. Complete files are kept, so a later start fetches only the rest."""
 
 from pathlib import Path
 from typing import Any
@@ -15,15 +15,15 @@ from huggingface_hub.utils.tqdm import tqdm
 from mlx_dp.orchestrator.model.errors import ModelSourceError
 from mlx_dp.orchestrator.model.progress import Progress
 
-# What mlx-lm and the tokenizers read. No *.py: code from the hub does not run here unasked. Other
-# files of weights are the same ones once more, in another project's format.
+# The files that mlx-lm and tokenizers read. No *.py: code from the hub runs only on request. Other
+# weight files hold the same weights in other formats.
 ALLOW_PATTERNS = ["*.json", "model*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
 
 
 def hub_model(name: str, revision: str | None, progress: Progress, *, code: bool = False) -> Path:
-    """The local snapshot of a hub repository; without network, the cached one.
+    """Return the local snapshot of a hub repository; without network, the cached one.
 
-    ``code``: with the Python files that it may bring.
+    ``code``: include Python files.
     """
     try:
         folder = snapshot_download(
@@ -52,7 +52,7 @@ def hub_model(name: str, revision: str | None, progress: Progress, *, code: bool
             "check its spelling, or log in with 'hf auth login'"
         ) from error
     except Exception as error:
-        # Transport errors are of several libraries, which differ between hub client versions.
+        # Transport errors come from several libraries, which differ between hub client versions.
         cause = error.__cause__ or error
         raise ModelSourceError(
             f"cannot fetch --model {name} from the hub ({type(cause).__name__}: {cause}): check "
@@ -62,11 +62,11 @@ def hub_model(name: str, revision: str | None, progress: Progress, *, code: bool
 
 
 def _bar_class(stage: str, progress: Progress) -> type[Any]:
-    """A tqdm that draws nothing and hands the counts of the byte bar to ``progress``."""
+    """Make a tqdm that draws nothing, and passes the counts of the byte bar to ``progress``."""
 
     class HubBar(tqdm):
         def __init__(self, *args: object, **kwargs: object) -> None:
-            # By default it counts nothing where stderr is no terminal.
+            # By default it counts nothing when stderr is not a terminal.
             super().__init__(*args, **(kwargs | {"disable": False}))  # type: ignore[no-untyped-call]
 
         def display(self, msg: str | None = None, pos: int | None = None) -> None:

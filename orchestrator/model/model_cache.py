@@ -1,4 +1,4 @@
-"""Converted models in the user's cache folder: whole, or not there."""
+"""Converted models in the user's cache folder; each is either complete or absent."""
 
 import fcntl
 import hashlib
@@ -20,10 +20,10 @@ _CONVERT_STAGES = {"convert": "Converting the model", "write": "Writing the mode
 
 
 class ModelCache:
-    """The folder of converted models, shared by all our processes of one user.
+    """The folder of converted models, shared by all mlx-dp processes of one user.
 
-    Invariant: a folder without a leading dot is a whole model. Only the holder of the lock writes
-    here, so that anything unfinished which it finds is left over from a process that was killed.
+    Invariant: a folder without a leading dot is a complete model. Only the holder of the lock
+    writes here, so any unfinished file that it finds was left by a killed process.
     """
 
     def __init__(self, cache_dir: Path, progress: Progress) -> None:
@@ -34,7 +34,7 @@ class ModelCache:
         return self._models / f"{name}-{digest[:8]}-{storage}-v{_CONVERTER_VERSION}"
 
     def convert(self, gguf: Path, target: Path, storage: Storage, lock: int) -> None:
-        """Convert in a child, which holds the ``lock`` too, should we die before it does."""
+        """Convert in a child, which also holds the ``lock``, in case this process dies first."""
         arguments = ["convert", str(gguf), str(target), "--dtype", storage]
         try:
             run_child(arguments, self._show, keep_open=(lock,))
@@ -44,7 +44,7 @@ class ModelCache:
 
     @contextmanager
     def locked(self) -> Iterator[int]:
-        """Hold the cache alone; yields the lock's file descriptor."""
+        """Hold the exclusive lock of the cache; yields its file descriptor."""
         self._models.mkdir(parents=True, exist_ok=True)
         lock = os.open(self._models / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
@@ -60,13 +60,13 @@ class ModelCache:
 
     @contextmanager
     def workspace(self) -> Iterator[Path]:
-        """A folder for downloads in progress, gone when the block ends. Hold the lock."""
+        """A temporary folder for downloads. The caller must hold the lock."""
         folder = self._models / f".work.{os.getpid()}.tmp"
         folder.mkdir()
         try:
             yield folder
         finally:
-            # A conversion that failed inside the block has swept this folder too.
+            # A conversion that failed inside the block has already removed this folder.
             shutil.rmtree(folder, ignore_errors=True)
 
     def _sweep(self) -> None:
@@ -84,15 +84,16 @@ class ModelCache:
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 of a file's content, in hex."""
+    """Return the SHA-256 of a file, in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def gguf_model(cache: ModelCache, gguf: Path, storage: Storage) -> Path:
-    """The converted model of a user's GGUF file, made when it is not there yet.
+    """Return the converted model of a GGUF file; convert it if needed.
 
-    Known by path, size and time of change: reading gigabytes for a checksum would slow each start.
+    It is identified by path, size and modification time: a checksum of gigabytes would slow down
+    each start.
     """
     facts = gguf.stat()
     identity = f"{gguf.resolve()}:{facts.st_size}:{facts.st_mtime_ns}"

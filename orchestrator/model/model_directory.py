@@ -1,6 +1,6 @@
-"""Whether a directory holds a model that can be served, told by names and small files.
+"""Checks that a directory holds a servable model, by file names and small files.
 
-Each refusal names the file, and says where what is missing comes from.
+Each error names the file, and where to get a missing one.
 """
 
 import json
@@ -20,23 +20,23 @@ _TOKENIZERS: Final = (
     "vocab.txt",
 )
 _OTHER_WEIGHTS: Final = ("*.bin", "*.pt", "*.pth", "*.h5", "*.msgpack", "*.npz", "*.onnx")
-_AGAIN: Final = "copy it again from where the model came from"
+_AGAIN: Final = "copy it again from the model's source"
 
 
 def check_model_dir(path: Path, *, trust_remote_code: bool = False) -> None:
-    """Refuse a directory that mlx-lm could not load, or would run foreign code for unasked."""
+    """Refuse a directory that mlx-lm cannot load, or whose code it would run without permission."""
     if not (path / "config.json").exists():
         raise ModelSourceError(_without_config(path))
     config = read_object(path / "config.json")
-    # An auto_map is only for transformers' model classes, which nothing here loads.
+    # auto_map is only for transformers' model classes, which are never loaded here.
     if config.get("model_file") is not None and not trust_remote_code:
         raise ModelSourceError(
-            f"the model in {path} wants to run its own code (model_file in config.json), "
-            "which mlx-dp does only with --trust-remote-code: read that code before"
+            f"the model in {path} needs its own code (model_file in config.json), "
+            "which mlx-dp runs only with --trust-remote-code: read that code first"
         )
     if not isinstance(config.get("model_type"), str) and config.get("model_file") is None:
         raise ModelSourceError(
-            f"{path / 'config.json'} names no model_type, without which no model can be built: "
+            f"{path / 'config.json'} has no model_type, which is required to build the model: "
             f"{_AGAIN}"
         )
     for name in _READ_BY_US:
@@ -46,14 +46,14 @@ def check_model_dir(path: Path, *, trust_remote_code: bool = False) -> None:
     if not any((path / name).exists() for name in _TOKENIZERS) and not any(path.glob("*.tiktoken")):
         raise ModelSourceError(
             f"the directory {path} has no tokenizer (tokenizer.json or tokenizer.model): copy its "
-            "files from where the model came from"
+            "files from the model's source"
         )
 
 
 def only_gguf(path: Path) -> Path | None:
-    """The one GGUF file of a directory that is no model otherwise.
+    """Return the single GGUF file of a directory that is not a model directory, or None.
 
-    Raises ModelSourceError where there are several to choose from.
+    Raises ModelSourceError when there are several.
     """
     found = sorted(path.glob("*.gguf"))
     if not found or (path / "config.json").exists():
@@ -68,9 +68,9 @@ def only_gguf(path: Path) -> Path | None:
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """The JSON object in a file. Raises ModelSourceError, which names the file."""
+    """Read a JSON object. Raises ModelSourceError, which names the file."""
     try:
-        # As text of UTF-8, which mlx-lm reads it as.
+        # As UTF-8, like mlx-lm.
         value = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         cause = error.strerror or str(error)
@@ -80,15 +80,15 @@ def read_object(file: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ModelSourceError(f"{file} is not valid JSON ({error}): {_AGAIN}") from error
     if not isinstance(value, dict):
-        raise ModelSourceError(f"{file} holds no JSON object: {_AGAIN}")
+        raise ModelSourceError(f"{file} is not a JSON object: {_AGAIN}")
     return value
 
 
 def _without_config(path: Path) -> str:
     if (path / "adapter_config.json").exists():
         return (
-            f"the directory {path} holds an adapter and no model: fuse it with its model by "
-            "mlx_lm.fuse, and name what that writes"
+            f"the directory {path} holds an adapter, not a model: fuse it with its model by "
+            "mlx_lm.fuse, and name the result"
         )
     if (path / "snapshots").is_dir():
         name = path.name.removeprefix("models--").replace("--", "/")
@@ -96,7 +96,7 @@ def _without_config(path: Path) -> str:
     if (path / "model_index.json").exists():
         return f"the directory {path} holds an image model: mlx-dp serves language models"
     return (
-        f"the directory {path} has no config.json, so it is no mlx-lm model: name a directory "
+        f"the directory {path} has no config.json, so it is not an mlx-lm model: name a directory "
         "with config.json, model*.safetensors and a tokenizer"
     )
 
@@ -120,7 +120,7 @@ def _check_weights(path: Path) -> None:
         names = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
         raise ModelSourceError(
             f"{index} names {len(files)} files of weights, not all of "
-            f"which are there (missing: {names}): copy or download the rest"
+            f"which exist (missing: {names}): copy or download the rest"
         )
 
 

@@ -1,4 +1,4 @@
-"""What a model needs and where it would run, asked of a child, since MLX stays out of here."""
+"""Measures a model and its device in a child, since the controller never loads MLX."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,19 +16,19 @@ _TIMEOUT_S = 120.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceFacts:
-    """The device that MLX computes on. ``working_set_nbytes`` is what Metal advises to stay in."""
+    """The device that MLX computes on. ``working_set_nbytes``: the limit that Metal recommends."""
 
     kind: Literal["cpu", "metal", "cuda"]
     name: str
     memory_nbytes: int
     working_set_nbytes: int
     backends: tuple[str, ...] = ("ring",)
-    """What MLX can compute over with other processes here, in its names."""
+    """Distributed backends built into MLX here, by MLX's names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelProbe:
-    """A model's sizes beside the device's. ``rank_weights``: of the ranks that were asked for.
+    """The sizes of a model and its device. ``rank_weights``: of the requested ranks.
 
     ``float32``: it computes in float32. ``unbatchable``: why no batch can hold its caches.
     """
@@ -48,11 +48,10 @@ def probe_model(
     trust_remote_code: bool = False,
     timeout_s: float = _TIMEOUT_S,
 ) -> ModelProbe:
-    """Build the model's graph in a child, without its weights, and read the sizes off it.
+    """Build the model's graph in a child, without its weights, and return its sizes.
 
-    ``ranks``: those of a group that would divide the weights, those of the ``vocabulary`` too if
-    so. ``trust_remote_code``: the model may
-    bring code that is run.
+    ``ranks``: the size of a group that would divide the weights, including embedding and LM head
+    with ``vocabulary``. ``trust_remote_code``: run Python code that comes with the model.
     """
     answers: list[dict[str, Any]] = []
     divided = [] if ranks is None else ["--ranks", str(ranks)]

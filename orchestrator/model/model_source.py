@@ -1,25 +1,29 @@
-"""What ``--model`` names, as a directory that mlx-lm can load."""
+"""Resolves ``--model`` to a directory that mlx-lm can load."""
 
 import platform
 import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from mlx_dp.orchestrator.model.demo_model import DEMO_NAME, demo_model
 from mlx_dp.orchestrator.model.errors import ModelSourceError
-from mlx_dp.orchestrator.model.hub_link import hub_name
 from mlx_dp.orchestrator.model.model_cache import ModelCache, Storage, gguf_model
 from mlx_dp.orchestrator.model.model_directory import check_model_dir, only_gguf
 from mlx_dp.orchestrator.model.progress import Progress
 
 DeviceKind = Literal["cpu", "metal", "cuda"]
+_LINK: Final = re.compile(
+    r"(?:(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/|hf://)"
+    r"(?:models/)?(?P<name>[^/?#\s]+/[^/?#\s]+)"
+    r"(?:/(?:tree|blob|resolve|commit)/(?P<revision>[^/?#\s]+))?(?:[/?#]\S*)?"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedModel:
-    """A model directory that was checked, and the name that clients know it by."""
+    """A checked model directory, and its name for clients."""
 
     path: Path
     served_name: str
@@ -34,10 +38,10 @@ def resolve_model(
     device: DeviceKind,
     trust_remote_code: bool = False,
 ) -> ResolvedModel:
-    """Find, fetch or convert the model; raises ``ModelSourceError`` with one sentence.
+    """Find, fetch or convert the model. Raises ModelSourceError.
 
-    A local path wins over a hub id of the same spelling. ``trust_remote_code``: the model may
-    bring code that is run.
+    A local path wins over a hub id of the same spelling. ``trust_remote_code``: run Python code
+    that comes with the model.
     """
     resolved = _resolve(
         model,
@@ -52,7 +56,7 @@ def resolve_model(
 
 
 def host_device() -> DeviceKind:
-    """The device that MLX has here, told without MLX: the controller must not load it."""
+    """Guess MLX's device without MLX, which the controller must not load."""
     return "metal" if sys.platform == "darwin" and platform.machine() == "arm64" else "cpu"
 
 
@@ -70,7 +74,7 @@ def _resolve(
         path = demo_model(cache, storage, progress)
         return ResolvedModel(path=path, served_name=DEMO_NAME)
     if not model:
-        # As a path it would mean the current directory.
+        # As a path it would be the current directory.
         raise ModelSourceError("--model is empty: name a model, or omit it to serve the demo model")
     local = _local_path(model)
     if local.is_dir():
@@ -100,7 +104,7 @@ def _resolve(
         raise ModelSourceError(
             f"--revision {revision} is not the {linked} of the link {model}: name one of the two"
         )
-    # Imported when it is needed: it takes a third of what a start takes.
+    # Imported late: it takes a third of the start-up time.
     from mlx_dp.orchestrator.model.hub_model import hub_model
 
     path = hub_model(name, revision or linked, progress, code=trust_remote_code)
@@ -111,14 +115,14 @@ def _local_path(model: str) -> Path:
     try:
         return Path(model).expanduser()
     except RuntimeError as error:
-        # ``~name`` of a user that this machine does not have.
+        # ``~name`` of an unknown user.
         raise ModelSourceError(
-            f"--model {model} names no home directory of this machine: give the whole path"
+            f"--model {model} names no home directory on this machine: give the full path"
         ) from error
 
 
 def _means_path(model: str) -> bool:
-    """It reads as a path, so that a typing error is not looked up on the hub."""
+    """Whether it looks like a path, so that a mistyped path is not looked up on the hub."""
     return model.startswith(("/", "./", "../", "~")) or model.endswith(".gguf") or "\\" in model
 
 
@@ -131,3 +135,9 @@ def _refuse_revision(revision: str | None, what: str) -> None:
         raise ModelSourceError(
             f"--revision {revision} works with a hub id only, and --model names {what}"
         )
+
+
+def hub_name(model: str) -> tuple[str, str | None]:
+    """Split a link to a model's hub page into hub id and revision; return other text unchanged."""
+    found = _LINK.fullmatch(model.strip())
+    return (model, None) if found is None else (found["name"], found["revision"])

@@ -1,4 +1,4 @@
-"""How long preparations show what they are doing: a bar on a terminal, plain lines elsewhere."""
+"""Progress of long preparations: a bar on a terminal, plain lines elsewhere."""
 
 import sys
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from rich.progress import Progress as RichBars
 
 
 class Progress(Protocol):
-    """Told how far a stage is. ``total`` is 0 while it is unknown; stages follow one another."""
+    """Receives the progress of one stage after another. ``total`` is 0 while unknown."""
 
     def update(self, stage: str, done: int, total: int) -> None: ...
 
@@ -34,7 +34,7 @@ class LineProgress:
 
 
 class BarProgress:
-    """A bar for the present stage; finished stages stay above it."""
+    """A bar for the current stage, below those of finished stages."""
 
     def __init__(self, bars: RichBars) -> None:
         self._bars = bars
@@ -50,12 +50,12 @@ class BarProgress:
 
 @contextmanager
 def terminal_progress(output: TextIO | None = None) -> Iterator[Progress]:
-    """The display that fits ``output`` (stderr by default), shown until the block ends."""
+    """Show the display that suits ``output`` (default: stderr) until the block ends."""
     output = output or sys.stderr
     if not output.isatty():
         yield LineProgress(output)
         return
-    # A stage may have a model's name in it, which is no markup.
+    # The stage may contain a model's name, which must not be read as markup.
     stage = TextColumn("{task.description}", markup=False)
     columns = (stage, BarColumn(), TimeRemainingColumn())
     with RichBars(*columns, console=Console(file=output)) as bars:

@@ -1,4 +1,4 @@
-"""Why a controller is not heard, in a sentence with a remedy."""
+"""Why the controller cannot be reached, as a sentence with a remedy."""
 
 from dataclasses import dataclass
 from typing import assert_never
@@ -8,7 +8,7 @@ from mlx_dp.proto.connection_state import ConnectionState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerPlace:
-    """Where the controller should be. ``keys``: the directory given as --keys, or empty."""
+    """The address of the controller. ``keys``: the directory given as --keys, or empty."""
 
     endpoint: str
     keys: str = ""
@@ -16,14 +16,14 @@ class ControllerPlace:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionFault:
-    """``lasting``: trying again is of no use until keys or address change."""
+    """``lasting``: retrying is useless until the keys or the address change."""
 
     reason: str
     lasting: bool
 
 
 def connection_fault(state: ConnectionState, place: ControllerPlace) -> ConnectionFault:
-    """What the state of a connection says of a controller that does not answer."""
+    """Derive the fault from the connection state of a controller that does not answer."""
     endpoint, keys = place.endpoint, place.keys
     match state:
         case ConnectionState.UNREACHED:

@@ -1,4 +1,4 @@
-"""Which CUDA devices there are, told without the device library, and who gets which."""
+"""CUDA devices, found without the device library, and their assignment to workers."""
 
 import shutil
 import subprocess
@@ -10,7 +10,7 @@ _TIMEOUT_S: Final = 20.0
 
 
 def cuda_devices(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Names of the devices that workers may use, as the variable takes them; () without CUDA."""
+    """Names of usable devices, in the form of CUDA_VISIBLE_DEVICES; () without CUDA."""
     given = environment.get(_VARIABLE)
     if given is not None:
         return tuple(name.strip() for name in given.split(",") if name.strip())
@@ -33,7 +33,7 @@ def cuda_devices(environment: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def device_variables(devices: tuple[str, ...], index: int) -> dict[str, str]:
-    """One device for each worker, in turn; nothing where there are none."""
+    """Assign one device to each worker, round robin; {} without devices."""
     if not devices:
         return {}
     return {_VARIABLE: devices[index % len(devices)]}

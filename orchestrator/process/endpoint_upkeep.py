@@ -1,4 +1,4 @@
-"""Looks after the workers' endpoint while the service runs."""
+"""Keeps the workers' endpoint usable while the service runs."""
 
 import asyncio
 import logging
@@ -15,7 +15,7 @@ _logger = logging.getLogger(__name__)
 async def endpoint_kept(
     keep: Callable[[], None], *, interval_s: float = INTERVAL_S
 ) -> AsyncIterator[None]:
-    """Call ``keep`` over and over. Its OSErrors are logged, each once: running workers go on."""
+    """Call ``keep`` periodically. Log each distinct OSError once: running workers go on."""
     task = asyncio.create_task(_keep_on(keep, interval_s))
     try:
         yield

@@ -1,8 +1,10 @@
-"""Notice the end of a child at once, in the event loop, and leave it to be reaped."""
+"""A child's exit, seen at once in the event loop, and the end of its process group."""
 
 import asyncio
+import logging
 import os
 import select
+import signal
 import subprocess
 import threading
 import time
@@ -15,7 +17,7 @@ _RETRY_S: Final = 0.05
 def watch_exit(child: subprocess.Popen[bytes], on_exit: Callable[[], None]) -> None:
     """Call ``on_exit`` in the running loop once the child has ended.
 
-    It is not reaped here: until then nobody else can get its pid, which names its group too.
+    The caller reaps it: until then no other process can get its pid, which also names its group.
     """
     loop = asyncio.get_running_loop()
     descriptor = _open_pidfd(child.pid)
@@ -50,7 +52,7 @@ def _watch_by_thread(
         else:
             # On macOS Python has waitid only since 3.13.
             _wait_by_kqueue(pid)
-        # A loop that is closed has nobody left who wants to know.
+        # A closed loop has no callback to run.
         if not loop.is_closed():
             loop.call_soon_threadsafe(on_exit)
 
@@ -61,12 +63,12 @@ def _wait_by_waitid(pid: int) -> None:
     try:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     except ChildProcessError:
-        # Whoever wanted its end did not wait for us, and has reaped it.
+        # Its owner has already reaped it.
         return
 
 
 def _wait_by_kqueue(pid: int) -> None:
-    # Linux' type stubs do not know it.
+    # The type stubs for Linux lack it.
     system: Any = select
     event = system.kevent(
         pid,
@@ -78,14 +80,29 @@ def _wait_by_kqueue(pid: int) -> None:
         try:
             queue = system.kqueue()
         except OSError:
-            # No descriptors left: the service closes some sooner or later.
+            # No descriptors left: the service closes some soon.
             time.sleep(_RETRY_S)
             continue
         try:
             queue.control([event], 1)
         except ProcessLookupError:
-            # It had ended before; only a zombie is left.
+            # It had already ended; only a zombie is left.
             pass
         finally:
             queue.close()
         return
+
+
+_logger = logging.getLogger(__name__)
+
+
+def kill_group(leader: int) -> None:
+    """Send SIGKILL to a process group. Call it before the leader is reaped and its pid reused.
+
+    A group that has already ended is not an error.
+    """
+    try:
+        os.killpg(leader, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        # Already gone; macOS reports EPERM when only a zombie is left.
+        _logger.debug("pid %d: its group has ended", leader)

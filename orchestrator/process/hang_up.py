@@ -1,4 +1,4 @@
-"""SIGHUP: a restart that is asked for, or the end of the terminal that the service runs in."""
+"""SIGHUP: restarts the workers, or ends the service when its terminal was closed."""
 
 import asyncio
 import errno
@@ -12,11 +12,11 @@ _GONE: Final = (errno.ENXIO, errno.EIO, errno.ENOENT, errno.ENODEV, errno.ENOTTY
 _TERMINAL: Final = "/dev/tty"
 
 
-class HangUp:
-    """Calls ``on_restart`` for each signal, but ``on_end`` once the controlling terminal is gone.
+class SighupHandler:
+    """Calls ``on_restart`` for each SIGHUP, or ``on_end`` once the controlling terminal is gone.
 
-    A daemon, which never had one, is always restarted. Where standard error leads says nothing
-    about it: ``serve 2>&1 | tee log`` runs in a terminal too.
+    A daemon never had a terminal, so it always restarts. Standard error does not tell the two
+    apart: ``serve 2>&1 | tee log`` runs in a terminal too.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class HangUp:
         self._had_terminal: Final = self._has_terminal()
 
     def install(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Listen for the signal; False when it is ignored, as under nohup, and stays so."""
+        """Install the handler; return False, and change nothing, when SIGHUP is ignored (nohup)."""
         if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
             return False
         loop.add_signal_handler(signal.SIGHUP, self.received)
@@ -50,7 +50,7 @@ def has_controlling_terminal() -> bool:
     try:
         descriptor = os.open(_TERMINAL, os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK)
     except OSError as error:
-        # Out of descriptors, or not permitted: that says nothing about the terminal.
+        # Other errors, such as no free descriptor, say nothing about the terminal.
         return error.errno not in _GONE
     try:
         return _answers(descriptor)
@@ -59,7 +59,7 @@ def has_controlling_terminal() -> bool:
 
 
 def _answers(descriptor: int) -> bool:
-    """Whether the terminal's other end is open. Systems differ in what they say when it is not."""
+    """Whether the terminal's other end is open. Systems report a closed one differently."""
     try:
         os.tcgetpgrp(descriptor)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Children that leave the signals which end a service to the controller."""
+"""Children that never see the signals by which terminals and systemd stop a service."""
 
 import signal
 import subprocess
@@ -6,18 +6,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-_HELD: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_BLOCKED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @contextmanager
-def held_signals() -> Iterator[None]:
-    """Start children with these signals blocked, which systemd and terminals send to everybody.
+def stop_signals_blocked() -> Iterator[None]:
+    """Start children with SIGTERM, SIGINT and SIGHUP blocked.
 
-    A process that is told to end by its parent alone must not die of them first: not before its
-    own first line either, so that it inherits the mask. A child that lives for longer ignores the
-    signals and removes the mask. What this process gets meanwhile, it gets afterwards.
+    systemd and terminals send these to every process of a service, but only the parent should end
+    such a child. The child inherits the mask, so that it is safe even before its first line; one
+    that lives longer ignores the signals and removes the mask. Signals that reach this process
+    meanwhile stay pending.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
     try:
         yield
     finally:
@@ -25,11 +26,11 @@ def held_signals() -> Iterator[None]:
 
 
 def run_short_child(command: Sequence[str], data: bytes) -> "subprocess.CompletedProcess[bytes]":
-    """Run a child that ends by itself soon, with ``data`` as its input.
+    """Run a child that soon ends by itself, with ``data`` as its input.
 
-    What ends the service lets running requests finish, and their children with them.
+    The signal that stops the service lets running requests finish, so their children finish too.
     """
-    with held_signals():
+    with stop_signals_blocked():
         return subprocess.run(
             command, input=data, capture_output=True, check=False, start_new_session=True
         )

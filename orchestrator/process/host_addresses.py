@@ -1,4 +1,4 @@
-"""Addresses for a group whose ranks are on the machines of a host file."""
+"""Addresses for a dp-attention group on the machines of a host file."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -9,14 +9,14 @@ from mlx_dp.orchestrator.process.host_file import Host
 from mlx_dp.proto.curve import make_keys
 
 FIRST_PORT: Final = 32_323
-"""Where ``mlx.launch`` begins too."""
+"""The first port of ``mlx.launch`` too."""
 PORTS: Final = 16_384
 
 
 class HostAddresses:
-    """Ports of each host in turn, since nobody can ask another machine which of its are free.
+    """Rotates through the ports of each host, since free ports of other machines are unknown.
 
-    A port that somebody has costs one start: the next generation has others.
+    A port in use fails one start; the next generation gets other ports.
     """
 
     def __init__(self, hosts: Sequence[Host]) -> None:
@@ -35,5 +35,5 @@ class HostAddresses:
 
         addresses = tuple(take(ip) for ip in self._ips)
         peers = tuple(f"tcp://{take(ip)}" for ip in self._ips)
-        # Of its own, so that nobody of an earlier generation is let in.
+        # New keys, so that processes of an earlier generation cannot connect.
         return GroupAddresses(addresses=addresses, peers=peers, curve=make_keys())

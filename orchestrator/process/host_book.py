@@ -1,4 +1,4 @@
-"""Which hosts offer a place to remote workers. Events and the time go in, steps come out."""
+"""Hosts that offer to run remote workers. Pure: messages and time in, actions out."""
 
 import logging
 from collections.abc import Iterable
@@ -23,7 +23,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostTimes:
-    """How often both sides speak, and after how much silence each gives the other up."""
+    """The interval of keep-alives, and the silence after which each side gives the other up."""
 
     beat_s: float
     silence_s: float
@@ -31,7 +31,7 @@ class HostTimes:
 
 @dataclass(slots=True)
 class HostRecord:
-    """The place of one rank. ``link`` is empty while nobody offers it."""
+    """The host of one rank. ``link`` is empty while there is none."""
 
     rank: int
     link: str = ""
@@ -39,12 +39,12 @@ class HostRecord:
     pid: int = 0
     heard_at: float = 0.0
     worker: str = ""
-    """The identity of the worker that was last launched there, until it has ended."""
+    """The identity of the worker that runs there, or empty."""
 
 
 @dataclass(frozen=True, slots=True)
-class Say:
-    """Send this to a host."""
+class SendToHost:
+    """Send a message to a host."""
 
     link: str
     message: HostDown
@@ -52,51 +52,51 @@ class Say:
 
 @dataclass(frozen=True, slots=True)
 class WorkerEnded:
-    """This worker does not run any longer, or its host is not heard, which is as good."""
+    """A worker has exited, or its host is lost, which counts as the same."""
 
     worker: str
     status: int
 
 
-HostStep = Say | WorkerEnded
+HostAction = SendToHost | WorkerEnded
 
 
-class HostBook:
+class HostTable:
     """One record for each rank that runs on another machine."""
 
     def __init__(self, ranks: Iterable[int], times: HostTimes) -> None:
         self._records: Final = {rank: HostRecord(rank) for rank in ranks}
         self._times: Final = times
 
-    def of(self, rank: int) -> HostRecord:
+    def record(self, rank: int) -> HostRecord:
         return self._records[rank]
 
-    def knows(self, rank: int) -> bool:
+    def is_remote(self, rank: int) -> bool:
         """Whether this rank runs on another machine."""
         return rank in self._records
 
     def launched(self, rank: int, worker: str) -> None:
-        """A worker was sent to the host of this rank."""
+        """Note that a worker was launched on the host of this rank."""
         record = self._records[rank]
         assert record.link, f"rank {rank} has no host"
         assert not record.worker, f"rank {rank} runs {record.worker} already"
         record.worker = worker
 
     def link_of(self, worker: str) -> str | None:
-        """The host that runs this worker, or None once it has ended."""
+        """The link to the host that runs this worker, or None once it has ended."""
         links = (each.link for each in self._records.values() if each.worker == worker)
         return next(links, None)
 
-    def take(self, link: str, fact: HostUp, now: float) -> list[HostStep]:
-        """Take in what a host says."""
-        if isinstance(fact, Join):
-            return self._join(link, fact, now)
+    def handle(self, link: str, message: HostUp, now: float) -> list[HostAction]:
+        """Apply a message from a host."""
+        if isinstance(message, Join):
+            return self._join(link, message, now)
         record = next((each for each in self._records.values() if each.link == link), None)
         if record is None:
-            # It was given up, and does not know: whatever it runs has to end.
-            return [Say(link, Deny(reason="the controller had not heard it", final=False))]
+            # It was given up without knowing it, and must end its worker.
+            return [SendToHost(link, Deny(reason="the controller had not heard it", final=False))]
         record.heard_at = now
-        match fact:
+        match message:
             case Alive():
                 return []
             case WorkerExited(identity=identity, status=status):
@@ -108,32 +108,32 @@ class HostBook:
                 _logger.warning("rank %s: %s leaves: %s", record.rank, record.host, reason)
                 return self._drop(record)
             case _:
-                assert_never(fact)
+                assert_never(message)
 
-    def _join(self, link: str, join: Join, now: float) -> list[HostStep]:
+    def _join(self, link: str, join: Join, now: float) -> list[HostAction]:
         record = self._records.get(join.rank)
         if record is None:
             reason = (
                 f"--rank {join.rank} is not for another machine: use --rank "
                 f"{_alternatives(sorted(self._records))}"
             )
-            return [Say(link, Deny(reason=reason, final=True))]
+            return [SendToHost(link, Deny(reason=reason, final=True))]
         if record.link not in ("", link):
             reason = (
                 f"--rank {join.rank} is taken by {record.host} (pid {record.pid}): use another "
                 "--rank, or end mlx-dp worker there"
             )
-            return [Say(link, Deny(reason=reason, final=False))]
+            return [SendToHost(link, Deny(reason=reason, final=False))]
         if not record.link:
             _logger.info("rank %s: %s offers a place, pid %s", join.rank, join.host, join.pid)
         record.link, record.host, record.pid = link, join.host, join.pid
         record.heard_at = now
         times = self._times
-        return [Say(link, Welcome(beat_s=times.beat_s, silence_s=times.silence_s))]
+        return [SendToHost(link, Welcome(beat_s=times.beat_s, silence_s=times.silence_s))]
 
-    def beat(self, now: float) -> list[HostStep]:
-        """Give up who is silent, and tell the others that we are there."""
-        steps: list[HostStep] = []
+    def heartbeat(self, now: float) -> list[HostAction]:
+        """Give up silent hosts, and send a keep-alive to the others."""
+        actions: list[HostAction] = []
         for record in self._records.values():
             if not record.link:
                 continue
@@ -142,31 +142,31 @@ class HostBook:
                 _logger.warning(
                     "rank %s: %s was not heard for %.1f s", record.rank, record.host, silent_s
                 )
-                steps += self._drop(record)
+                actions += self._drop(record)
             else:
-                steps.append(Say(record.link, Ping()))
-        return steps
+                actions.append(SendToHost(record.link, Ping()))
+        return actions
 
-    def unreachable(self, link: str) -> list[HostStep]:
-        """Its connection is gone."""
+    def disconnected(self, link: str) -> list[HostAction]:
+        """Give up a host whose connection is gone."""
         for record in self._records.values():
             if record.link == link:
                 _logger.warning("rank %s: %s is not connected", record.rank, record.host)
                 return self._drop(record)
         return []
 
-    def forgive(self, now: float) -> None:
-        """The controller slept: nobody is silent because of that."""
+    def reset_silence(self, now: float) -> None:
+        """Start all silences anew, after a time in which the controller did not run."""
         for record in self._records.values():
             record.heard_at = now
 
-    def _drop(self, record: HostRecord) -> list[HostStep]:
+    def _drop(self, record: HostRecord) -> list[HostAction]:
         worker, record.worker, record.link, record.host = record.worker, "", "", ""
         return [WorkerEnded(worker, ExitCode.HOST_LOST)] if worker else []
 
 
 def _alternatives(ranks: list[int]) -> str:
-    """Remote ranks are the last ones, so that they follow each other."""
+    """Words for the ranks, which are consecutive."""
     first, last = ranks[0], ranks[-1]
     match len(ranks):
         case 1:

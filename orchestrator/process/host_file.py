@@ -1,4 +1,4 @@
-"""The machines of a group, in the format of ``mlx.launch``."""
+"""Host files, in the format of ``mlx.launch``."""
 
 import ipaddress
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ _MAX_NBYTES: Final = 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """One rank's machine: what ssh calls it, and the addresses that the others reach it by."""
+    """One rank's machine: its name for ssh, and its addresses for the other ranks."""
 
     ssh: Annotated[str, Meta(min_length=1, max_length=255)]
     ips: Annotated[tuple[str, ...], Meta(max_length=16)] = ()
@@ -28,7 +28,7 @@ class _HostFile:
 
 
 def read_host_file(path: Path) -> tuple[Host, ...]:
-    """One host per rank. Raises ConfigError, which names the field that is wrong."""
+    """Read one host per rank. Raises ConfigError, which names the wrong field."""
     try:
         with path.open("rb") as file:
             content: Any = msgspec.json.decode(file.read(_MAX_NBYTES))

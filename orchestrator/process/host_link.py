@@ -1,4 +1,4 @@
-"""A host's side of one connection to the controller: time and messages in, what to do out."""
+"""A host's side of one connection to the controller. Pure: time and messages in, actions out."""
 
 from dataclasses import dataclass
 from typing import assert_never
@@ -16,14 +16,14 @@ from mlx_dp.proto.host_messages import (
     Welcome,
 )
 
-FIRST_BEAT_S = 0.5
+FIRST_HEARTBEAT_S = 0.5
 FIRST_SILENCE_S = 5.0
-"""Until the controller has said its own."""
+"""Used until the controller sends its own values."""
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
-    """The connection is of no more use. ``final``: another would not be either."""
+class LinkLost:
+    """The connection is useless. ``final``: so would be another."""
 
     reason: str
     final: bool
@@ -31,27 +31,27 @@ class Lost:
 
 @dataclass(slots=True)
 class HostLink:
-    """When to speak, and when the controller counts as gone."""
+    """Decides when to send, and when the controller counts as lost."""
 
     join: Join
     place: ControllerPlace
     heard_at: float
     had_place: bool = False
-    """On an earlier connection, so that keys and address were right once."""
-    beat_s: float = FIRST_BEAT_S
+    """An earlier connection was accepted, so keys and address were right once."""
+    beat_s: float = FIRST_HEARTBEAT_S
     silence_s: float = FIRST_SILENCE_S
     joined: bool = False
     said_at: float | None = None
 
-    def take(self, message: HostDown, now: float) -> Launch | SignalWorker | Lost | None:
-        """Take in a message, and return what the host has to do about it."""
+    def handle(self, message: HostDown, now: float) -> Launch | SignalWorker | LinkLost | None:
+        """Apply a message; return the action for the host, if any."""
         self.heard_at = now
         match message:
             case Welcome(beat_s=beat_s, silence_s=silence_s):
                 self.joined, self.beat_s, self.silence_s = True, beat_s, silence_s
                 return None
             case Deny(reason=reason, final=final):
-                return Lost(reason, final)
+                return LinkLost(reason, final)
             case Ping():
                 return None
             case Launch() | SignalWorker():
@@ -59,8 +59,8 @@ class HostLink:
             case _:
                 assert_never(message)
 
-    def due(self, now: float, connection: ConnectionState) -> Join | Alive | Lost | None:
-        """What to say now, if anything, or that there is nobody to say it to."""
+    def poll(self, now: float, connection: ConnectionState) -> Join | Alive | LinkLost | None:
+        """Return the message that is due, or the loss of a silent controller."""
         if now - self.heard_at > self.silence_s:
             return self._silence(connection)
         if self.said_at is not None and now - self.said_at < self.beat_s:
@@ -68,9 +68,9 @@ class HostLink:
         self.said_at = now
         return Alive() if self.joined else self.join
 
-    def _silence(self, connection: ConnectionState) -> Lost:
+    def _silence(self, connection: ConnectionState) -> LinkLost:
         if self.joined:
             reason = f"the controller was not heard for {self.silence_s:g} s"
-            return Lost(reason, final=False)
+            return LinkLost(reason, final=False)
         fault = connection_fault(connection, self.place)
-        return Lost(fault.reason, final=fault.lasting and not self.had_place)
+        return LinkLost(fault.reason, final=fault.lasting and not self.had_place)

@@ -1,7 +1,7 @@
-"""Whether ssh reaches the hosts of a host file, in ssh's own words.
+"""Checks that ssh reaches the hosts of a host file without asking for anything.
 
-``mlx.launch`` silences ssh, and one that asks for a password would wait for ever: so each host is
-logged in to once, without a word being asked, before it is launched there.
+``mlx.launch`` hides ssh's messages, and an ssh that asks for a password would wait for ever. So
+each host is logged in to once, in batch mode, before anything is launched there.
 """
 
 import asyncio
@@ -10,8 +10,8 @@ import subprocess
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-HERE: Final = "127.0.0.1"
-"""The one host that ``mlx.launch`` uses no ssh for."""
+LOCAL_HOST: Final = "127.0.0.1"
+"""``mlx.launch`` starts processes on this host without ssh."""
 
 _CONNECT_S: Final = 10
 _LIMIT_S: Final = 30.0
@@ -21,8 +21,8 @@ _OPTIONS: Final = ("-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECT_S}")
 
 
 async def login_fault(hosts: Iterable[str], python: str) -> str | None:
-    """Why a worker host cannot be launched on one of them, or None."""
-    others = [host for host in dict.fromkeys(hosts) if host != HERE]
+    """Return why workers cannot be launched on one of the hosts, or None."""
+    others = [host for host in dict.fromkeys(hosts) if host != LOCAL_HOST]
     faults = await asyncio.gather(*(_fault(host, python) for host in others))
     return next((fault for fault in faults if fault is not None), None)
 
@@ -37,13 +37,13 @@ async def _fault(host: str, python: str) -> str | None:
 
 
 async def _run(command: Sequence[str]) -> tuple[int | None, str]:
-    """The status (None: no end in time) and what was said on stderr."""
+    """Return the exit status (None: timed out) and stderr."""
     child = await asyncio.create_subprocess_exec(
         *command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
-        # Ctrl-C is for us alone.
+        # Keep Ctrl-C from reaching it.
         process_group=0,
     )
     try:
@@ -59,7 +59,7 @@ async def _run(command: Sequence[str]) -> tuple[int | None, str]:
 
 
 def describe_login(host: str, python: str, status: int | None, said: str) -> str | None:
-    """What one login came to, in a sentence; None where it worked."""
+    """Describe a failed login in a sentence; None if it worked."""
     target = shlex.quote(host)
     if status == 0:
         return None
@@ -81,6 +81,6 @@ def describe_login(host: str, python: str, status: int | None, said: str) -> str
 
 
 def ssh_words(said: str) -> str:
-    """The last thing that ssh said, which is the cause: banners and notes come before it."""
+    """The last line of ssh, which is the cause: banners and notes come before it."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     return lines[-1][:_MAX_CHARS].rstrip(".") if lines else "it gave no reason"

@@ -1,4 +1,4 @@
-"""What ``mlx.launch`` prints: which node has ended, and the last words of what ran there."""
+"""Parses the output of ``mlx.launch``: which node ended, and why."""
 
 import re
 from collections.abc import Sequence
@@ -6,28 +6,28 @@ from dataclasses import dataclass
 from typing import Final
 
 from mlx_dp.orchestrator.process.host_file import Host
-from mlx_dp.orchestrator.process.host_login import HERE
-from mlx_dp.orchestrator.process.stop_status import EXIT_CONFIG
+from mlx_dp.orchestrator.process.host_login import LOCAL_HOST
+from mlx_dp.orchestrator.process.stop_signals import EXIT_CONFIG
 
 _ESCAPES: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _NODE_ENDED: Final = re.compile(
     r"Node with rank (?P<rank>[0-9]{1,5}) (?:exited with code (?P<status>-?[0-9]{1,5})|was killed)"
 )
 _OWN_TRACE: Final = re.compile(r"Exception in thread \S+ \(_thread_fn\):")
-"""Its end of the other nodes fails where it has not heard of them yet, or over a terminal."""
+"""mlx.launch fails to stop nodes that it has not heard of yet, or that have a terminal."""
 _ERROR: Final = "mlx-dp: error: "
 _CONNECTION_LOST: Final = 255
-"""What ssh ends with when its connection does."""
+"""ssh's exit status when its connection was lost."""
 
 
 def without_escapes(line: str) -> str:
-    """The line as a terminal shows it, without colours and moves of the cursor."""
+    """The line without colours and cursor movements."""
     return _ESCAPES.sub("", line).rstrip()
 
 
 @dataclass(slots=True)
 class LaunchOutput:
-    """Listens to one run of the launcher. ``ended`` is the first node that did, None so far."""
+    """The output of one run of the launcher. ``ended``: the first node that ended, or None."""
 
     hosts: Sequence[Host]
     ended: int | None = None
@@ -36,9 +36,9 @@ class LaunchOutput:
     _last: str = ""
     _tracing: bool = False
 
-    def take(self, line: str) -> bool:
-        """Take in one line without escapes; True where it is of use to a reader."""
-        if self._is_trace(line):
+    def feed(self, line: str) -> bool:
+        """Parse a line without escapes; return True if it is worth showing."""
+        if self._track_traceback(line):
             return False
         found = _NODE_ENDED.search(line)
         if found is not None:
@@ -51,29 +51,30 @@ class LaunchOutput:
         self._last = line or self._last
         return bool(line)
 
-    def _is_trace(self, line: str) -> bool:
+    def _track_traceback(self, line: str) -> bool:
+        """Track the launcher's own tracebacks; return True for their lines."""
         if _OWN_TRACE.match(line):
             self._tracing = True
             return True
         if not self._tracing:
             return False
-        # Its last line is the first that is not indented.
+        # A traceback ends with the first line that is not indented.
         self._tracing = line.startswith((" ", "Traceback "))
         return True
 
     @property
     def final(self) -> bool:
-        """A host refused what it was asked for: it would again."""
+        """A host refused its configuration, and would refuse it again."""
         return self.status == EXIT_CONFIG and bool(self._refusal)
 
     def cause(self, launcher_ending: str) -> str:
-        """Why this run is over, in a sentence. ``launcher_ending``: how the launcher itself did."""
+        """Say why this run ended. ``launcher_ending``: how the launcher itself ended."""
         if self.ended is None:
             said = f": {self._last}" if self._last else ""
             return f"mlx.launch {launcher_ending}{said}"
         host = self._host(self.ended)
         place = f"rank {self.ended} on {host}"
-        if self.status == _CONNECTION_LOST and host != HERE:
+        if self.status == _CONNECTION_LOST and host != LOCAL_HOST:
             return f"{place}: its ssh connection was lost"
         how = "was killed" if self.status is None else f"exited with status {self.status}"
         said = f": {self._refusal}" if self._refusal else ", and its last lines say why"

@@ -1,4 +1,4 @@
-"""Whether a launched host has been lost without a word: time and facts in, a verdict out."""
+"""Detects launched hosts that were lost without notice. Pure: time is an argument."""
 
 from collections.abc import Set
 from dataclasses import dataclass, field
@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class LaunchWatch:
-    """One run of the launcher: a rank that had joined must not stay away.
+    """Watches the hosts of one run of the launcher: a rank that joined must stay present.
 
-    A cable that is cut ends the host, but neither ssh nor the launcher learns of it.
+    When a cable is cut the host gives up, but neither ssh nor the launcher notices.
     """
 
     ranks: Set[int]
@@ -16,8 +16,8 @@ class LaunchWatch:
     _joined: set[int] = field(default_factory=set)
     _missing_since: dict[int, float] = field(default_factory=dict)
 
-    def look(self, present: Set[int], now: float) -> int | None:
-        """Take in which ranks have a host; return one that has been away for too long."""
+    def update(self, present: Set[int], now: float) -> int | None:
+        """Note the ranks that have a host; return one that was absent for too long, if any."""
         self._joined |= present
         for rank in sorted(self.ranks):
             if rank in present or rank not in self._joined:

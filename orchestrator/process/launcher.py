@@ -1,7 +1,8 @@
-"""Worker processes: spawned, watched, read, killed and reaped."""
+"""Worker processes on this machine: spawn, watch, read output, kill and reap."""
 
 import logging
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -9,26 +10,24 @@ from typing import Final
 
 import psutil
 
-from mlx_dp.orchestrator.process.exit_watch import watch_exit
-from mlx_dp.orchestrator.process.held_signals import held_signals
+from mlx_dp.orchestrator.process.exit_watch import kill_group, watch_exit
+from mlx_dp.orchestrator.process.held_signals import stop_signals_blocked
 from mlx_dp.orchestrator.process.open_files import check_open_files
-from mlx_dp.orchestrator.process.process_group import kill_group
-from mlx_dp.orchestrator.process.stack_dump import stack_dump_signal
 from mlx_dp.orchestrator.process.worker_output import WorkerOutput
 
 _logger = logging.getLogger(__name__)
 
 _COMMAND: Final = (sys.executable, "-m", "mlx_dp.worker", "serve")
 _FILES_OF_A_WORKER: Final = 16
-"""More than its pipes, its watch and its connection take."""
+"""More than its pipes, its exit watch and its connection need."""
 
 
 class ProcessLauncher:
     """Starts workers as leaders of their own process groups.
 
-    ``environment_of`` gives the whole environment of worker N, and ``write_line`` takes what it
-    prints. ``prepare`` is called before each start, and raises OSError where the endpoint that the
-    worker would connect to cannot be used. Never forks: a child that shares the parent's device
+    ``environment_of`` returns the whole environment of worker N; ``write_line`` gets each line
+    that it prints. ``prepare`` runs before each start, and raises OSError when the endpoint that
+    the worker would connect to is unusable. Never forks: a child that shares the parent's device
     library would hang.
     """
 
@@ -50,12 +49,12 @@ class ProcessLauncher:
     def spawn(
         self, index: int, identity: str, endpoint: str, on_exit: Callable[[int], None]
     ) -> "ChildProcess":
-        """Start a worker; see ``worker_process.Launcher``."""
+        """Start a worker; see ``Launcher``."""
         if self._prepare is not None:
             self._prepare()
-        # It connects later, and libzmq ends this process where no descriptor is left for that.
+        # When the worker connects, libzmq aborts this process if it has no descriptor left.
         check_open_files(_FILES_OF_A_WORKER)
-        # Both ends are close-on-exec. The child gets the read end alone, and siblings neither: a
+        # Both ends are close-on-exec. Only the child gets the read end, and siblings get neither: a
         # sibling with the write end would keep this child alive after our death.
         death_read, death_write = os.pipe()
         try:
@@ -65,7 +64,7 @@ class ProcessLauncher:
             os.close(death_write)
             raise
         try:
-            with held_signals():
+            with stop_signals_blocked():
                 child = subprocess.Popen(
                     self._arguments(identity, endpoint, death_read),
                     stdin=subprocess.DEVNULL,
@@ -127,11 +126,11 @@ class ChildProcess:
         try:
             return psutil.Process(self._child.pid).status() == psutil.STATUS_STOPPED
         except psutil.Error:
-            # It is gone, or not ours to look at.
+            # It is gone, or not ours to inspect.
             return False
 
     def abort(self) -> None:
-        # Not by the child's own method, which would reap one that has just ended.
+        # Popen.send_signal would reap a child that has just ended.
         if self._child.returncode is None:
             os.kill(self._child.pid, stack_dump_signal())
 
@@ -140,11 +139,20 @@ class ChildProcess:
             kill_group(self._child.pid)
 
     def _ended(self) -> None:
-        # Before the child is reaped its pid cannot be taken by another, so that its group can
-        # still be named safely: whatever it left behind goes too.
-        assert self._child.returncode is None, f"pid {self._child.pid} was reaped by somebody else"
+        # Until the child is reaped no other process can get its pid, so its group can still be
+        # named safely. This also ends any processes that it left behind.
+        assert self._child.returncode is None, f"pid {self._child.pid} was already reaped"
         kill_group(self._child.pid)
         status = self._child.wait()
         self._output.finish()
         os.close(self._death_write)
         self._on_exit(status)
+
+
+def stack_dump_signal(platform: str = sys.platform) -> signal.Signals:
+    """Return the signal on which a worker's fault handler writes its stacks.
+
+    SIGABRT also ends the worker. On macOS it would make a crash report, perhaps with a dialog,
+    while the system may keep the model's memory: there the worker lives on until SIGKILL.
+    """
+    return signal.SIGUSR1 if platform == "darwin" else signal.SIGABRT

@@ -1,4 +1,4 @@
-"""Logs and workers' lines on one console, so that they never tear the start display."""
+"""Logs and worker output on one console, so that they do not break up the start display."""
 
 import logging
 import re
@@ -9,8 +9,8 @@ from typing import Final
 
 from rich.console import Console
 
-# Controls, line and paragraph separators, marks that turn the direction of text, and halves of
-# characters, which no encoding can write.
+# Control characters, line and paragraph separators, bidirectional marks, and surrogates, which
+# no encoding can write.
 _NOT_SHOWN: Final = re.compile(
     r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
@@ -20,7 +20,7 @@ _MESSAGE_ONLY: Final = MappingProxyType(
 
 
 class StderrConsole(Console):
-    """Standard error, which the service outlives: rich would exit when its reader is gone."""
+    """Standard error; unlike rich's, it goes on after a broken pipe, and so does the service."""
 
     def __init__(self) -> None:
         super().__init__(file=sys.stderr)
@@ -30,20 +30,20 @@ class StderrConsole(Console):
 
 
 def write_plain(console: Console, line: str) -> None:
-    """Print one line, however long it is and whatever stands in it."""
+    """Print one line of any length and content."""
     _write(console, one_line(line))
 
 
 def one_line(text: str) -> str:
-    """Escape what would end the line, move the cursor or hide text: names come from strangers."""
+    """Escape characters that end the line, move the cursor or hide text: clients choose names."""
     return _NOT_SHOWN.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 class ConsoleHandler(logging.Handler):
-    """Writes each record above whatever is live on the console.
+    """Writes each record above the live display of the console.
 
-    Nothing that is logged can look like a record of its own: a message is one line, and the
-    lines of a traceback begin with a mark.
+    Logged text cannot imitate a record: a message is one line, and each line of a traceback
+    begins with a mark.
     """
 
     def __init__(self, console: Console) -> None:
@@ -65,20 +65,20 @@ def _write(console: Console, text: str) -> None:
         if console.is_terminal:
             console.print(text, markup=False, highlight=False, soft_wrap=True, emoji=False)
         else:
-            # Elsewhere nothing is live, and a flood of a worker's lines must not take the event
-            # loop's time: rich measures and styles each.
+            # There is no live display here, and rich, which measures and styles each line, would
+            # take too much of the event loop's time when a worker floods the log.
             console.file.write(f"{text}\n")
             console.file.flush()
     except OSError:
-        # The terminal or the disk behind it is gone. Serving goes on; there is nobody to tell.
+        # The terminal or disk behind it is gone. Serving goes on.
         console.quiet = True
 
 
 def configure_logging(console: Console, level: str) -> None:
-    """Send the logs of ours and of the HTTP server to the console, once per process."""
+    """Send our logs and those of the HTTP server to the console. Call it once per process."""
     handler = ConsoleHandler(console)
-    # Requests are logged at level info, which is too much unless asked for, and what strangers
-    # send is warned of each time.
+    # uvicorn logs each request at level info and each malformed one as a warning: too much by
+    # default.
     theirs = "info" if level == "debug" else "error"
     for name, least in (("mlx_dp", level), ("uvicorn", theirs), ("asyncio", "warning")):
         logger = logging.getLogger(name)

@@ -1,4 +1,4 @@
-"""Standard error that never blocks its writers: output that is not taken is dropped and counted."""
+"""A standard error that never blocks its writers: unread output is dropped and counted."""
 
 import atexit
 import os
@@ -11,19 +11,19 @@ from typing import Final
 from mlx_dp.proto.descriptor_text import DescriptorText, dropped_words
 
 MAX_QUEUED_NBYTES: Final = 256 * 2**10
-"""Beyond this the oldest output is dropped, so that the last words are always there."""
+"""Beyond this the oldest output is dropped, so that the newest is always there."""
 EXIT_FLUSH_S: Final = 0.5
-"""How long an exit waits for a reader of what is queued."""
+"""How long an exit waits for queued output to be read."""
 _WRITE_NBYTES: Final = 64 * 2**10
 _STANDARD_DESCRIPTORS: Final = (0, 1, 2)
 
 
 class DroppingStream(DescriptorText):
-    """A text stream over a descriptor that is written by a thread of its own.
+    """A text stream whose descriptor is written by a separate thread.
 
-    A pipe that is not read, a stopped terminal and a full disk hold up that thread alone. The
-    descriptor stays blocking: O_NONBLOCK belongs to the open file, which is shared with the shell
-    and everything else that has inherited it.
+    An unread pipe, a stopped terminal or a full disk holds up only that thread. The descriptor
+    stays blocking: O_NONBLOCK belongs to the open file, which is shared with the shell and every
+    other process that inherited it.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class DroppingStream(DescriptorText):
     ) -> None:
         super().__init__(descriptor, encoding)
         self._max_nbytes: Final = max_nbytes
-        # Reentrant: signal handlers and finalizers write in the middle of a write.
+        # Reentrant: signal handlers and finalizers may write during a write.
         self._changed: Final = threading.Condition(threading.RLock())
         self._queue: Final[deque[bytes]] = deque()
         self._queued_nbytes = 0
@@ -43,11 +43,11 @@ class DroppingStream(DescriptorText):
 
     @property
     def dropped_lines(self) -> int:
-        """Lines that were not taken, since the start."""
+        """Lines dropped since the start."""
         return self._dropped
 
     def write(self, text: str) -> int:
-        """Queue the text; never waits, and never fails."""
+        """Queue the text. Never waits and never fails."""
         output = text.encode(self.encoding, self.errors)
         if not output:
             return 0
@@ -62,10 +62,10 @@ class DroppingStream(DescriptorText):
         return len(text)
 
     def flush(self) -> None:
-        """Do nothing: the thread writes as soon as it can. ``drain`` waits for it."""
+        """Do nothing: the thread writes as soon as it can, and ``drain`` waits for it."""
 
     def drain(self, timeout_s: float) -> bool:
-        """Wait until everything is written or dropped; False when that takes too long."""
+        """Wait until all output is written or dropped; return False after ``timeout_s``."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._queue and not self._writing, timeout_s)
 
@@ -80,7 +80,7 @@ class DroppingStream(DescriptorText):
             with self._changed:
                 self._writing = False
                 if left:
-                    # Of what is left, the notice is no output that was dropped.
+                    # The notice itself does not count as dropped output.
                     self._drop(left[-len(batch) :])
                     self._untold += told
                 self._changed.notify_all()
@@ -105,12 +105,12 @@ class DroppingStream(DescriptorText):
         self._untold += lines
 
     def _put(self, output: bytes) -> bytes:
-        """Write as much as the system takes, however long that lasts; return what it refused."""
+        """Write until done, however long it takes; return the part that the system refused."""
         while output:
             try:
                 written = os.write(self._descriptor, output)
             except BlockingIOError:
-                # Another process that shares the open file has made it non-blocking.
+                # Another process that shares the open file made it non-blocking.
                 select.select([], [self._descriptor], [])
                 continue
             except OSError:
@@ -122,9 +122,9 @@ class DroppingStream(DescriptorText):
 
 
 def open_standard_descriptors() -> None:
-    """Open standard descriptors that were closed at the start, as /dev/null.
+    """Open as /dev/null the standard descriptors that were closed at the start.
 
-    Else the next file or socket gets the number, and receives what is meant for the log.
+    Otherwise the next file or socket would get the number, and receive log output.
     """
     for descriptor in _STANDARD_DESCRIPTORS:
         try:
@@ -136,19 +136,19 @@ def open_standard_descriptors() -> None:
 
 
 def install_dropping_stderr() -> None:
-    """Make ``sys.stderr`` of this process a ``DroppingStream``, which is flushed at the exit."""
-    # There is none where the descriptor was closed.
+    """Make ``sys.stderr`` a ``DroppingStream``, which is drained at exit."""
+    # None when the descriptor was closed.
     encoding = "utf-8" if sys.stderr is None else sys.stderr.encoding
     sys.stderr = DroppingStream(2, encoding=encoding)
     atexit.register(drain_stderr, EXIT_FLUSH_S)
 
 
 def drain_stderr(timeout_s: float) -> None:
-    """Give the last words the time to leave, where ``sys.stderr`` is a ``DroppingStream``."""
+    """Wait for queued output to be written, if ``sys.stderr`` is a ``DroppingStream``."""
     if isinstance(sys.stderr, DroppingStream):
         sys.stderr.drain(timeout_s)
 
 
 def dropped_lines() -> int:
-    """Lines that standard error did not take, since the start."""
+    """Lines of standard error dropped since the start."""
     return sys.stderr.dropped_lines if isinstance(sys.stderr, DroppingStream) else 0

@@ -1,4 +1,4 @@
-"""Addresses for a group whose ranks are all on this machine."""
+"""Addresses for a dp-attention group whose ranks all run on this machine."""
 
 import socket
 from contextlib import ExitStack
@@ -18,7 +18,7 @@ class LoopbackAddresses:
     """Free ports of the loopback address, and sockets in the controller's private directory."""
 
     def __init__(self, endpoint: str) -> None:
-        """``endpoint`` is the controller's own: beside its socket there is room for others.
+        """``endpoint`` is the controller's; the ranks' sockets lie in the directory of its socket.
 
         Raises ConfigError when their paths would be too long.
         """
@@ -30,7 +30,7 @@ class LoopbackAddresses:
             check_ipc_path(self._directory / _LONGEST_NAME)
 
     def fresh(self, size: int, generation: int) -> GroupAddresses:
-        """See ``AddressBook``. The backend binds its ports itself: somebody may take one first."""
+        """See ``AddressBook``. The backend binds its ports later; another program may be first."""
         by_port = self._directory is None
         ports = free_ports(2 * size if by_port else size, taken=self._ports)
         self._ports = ports
@@ -46,9 +46,9 @@ class LoopbackAddresses:
 
 
 def free_ports(count: int, *, taken: tuple[int, ...] = ()) -> tuple[int, ...]:
-    """Ports of the loopback address that nobody has at this moment, and none of ``taken``."""
+    """Loopback ports that are free at this moment and not in ``taken``."""
     with ExitStack() as stack:
-        # Held all at once, so that no port is found twice.
+        # All held at once, so that no port is found twice.
         probes = [stack.enter_context(socket.socket()) for _ in range(count + len(taken))]
         for probe in probes:
             probe.bind((LOOPBACK, 0))
@@ -58,6 +58,6 @@ def free_ports(count: int, *, taken: tuple[int, ...] = ()) -> tuple[int, ...]:
 
 def _paths(directory: Path, size: int, generation: int) -> tuple[str, ...]:
     for stale in directory.glob("g*-*"):
-        # A rank that was killed leaves its socket behind.
+        # A killed rank leaves its socket behind.
         stale.unlink(missing_ok=True)
     return tuple(f"{_IPC}{directory}/g{generation}-{rank}" for rank in range(size))

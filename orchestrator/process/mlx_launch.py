@@ -1,4 +1,4 @@
-"""``mlx.launch`` as a child, which starts ``mlx-dp worker`` on every host of a host file."""
+"""Runs ``mlx.launch``, which starts ``mlx-dp worker`` on every host of a host file."""
 
 import asyncio
 import logging
@@ -15,12 +15,11 @@ from typing import Any, Final
 
 from mlx_dp.orchestrator.control.exit_status import describe_exit
 from mlx_dp.orchestrator.control.restart_budget import BackOff, RestartBudget
-from mlx_dp.orchestrator.process.exit_watch import watch_exit
+from mlx_dp.orchestrator.process.exit_watch import kill_group, watch_exit
 from mlx_dp.orchestrator.process.host_file import Host
 from mlx_dp.orchestrator.process.host_login import login_fault
 from mlx_dp.orchestrator.process.launch_output import LaunchOutput, without_escapes
 from mlx_dp.orchestrator.process.launch_watch import LaunchWatch
-from mlx_dp.orchestrator.process.process_group import kill_group
 from mlx_dp.orchestrator.process.worker_output import WorkerOutput
 from mlx_dp.proto.group import DistributedBackend
 
@@ -31,22 +30,22 @@ _LAST_WORDS_S: Final = 0.4
 _LOOK_S: Final = 1.0
 _HEALTHY_S: Final = 60.0
 _FIRST_DELAYS: Final = 4.0
-"""The first delay is so many of a worker's: other machines take longer to come back."""
+"""The first delay, in units of a worker's: other machines take longer to come back."""
 
 
 def launch_command(host_file: Path, backend: DistributedBackend, worker: list[str]) -> list[str]:
-    """``worker``: the arguments of ``mlx-dp worker``, which has the same place on all hosts.
+    """Build the command. ``worker``: arguments of ``mlx-dp worker``, the same path on all hosts.
 
-    The launcher tells each its rank, and of its devices what only a host file knows.
+    The launcher sets each one's rank, and the devices that the host file names.
     """
     launcher = str(Path(sys.executable).with_name("mlx.launch"))
-    ours = [sys.executable, "-m", "mlx_dp.orchestrator.cli", "worker", *worker, "--once"]
+    ours = [sys.executable, "-m", "mlx_dp.orchestrator.entry", "worker", *worker, "--once"]
     return [launcher, "--backend", backend.value, "--hostfile", str(host_file), "--", *ours]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchPlan:
-    """What is launched where, and how often it is tried again."""
+    """What to launch where, and how often to retry."""
 
     command: list[str]
     hosts: tuple[Host, ...]
@@ -54,19 +53,19 @@ class LaunchPlan:
     restart_window_s: float = 60.0
     restart_delay_s: float = 0.25
     patience_s: float = 10.0
-    """How long a rank that had joined may be away before all are launched again."""
+    """How long a rank that had joined may be absent before all are launched again."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchEnd:
-    """Why one run of the launcher is over. ``final``: another would end alike."""
+    """Why one run of the launcher ended. ``final``: another would end alike."""
 
     cause: str
     final: bool = False
 
 
 class MlxLaunch:
-    """Keeps the launcher running, and starts it again when it has ended, within a budget."""
+    """Keeps the launcher running: restarts it when it ends, within a budget."""
 
     def __init__(
         self,
@@ -85,11 +84,11 @@ class MlxLaunch:
         self._stopping: Final = asyncio.Event()
 
     def stop(self) -> None:
-        """Let it end, which it does when its hosts do, and start it no more."""
+        """Stop restarting it. It ends when its hosts do."""
         self._stopping.set()
 
     async def run(self) -> LaunchEnd | None:
-        """Until ``stop``, or until trying again is of no use: then return how it ended."""
+        """Run until ``stop`` (None), or until retrying is useless (how it ended)."""
         rng = random.SystemRandom()
         while True:
             began = time.monotonic()
@@ -102,7 +101,7 @@ class MlxLaunch:
             if end.final:
                 return end
             if not self._budget.allow(now):
-                tries = f"given up after --max-restarts {self._plan.max_restarts}"
+                tries = f"gave up after --max-restarts {self._plan.max_restarts}"
                 return LaunchEnd(f"{end.cause} ({tries})")
             delay_s = self._back_off.delay(now - began, rng)
             _logger.warning("%s; the hosts are launched again in %.1f s", end.cause, delay_s)
@@ -145,11 +144,11 @@ class MlxLaunch:
         try:
             lost = await self._until(ended)
             if said.ended is not None:
-                # It prints what a node said after it has told of the node's end.
+                # It prints the output of a node after it reports the node's end.
                 await asyncio.sleep(_LAST_WORDS_S)
         finally:
-            # The launcher's own end of the other nodes fails on hosts that need a terminal: a
-            # connection that is gone ends what runs there.
+            # The launcher fails to stop nodes that need a terminal, but a closed connection ends
+            # what runs there.
             kill_group(child.pid)
             status = child.wait()
             output.finish()
@@ -165,7 +164,7 @@ class MlxLaunch:
     ) -> tuple["subprocess.Popen[bytes]", WorkerOutput]:
         def take(line: str) -> None:
             plain = without_escapes(line)
-            of_use = said.take(plain)
+            of_use = said.feed(plain)
             if of_use:
                 self._write_line(plain)
             if said.ended is not None:
@@ -173,7 +172,7 @@ class MlxLaunch:
 
         read, write = os.pipe()
         try:
-            # It spins where its input has ended, so that it gets one that never does.
+            # It spins when its input has ended, so it gets one that never ends.
             child = subprocess.Popen(
                 self._plan.command,
                 stdin=subprocess.PIPE,
@@ -189,7 +188,7 @@ class MlxLaunch:
         return child, WorkerOutput(read, take)
 
     async def _until(self, ended: asyncio.Event) -> int | None:
-        """Wait for its end, or return a rank whose host was lost without a word."""
+        """Wait for its end; return a rank whose host was lost without notice, if any."""
         watch = LaunchWatch(frozenset(range(len(self._plan.hosts))), self._plan.patience_s)
         stopping = asyncio.create_task(self._stopping.wait())
         ending = asyncio.create_task(ended.wait())
@@ -198,7 +197,7 @@ class MlxLaunch:
                 await asyncio.wait(
                     {stopping, ending}, timeout=_LOOK_S, return_when=asyncio.FIRST_COMPLETED
                 )
-                lost = watch.look(self._present(), time.monotonic())
+                lost = watch.update(self._present(), time.monotonic())
                 if lost is not None and not ended.is_set() and not stopping.done():
                     return lost
             if not ended.is_set():

@@ -1,17 +1,17 @@
-"""How many files this process may have open: each connection is one."""
+"""The limit on open files of this process, where each connection is one."""
 
 import os
 import resource
 from typing import Final
 
-# What a shell hands out is made for programs without clients: 1024 on Linux, 256 on macOS.
+# Shells set 1024 on Linux and 256 on macOS, which is too little for a server.
 WANTED: Final = 65_536
-# Older macOS takes no more, whatever the hard limit says.
+# Older macOS accepts no more, whatever the hard limit says.
 _LEAST_WANTED: Final = 10_240
 
 
 def raise_open_files() -> int:
-    """Raise the limit as far as the system lets us, and return it. It is never lowered."""
+    """Raise the soft limit as far as the system allows, and return it. Never lowers it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     for wanted in (WANTED, _LEAST_WANTED):
         most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
@@ -26,7 +26,7 @@ def raise_open_files() -> int:
 
 
 def check_open_files(count: int) -> None:
-    """Raises OSError where fewer files than that could be opened now."""
+    """Raise OSError if ``count`` more files cannot be opened now."""
     opened: list[int] = []
     try:
         for _ in range(count):

@@ -1,4 +1,4 @@
-"""Keeps a Mac from going to sleep by itself while this process serves."""
+"""Keeps a Mac from idle sleep while this process serves."""
 
 import os
 import shutil
@@ -20,9 +20,9 @@ def keep_awake(
     wanted: bool = True,
     platform: str = sys.platform,
 ) -> Iterator[None]:
-    """Hold a power assertion by a child, on macOS and where it is wanted.
+    """Run ``caffeinate`` beside this process, on macOS and if ``wanted``.
 
-    The child ends with this process, however that ends. One that cannot be started is a warning.
+    The child ends with this process, however that ends. Failing to start it is only a warning.
     """
     if not wanted or platform != "darwin":
         yield
@@ -49,7 +49,7 @@ def _start(
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             env=environment,
-            # Ctrl-C goes to our whole group, and requests are still drained after it.
+            # Ctrl-C goes to our whole process group, and draining follows it.
             process_group=0,
         )
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Workers on other machines, which the hosts there start and end on our word."""
+"""Launches workers on other machines, through the hosts that have joined there."""
 
 import asyncio
 import logging
@@ -9,7 +9,13 @@ from dataclasses import dataclass
 from typing import Final, Protocol, assert_never
 
 from mlx_dp.orchestrator.control.ports import Launcher, WorkerProcess
-from mlx_dp.orchestrator.process.host_book import HostBook, HostStep, HostTimes, Say, WorkerEnded
+from mlx_dp.orchestrator.process.host_book import (
+    HostAction,
+    HostTable,
+    HostTimes,
+    SendToHost,
+    WorkerEnded,
+)
 from mlx_dp.proto.controller_channel import TakeHost
 from mlx_dp.proto.errors import ProtocolError
 from mlx_dp.proto.host_messages import HostDown, HostUp, Launch, SignalWorker
@@ -19,7 +25,7 @@ _logger = logging.getLogger(__name__)
 
 
 class HostWire(Protocol):
-    """What this needs of the controller's channel."""
+    """The part of the controller's channel that talks to hosts."""
 
     def hear_hosts(self, take: TakeHost) -> None: ...
 
@@ -29,7 +35,7 @@ class HostWire(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteModel:
-    """What every host is to have: the controller's model, and how much it logs."""
+    """The controller's model, which every host must have, and the log level."""
 
     path: str
     fingerprint: str
@@ -37,10 +43,7 @@ class RemoteModel:
 
 
 class RemoteLauncher:
-    """Sends each remote worker to the host that has joined for its rank.
-
-    Every other rank goes to ``local``.
-    """
+    """Launches each remote rank on the host that joined for it, and all others by ``local``."""
 
     def __init__(
         self,
@@ -57,30 +60,30 @@ class RemoteLauncher:
         self._model: Final = model
         self._times: Final = times
         self._clock: Final = clock
-        self._book: Final = HostBook(ranks, times)
+        self._hosts: Final = HostTable(ranks, times)
         self._exits: Final[dict[str, Callable[[int], None]]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._expected_at = 0.0
-        wire.hear_hosts(self._take)
+        wire.hear_hosts(self._handle)
 
     def host_of(self, index: int) -> str | None:
-        """The machine of a remote worker, None while no host has joined; "" for ours."""
-        if not self._book.knows(index):
+        """The machine of a worker: "" is this one, None is a remote rank without a host."""
+        if not self._hosts.is_remote(index):
             return ""
-        record = self._book.of(index)
+        record = self._hosts.record(index)
         return record.host if record.link else None
 
     def present(self) -> frozenset[int]:
         """The ranks that have a host now."""
-        return frozenset(rank for rank in self._ranks if self._book.of(rank).link)
+        return frozenset(rank for rank in self._ranks if self._hosts.record(rank).link)
 
     def spawn(
         self, index: int, identity: str, endpoint: str, on_exit: Callable[[int], None]
     ) -> WorkerProcess:
-        """Start a worker; see ``worker_process.Launcher``."""
-        if not self._book.knows(index):
+        """Start a worker; see ``Launcher``."""
+        if not self._hosts.is_remote(index):
             return self._local.spawn(index, identity, endpoint, on_exit)
-        record = self._book.of(index)
+        record = self._hosts.record(index)
         if not record.link:
             raise OSError(f"no host has joined for rank {index}: start mlx-dp worker there")
         launch = Launch(
@@ -93,67 +96,67 @@ class RemoteLauncher:
             self._wire.send_host(record.link, launch)
         except (PeerLostError, PeerCongestedError) as error:
             raise OSError(f"{record.host} cannot be reached: {error}") from None
-        self._book.launched(index, identity)
+        self._hosts.launched(index, identity)
         self._exits[identity] = on_exit
         return RemoteProcess(record.pid, lambda number: self._signal(identity, number))
 
     def _signal(self, identity: str, number: int) -> None:
-        link = self._book.link_of(identity)
+        link = self._hosts.link_of(identity)
         if link is not None:
-            self._carry_out([Say(link, SignalWorker(identity=identity, signal=number))])
+            self._carry_out([SendToHost(link, SignalWorker(identity=identity, signal=number))])
 
-    def _take(self, link: str, said: HostUp | ProtocolError) -> None:
-        if isinstance(said, ProtocolError):
-            _logger.warning("dropped a message of %s: %s", link, said)
+    def _handle(self, link: str, message: HostUp | ProtocolError) -> None:
+        if isinstance(message, ProtocolError):
+            _logger.warning("dropped a message of %s: %s", link, message)
             return
-        self._carry_out(self._book.take(link, said, self._clock()))
+        self._carry_out(self._hosts.handle(link, message, self._clock()))
 
     def start(self) -> None:
         """Begin to watch the hosts, in the running loop."""
         self._schedule()
 
     def stop(self) -> None:
-        """Watch nobody any more. Idempotent."""
+        """Stop watching. Idempotent."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _schedule(self) -> None:
         self._expected_at = self._clock() + self._times.beat_s
-        self._timer = asyncio.get_running_loop().call_later(self._times.beat_s, self._beat)
+        self._timer = asyncio.get_running_loop().call_later(self._times.beat_s, self._heartbeat)
 
-    def _beat(self) -> None:
+    def _heartbeat(self) -> None:
         now = self._clock()
         if now - self._expected_at > self._times.beat_s:
-            # We did not run ourselves, so that what was said meanwhile is still unread.
-            self._book.forgive(now)
-        self._carry_out(self._book.beat(now))
+            # This process itself did not run, so messages of that time are still unread.
+            self._hosts.reset_silence(now)
+        self._carry_out(self._hosts.heartbeat(now))
         self._schedule()
 
-    def _carry_out(self, steps: list[HostStep]) -> None:
-        pending = [*steps]
+    def _carry_out(self, actions: list[HostAction]) -> None:
+        pending = [*actions]
         while pending:
             match pending.pop(0):
-                case Say(link=link, message=message):
-                    pending += self._say(link, message)
+                case SendToHost(link=link, message=message):
+                    pending += self._send(link, message)
                 case WorkerEnded(worker=worker, status=status):
                     self._exits.pop(worker)(status)
-                case step:
-                    assert_never(step)
+                case action:
+                    assert_never(action)
 
-    def _say(self, link: str, message: HostDown) -> list[HostStep]:
+    def _send(self, link: str, message: HostDown) -> list[HostAction]:
         try:
             self._wire.send_host(link, message)
         except PeerLostError:
-            return self._book.unreachable(link)
+            return self._hosts.disconnected(link)
         except PeerCongestedError as error:
-            # Its silence will tell, if it is more than a moment.
+            # If it lasts, the host is given up for its silence.
             _logger.warning("%s did not get a %s: %s", link, message.tag, error)
         return []
 
 
 class RemoteProcess:
-    """One worker on another machine. Its exit is what the host tells, or the host's silence."""
+    """A worker on another machine. Its exit is reported by its host, or assumed on its silence."""
 
     def __init__(self, pid: int, send: Callable[[int], None]) -> None:
         self._pid: Final = pid
@@ -161,12 +164,12 @@ class RemoteProcess:
 
     @property
     def pid(self) -> int:
-        """Of its host: the worker's own is not known here."""
+        """The pid of its host; the worker's own is not known here."""
         return self._pid
 
     @property
     def halted(self) -> bool:
-        """Not known here."""
+        """Always False: not known here."""
         return False
 
     def abort(self) -> None:

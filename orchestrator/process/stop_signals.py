@@ -1,19 +1,23 @@
-"""SIGTERM and Ctrl-C: the first asks for an orderly end, each further one for a faster end."""
+"""SIGTERM and Ctrl-C: the first drains, each further one ends faster. And exit statuses."""
 
 import asyncio
 import signal
 from collections.abc import Callable
 from typing import Final
 
-from mlx_dp.orchestrator.process.stop_status import orderly_status
-
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+EXIT_FAILED: Final = 1
+"""The service could not go on."""
+EXIT_CONFIG: Final = 2
+"""The configuration is wrong: another try would fail alike."""
+EXIT_SIGNAL_BASE: Final = 128
+"""Plus the signal number: the status of an immediate end."""
 
 
 class StopSignals:
-    """``requested`` is set by the first signal, and each further one calls the next of ``again``.
+    """The first signal sets ``requested``; each further one calls the next of ``again``.
 
-    The last of ``again`` is called for every signal after it.
+    The last of ``again`` also serves every later signal.
     """
 
     def __init__(self, *again: Callable[[signal.Signals], None]) -> None:
@@ -23,7 +27,7 @@ class StopSignals:
 
     @property
     def status(self) -> int:
-        """The exit status of the end that the first signal asked for."""
+        """The exit status that the first signal asks for."""
         return 0 if self._first is None else orderly_status(self._first)
 
     def install(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -37,3 +41,8 @@ class StopSignals:
             return
         act = self._again.pop(0) if len(self._again) > 1 else self._again[0]
         act(number)
+
+
+def orderly_status(number: int) -> int:
+    """Return the status of an orderly end: 0, or 130 after Ctrl-C as for any program."""
+    return EXIT_SIGNAL_BASE + number if number == signal.SIGINT else 0

@@ -1,4 +1,4 @@
-"""``mlx-dp worker``: runs one worker on this machine, for a controller on another."""
+"""Hosts one worker on this machine for a controller on another (``mlx-dp worker``)."""
 
 import asyncio
 import logging
@@ -13,8 +13,8 @@ from mlx_dp.orchestrator.control.exit_status import describe_exit
 from mlx_dp.orchestrator.control.ports import Launcher, WorkerProcess
 from mlx_dp.orchestrator.control.restart_budget import BackOff
 from mlx_dp.orchestrator.process.connection_fault import ControllerPlace
-from mlx_dp.orchestrator.process.host_link import HostLink, Lost
-from mlx_dp.orchestrator.process.repeated_words import RepeatedWords
+from mlx_dp.orchestrator.process.host_link import HostLink, LinkLost
+from mlx_dp.orchestrator.process.repeated_words import LogThrottle
 from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.exit_codes import ExitCode
 from mlx_dp.proto.host_channel import HostChannel
@@ -31,21 +31,21 @@ _logger = logging.getLogger(__name__)
 
 _LAST_WORDS_S: Final = 1.0
 _REPEAT_S: Final = 600.0
-"""How often the same trouble is told again."""
+"""How often the same warning is repeated."""
 
 
-class HereLauncher(Protocol):
-    """Makes the launcher of a worker that the controller wants here."""
+class LauncherFactory(Protocol):
+    """Makes the launcher of a worker that the controller requests."""
 
     def __call__(self, launch: Launch) -> Launcher:
-        """May take seconds. Raises ConfigError when this machine has not what it takes."""
+        """May take seconds. Raises ConfigError when the worker cannot run on this machine."""
 
 
 class WorkerHost:
-    """Keeps a connection to the controller, and does what comes over it.
+    """Keeps a connection to the controller, and obeys its messages.
 
-    A worker never outlives the connection that it was asked for on: whoever cannot hear the
-    controller cannot know whether its requests have been given to others.
+    A worker never outlives the connection that requested it: without the controller, it cannot
+    know whether its requests have been given to other workers.
     """
 
     def __init__(
@@ -53,31 +53,31 @@ class WorkerHost:
         join: Join,
         place: ControllerPlace,
         connect: Callable[[str], HostChannel],
-        make_launcher: HereLauncher,
+        make_launcher: LauncherFactory,
         stop: asyncio.Event,
         *,
         once: bool = False,
     ) -> None:
-        """``once``: end where the connection ends, in place of making another."""
+        """``once``: end when the connection ends, instead of making another."""
         self._join: Final = join
         self._place: Final = place
         self._connect: Final = connect
         self._make_launcher: Final = make_launcher
         self._stop: Final = stop
         self._once: Final = once
-        self._news: Final = asyncio.Event()
+        self._wakeup: Final = asyncio.Event()
         self._back_off: Final = BackOff(first_s=0.5, longest_s=10.0, healthy_s=10.0)
         self._launching: asyncio.Task[None] | None = None
         self._worker: HostedWorker | None = None
         self._refusal: str | None = None
         self._unwanted = ""
         self._had_place = False
-        self._words: Final = RepeatedWords(_REPEAT_S)
+        self._throttle: Final = LogThrottle(_REPEAT_S)
 
     async def run(self) -> int:
-        """Until a signal. Raises ConfigError where trying again is of no use."""
+        """Run until a signal. Raises ConfigError when retrying is useless."""
         stopping = asyncio.create_task(self._stop.wait())
-        stopping.add_done_callback(lambda _: self._news.set())
+        stopping.add_done_callback(lambda _: self._wakeup.set())
         rng = random.SystemRandom()
         try:
             while True:
@@ -104,47 +104,47 @@ class WorkerHost:
             stopping.cancel()
 
     def _warn(self, reason: str) -> None:
-        """Once, and then rarely: it is tried again all the time."""
-        if self._words.worth_saying(reason, time.monotonic()):
+        """Log a warning, and repeat it rarely: connecting is retried all the time."""
+        if self._throttle.admit(reason, time.monotonic()):
             _logger.warning("%s", reason)
 
-    async def _serve(self, channel: HostChannel) -> Lost:
-        """Be a host on this connection, until it is of no more use."""
+    async def _serve(self, channel: HostChannel) -> LinkLost:
+        """Be a host on this connection, until it is lost."""
         loop = asyncio.get_running_loop()
         link = HostLink(
             self._join, self._place, heard_at=time.monotonic(), had_place=self._had_place
         )
         joined = False
-        loop.add_reader(channel.descriptor, self._news.set)
+        loop.add_reader(channel.descriptor, self._wakeup.set)
         try:
             while True:
-                self._news.clear()
-                lost = self._turn(channel, link)
+                self._wakeup.clear()
+                lost = self._run_once(channel, link)
                 if link.joined and not joined:
                     joined = self._had_place = True
-                    self._words.forget()
+                    self._throttle.reset()
                     place = self._place.endpoint
-                    _logger.info("rank %s: has its place at %s", self._join.rank, place)
+                    _logger.info("rank %s: has joined %s", self._join.rank, place)
                 if lost is not None:
                     return lost
                 with suppress(TimeoutError):
                     async with asyncio.timeout(link.beat_s / 2):
-                        await self._news.wait()
+                        await self._wakeup.wait()
         finally:
             loop.remove_reader(channel.descriptor)
 
-    def _turn(self, channel: HostChannel, link: HostLink) -> Lost | None:
+    def _run_once(self, channel: HostChannel, link: HostLink) -> LinkLost | None:
         if self._stop.is_set():
-            return Lost("it was asked to stop", final=False)
+            return LinkLost("it was asked to stop", final=False)
         for message in channel.drain():
-            match link.take(message, time.monotonic()):
+            match link.handle(message, time.monotonic()):
                 case Launch() as launch:
                     if self._worker is not None or self._launching is not None:
-                        return Lost("the controller launched a second worker", final=False)
+                        return LinkLost("the controller launched a second worker", final=False)
                     self._launching = asyncio.create_task(self._start(launch))
                 case SignalWorker() as wanted:
                     self._signal(wanted)
-                case Lost() as lost:
+                case LinkLost() as lost:
                     return lost
                 case None:
                     pass
@@ -154,12 +154,12 @@ class WorkerHost:
             launching, self._launching = self._launching, None
             launching.result()
         if self._refusal is not None:
-            return Lost(self._refusal, final=True)
-        ended = self._take_exit(channel)
+            return LinkLost(self._refusal, final=True)
+        ended = self._report_exit(channel)
         if ended is not None:
             return ended
-        match link.due(time.monotonic(), channel.connection):
-            case Lost() as lost:
+        match link.poll(time.monotonic(), channel.connection):
+            case LinkLost() as lost:
                 return lost
             case None:
                 return None
@@ -170,7 +170,7 @@ class WorkerHost:
     async def _start(self, launch: Launch) -> None:
         try:
             launcher = await asyncio.to_thread(self._make_launcher, launch)
-            worker = HostedWorker(launch.identity, self._news.set)
+            worker = HostedWorker(launch.identity, self._wakeup.set)
             worker.process = launcher.spawn(
                 self._join.rank, launch.identity, self._place.endpoint, worker.ended
             )
@@ -182,12 +182,12 @@ class WorkerHost:
         except (ConfigError, OSError) as error:
             self._refusal = str(error)
         finally:
-            self._news.set()
+            self._wakeup.set()
 
     def _signal(self, wanted: SignalWorker) -> None:
         worker = self._worker
         if worker is None:
-            # It may still be on its way.
+            # It may still be starting.
             self._unwanted = wanted.identity
             return
         if worker.process is None or worker.identity != wanted.identity:
@@ -199,7 +199,7 @@ class WorkerHost:
             case _:
                 worker.process.kill()
 
-    def _take_exit(self, channel: HostChannel) -> Lost | None:
+    def _report_exit(self, channel: HostChannel) -> LinkLost | None:
         worker = self._worker
         if worker is None or worker.status is None:
             return None
@@ -211,11 +211,11 @@ class WorkerHost:
             describe_exit(worker.status, expected=worker.signalled),
         )
         if worker.status > 0 and _would_fail_again(worker.status):
-            return Lost("the worker cannot run here: its last lines say why", final=True)
+            return LinkLost("the worker cannot run here: its last lines say why", final=True)
         return None
 
     async def _end_worker(self) -> None:
-        """Leave nothing running. That we leave says it all: the end was no fault of the worker."""
+        """Kill the worker. ``Leave`` tells the controller, so its exit is not reported."""
         if self._launching is not None:
             launching, self._launching = self._launching, None
             await launching
@@ -224,25 +224,25 @@ class WorkerHost:
             return
         worker.process.kill()
         while worker.status is None:
-            self._news.clear()
-            await self._news.wait()
+            self._wakeup.clear()
+            await self._wakeup.wait()
         self._worker = None
 
 
 class HostedWorker:
-    """The worker that runs here, until its exit has been told."""
+    """The worker that runs here, until its exit was reported."""
 
-    def __init__(self, identity: str, tell: Callable[[], None]) -> None:
+    def __init__(self, identity: str, wake: Callable[[], None]) -> None:
         self.identity: Final = identity
         self.process: WorkerProcess | None = None
         self.status: int | None = None
         self.signalled = False
-        """The controller had it ended, so that a kill says nothing of memory."""
-        self._tell: Final = tell
+        """The controller asked for its end, so SIGKILL does not suggest a lack of memory."""
+        self._wake: Final = wake
 
     def ended(self, status: int) -> None:
         self.status = status
-        self._tell()
+        self._wake()
 
 
 def _would_fail_again(status: int) -> bool:

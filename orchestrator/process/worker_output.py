@@ -1,4 +1,4 @@
-"""What workers print, line by line, each line under its worker's name."""
+"""Worker output, line by line."""
 
 import asyncio
 import os
@@ -8,14 +8,14 @@ from typing import Final
 
 _CHUNK_NBYTES: Final = 65_536
 _MAX_LINE_NBYTES: Final = 16_384
-_LINES_A_TURN: Final = 64
-"""A flood of lines takes only this much of each turn of the event loop."""
+_LINES_PER_ITERATION: Final = 64
+"""The most lines written in one iteration of the event loop, so that a flood does not stall it."""
 
 
 class WorkerOutput:
-    """Reads the pipe that is one worker's stdout and stderr, without ever blocking.
+    """Reads one worker's stdout and stderr from a pipe, without blocking.
 
-    Owns the descriptor, and closes it at the pipe's end or in ``finish``.
+    Owns the descriptor; closes it at the end of the pipe or in ``finish``.
     """
 
     def __init__(self, descriptor: int, write_line: Callable[[str], None]) -> None:
@@ -30,29 +30,29 @@ class WorkerOutput:
         self._listen(True)
 
     def finish(self) -> None:
-        """Take what is still in the pipe, after the worker's end. Idempotent."""
+        """Read what is left in the pipe after the worker's exit. Idempotent."""
         while self._open and self._read():
             self._say(len(self._lines))
         self._close()
         self._say(len(self._lines))
 
-    def _turn(self) -> None:
+    def _run_once(self) -> None:
         if self._open and not self._lines:
             self._read()
-        self._say(_LINES_A_TURN)
+        self._say(_LINES_PER_ITERATION)
         self._listen(self._open and not self._lines)
         if self._lines:
-            self._loop.call_soon(self._turn)
+            self._loop.call_soon(self._run_once)
 
     def _listen(self, wanted: bool) -> None:
         if wanted and not self._listening:
-            self._loop.add_reader(self._descriptor, self._turn)
+            self._loop.add_reader(self._descriptor, self._run_once)
         elif self._listening and not wanted:
             self._loop.remove_reader(self._descriptor)
         self._listening = wanted
 
     def _read(self) -> bool:
-        """Take in what is there; False when there is nothing to read now."""
+        """Read once; return False when there is nothing to read now."""
         try:
             chunk = os.read(self._descriptor, _CHUNK_NBYTES)
         except BlockingIOError:

@@ -1,4 +1,4 @@
-"""Tokenizes prompts of chats in which text of the conversation is no control token."""
+"""Tokenizes chat prompts so that text of the conversation never becomes a control token."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,12 +13,12 @@ from mlx_dp.orchestrator.text.placeholders import NoSymbolLeftError, unused_symb
 from mlx_dp.orchestrator.text.text_model import RenderedChat
 
 REMEMBERED: Final = 16
-"""Tokenizers that are kept: with thousands of added tokens one takes 30 ms to make."""
+"""Number of cached tokenizers: one with thousands of added tokens takes 30 ms to build."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A control token where the tokenizer found it, with the white space that it takes in."""
+    """A control token found by the tokenizer, with the white space that it absorbs."""
 
     token: int
     start: int
@@ -26,11 +26,11 @@ class _Found:
 
 
 class ChatEncoder:
-    """Encodes as ``tokenizer`` does, but for control tokens that are not the template's own.
+    """Encodes as ``tokenizer`` does, except for control tokens that the template did not write.
 
-    Where there are some, it uses a tokenizer made for that prompt: of the same parts, with the
-    same added tokens but for control tokens, in whose places are symbols that the prompt does not
-    have. So the text between is one piece for it, and what comes before a piece counts as ever.
+    If there are any, it uses a tokenizer made for that prompt, of the same parts and the same
+    added tokens, but with symbols that the prompt does not contain in place of control tokens. So
+    the text between two control tokens is one piece, encoded with its usual context.
     """
 
     def __init__(self, tokenizer: Tokenizer, tokens: ControlTokens) -> None:
@@ -43,7 +43,7 @@ class ChatEncoder:
             self._model = _without(tokenizer, tokens.anywhere)
 
     def encode(self, chat: RenderedChat) -> tuple[int, ...]:
-        """Return the ids. Raises ChatTemplateError."""
+        """Return the token ids. Raises ChatTemplateError."""
         plain = self._tokenizer.encode(chat.text, add_special_tokens=False)
         if chat.marked is None:
             return tuple(plain.ids)
@@ -73,8 +73,8 @@ class ChatEncoder:
             at = found.end
         made = self._tokenizer_with(tuple(symbol_of.items()))
         encoding = made.encode("".join([*pieces, text[at:]]), add_special_tokens=False)
-        # Added tokens are numbered anew, and where the model's ids have gaps like some of those.
-        # Their texts tell: they are in the encoding with the white space that they take in.
+        # The made tokenizer renumbers added tokens, maybe to numbers in gaps of the model's ids.
+        # Their texts tell them apart: the encoding has them with the white space they absorb.
         number_of = {symbol: token for token, symbol in symbol_of.items()}
         number_of.update((entry.content, token) for token, entry in self._plain_added())
         added = {number: entry.content for number, entry in made.get_added_tokens_decoder().items()}
@@ -84,8 +84,8 @@ class ChatEncoder:
         )
 
     def _tokenizer_with(self, symbols: tuple[tuple[int, str], ...]) -> Tokenizer:
-        """A tokenizer with symbols for control tokens. Most prompts have use for the same one."""
-        # Threads may make the same one at once: any will do.
+        """Return a tokenizer with symbols for control tokens. Most prompts use the same one."""
+        # Two threads may make the same one at once, which is harmless.
         made = self._made.get(symbols)
         if made is None:
             made = _bare(self._tokenizer, self._model)
@@ -100,14 +100,14 @@ class ChatEncoder:
         return (item for item in self._added.items() if item[0] not in self._tokens.ids)
 
     def _writes_control_tokens(self) -> bool:
-        """Whether the model makes control tokens of plain text: its vocabulary may have them."""
+        """Whether the model turns plain text into control tokens in its vocabulary."""
         bare = _bare(self._tokenizer, self._tokenizer.model)
         encodings = bare.encode_batch(list(self._tokens.anywhere), add_special_tokens=False)
         return any(not self._tokens.ids.isdisjoint(encoding.ids) for encoding in encodings)
 
 
 def _bare(tokenizer: Tokenizer, model: Any) -> Tokenizer:
-    """A tokenizer without added tokens, which shares the model's tables."""
+    """Make a tokenizer without added tokens that shares the model's tables."""
     made = Tokenizer(model)
     if tokenizer.normalizer is not None:
         made.normalizer = tokenizer.normalizer
@@ -128,12 +128,12 @@ def _renamed(entry: AddedToken, content: str) -> AddedToken:
 
 
 def _without(tokenizer: Tokenizer, removed: Iterable[str]) -> Any:
-    """Return the tokenizer's model without these tokens; the others keep their ids."""
+    """Return the tokenizer's model without these tokens. The others keep their ids."""
     tokens = frozenset(removed)
     model = json.loads(tokenizer.to_str())["model"]
     vocab = model["vocab"]
     if isinstance(vocab, list):
-        # Ids are places in the list: a name that no text has keeps the place.
+        # Ids are positions in the list, so the entry stays, under a name that no text contains.
         for index, entry in enumerate(vocab):
             if entry[0] in tokens:
                 entry[0] = f"\U0010ffff{index}\U0010ffff"

@@ -1,4 +1,4 @@
-"""Chats to prompts and token ids, for one model: text of the conversation stays text."""
+"""Turns chats into prompts and token ids for one model. Conversation text stays text."""
 
 from collections.abc import Sequence
 
@@ -12,9 +12,9 @@ from mlx_dp.orchestrator.text.text_model import Chat, RenderedChat
 
 
 class ChatPrompts:
-    """Renders with the model's template and encodes with its tokenizer.
+    """Renders with the model's template, and encodes with its tokenizer.
 
-    ``end_ids`` end an answer; ``unknown`` is the tokenizer's token for what its vocabulary lacks.
+    ``end_ids``: the model's end tokens. ``unknown``: the tokenizer's unknown token.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class ChatPrompts:
         self._encoder = ChatEncoder(tokenizer, tokens)
 
     def render(self, chat: Chat, *, limit_s: float) -> RenderedChat:
-        """Return the prompt, within ``limit_s`` a rendering. Raises ChatTemplateError."""
+        """Return the prompt. Each rendering has ``limit_s``. Raises ChatTemplateError."""
         return self._renderer.render(chat, lambda changed: self._rendering(changed, limit_s))
 
     def encode(self, chat: RenderedChat) -> tuple[int, ...]:

@@ -1,12 +1,12 @@
-"""Renders chats and tells which control tokens of the prompt the template wrote.
+"""Renders chats, and determines which control tokens of the prompt the template wrote.
 
-The prompt alone does not tell: pieces of a conversation can join into a control token, and filters
-can make one. The rendering knows the origin of what the template wrote as it is or only joined,
-which is nearly all there is. Whatever else is a control token is in doubt: a method called on text
-hides where it comes from. Then the characters themselves carry the origin: the conversation
-is rendered again with placeholders for all characters that control tokens consist of, so
-that its text cannot become one, whatever the template does to it. If both prompts are equal apart
-from the placeholders, the second shows the origin of each character of the first.
+The prompt alone does not show it: pieces of a conversation can join into a control token, and
+filters can make one. The rendering tracks the origin of text that the template wrote or joined,
+which covers nearly everything. Any other control token is in doubt, since a method called on text
+hides its origin. Then the characters themselves carry it: the conversation is rendered again with
+placeholders for all characters of control tokens, so that its text cannot become one, whatever the
+template does to it. If both prompts are equal apart from the placeholders, the second shows the
+origin of each character of the first.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,10 +28,10 @@ from mlx_dp.orchestrator.text.text_model import Chat, RenderedChat
 
 Render = Callable[[Chat], Rendering]
 Change = Callable[[str, bool], str]
-"""What becomes of a string; the flag tells that an assistant wrote it."""
+"""Maps a string of a chat; the flag says that an assistant wrote it."""
 
 _SAID: Final = frozenset({"content", "reasoning_content", "thinking", "reasoning"})
-"""Members of an assistant's message that have what it wrote as it wrote it."""
+"""Members of an assistant's message that hold its literal output."""
 _PROBED_ROLES: Final = (
     ("user",),
     ("system", "user"),
@@ -50,13 +50,13 @@ def template_literals(source: str) -> tuple[str, ...]:
     try:
         tokens = list(environment.lexer.tokenize(source))
     except jinja2.TemplateError:
-        # Compiling the template reports it.
+        # Compiling the template will report it.
         return ()
     return tuple(str(token.value) for token in tokens if token.type in ("data", "string"))
 
 
 def probe_prompts(render: Callable[[Chat], str]) -> Iterator[str]:
-    """Yield prompts with every role: a template may put a token together from its parts."""
+    """Yield prompts with every role, since a template may assemble a token from parts."""
     for roles in _PROBED_ROLES:
         messages = [{"role": role, "content": "x"} for role in roles]
         try:
@@ -67,13 +67,13 @@ def probe_prompts(render: Callable[[Chat], str]) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Alphabet:
-    """The characters of which control tokens are made."""
+    """The characters of control tokens."""
 
     all: frozenset[str]
     signs: frozenset[str]
-    """Those that are no letters or digits, and a letter of each token without any."""
+    """Characters other than letters and digits; one letter of each token without any."""
     first_signs: frozenset[str]
-    """The first sign of each token: none is made without one of these."""
+    """The first sign of each token. No token can arise without one of these."""
 
 
 def _alphabet(tokens: Iterable[str]) -> _Alphabet:
@@ -92,10 +92,10 @@ def _alphabet(tokens: Iterable[str]) -> _Alphabet:
 
 
 class ChatRenderer:
-    """Renders with one template. ``literals`` are its texts.
+    """Renders with one template. ``literals``: its texts and string constants.
 
-    ``normalize`` is what the tokenizer does to text before it looks for control tokens, if it
-    does anything: other characters may then become theirs.
+    ``normalize``: the tokenizer's normalization before it looks for control tokens, if any. It may
+    turn other characters into those of control tokens.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class ChatRenderer:
         self._has_parts = self._may_complete_parts()
 
     def render(self, chat: Chat, render: Render) -> RenderedChat:
-        """Return the prompt, with what shows its own control tokens where that is in doubt."""
+        """Return the prompt, with a marked version if the origin of control tokens is in doubt."""
         texts = _strings(chat)
         try:
             rendering = None if self._has_token(texts) else render(chat)
@@ -125,16 +125,16 @@ class ChatRenderer:
             raise ChatTemplateError("the messages are nested too deeply") from error
 
     def _has_token(self, texts: list[str]) -> bool:
-        """Whether a control token is in one of the texts: no template may see it there."""
+        """Whether one of the texts contains a control token, which no template may see."""
         return any(True for _ in self._tokens.anywhere.spans("\0".join(texts)))
 
     def _is_plain(self, rendering: Rendering) -> bool:
-        """Whether all control tokens are the template's own, to a tokenizer that sees this text."""
+        """Whether the template itself wrote all control tokens that the tokenizer will find."""
         spans = self._tokens.anywhere.spans(rendering.text)
         return self._normalize is None and rendering.is_templates_own(spans)
 
     def _folded(self, texts: list[str]) -> frozenset[str]:
-        """Characters of the texts that the tokenizer turns into those of control tokens."""
+        """Characters of the texts that the tokenizer normalizes to those of control tokens."""
         if self._normalize is None:
             return frozenset()
         signs = self._alphabet.signs
@@ -159,7 +159,7 @@ class ChatRenderer:
 
         neutral = rendered(frozenset())
         signs = self._alphabet.signs | folded
-        # Where the signs may all be the template's, letters between them make a token as well.
+        # If the template writes all signs of a token, letters between them complete it.
         levels = [everything, signs] if self._has_parts else [signs]
         marked = self._marked(neutral, covers.uncover, [partial(rendered, c) for c in levels])
         text = covers.uncover(marked)
@@ -171,14 +171,14 @@ class ChatRenderer:
     def _marked(
         self, neutral: str, uncover: Callable[[str], str], attempts: Sequence[Callable[[], str]]
     ) -> str:
-        """Return the prompt that shows its own tokens. ``attempts`` cover less and less."""
+        """Return the prompt that shows the template's tokens. ``attempts`` cover less and less."""
         text = uncover(neutral)
         safest: str | None = None
         for attempt in attempts:
             try:
                 marked = attempt()
             except ChatTemplateError as error:
-                # Some compare words with their own, and refuse those that they do not know.
+                # Some templates compare words with known ones, and refuse others.
                 if attempt is attempts[-1] or isinstance(error, ChatTemplateTimeoutError):
                     raise
                 continue
@@ -188,14 +188,14 @@ class ChatRenderer:
         else:
             marked = neutral
         assert safest is not None
-        # Where the template looks at what is covered, prompts differ. They may, as long as its own
-        # tokens are the same; if not, what it makes of the conversation without them is safe.
+        # The prompts differ if the template depends on covered text. That is fine while its control
+        # tokens are the same; otherwise the prompt of the fully covered conversation is safe.
         return marked if self._controls(marked) == self._controls(safest) else safest
 
     def _covered(
         self, text: str, by_assistant: bool, covers: Placeholders, characters: frozenset[str]
     ) -> str:
-        """Cover control tokens wholly, and of the rest the characters; markers stay."""
+        """Cover whole control tokens, and the given characters elsewhere; markers stay."""
         if not characters and not any(sign in text for sign in self._alphabet.first_signs):
             return text
         tokens = self._tokens.of_assistant if by_assistant else self._tokens.anywhere
@@ -212,9 +212,9 @@ class ChatRenderer:
         return [text[start:end] for start, end in self._tokens.anywhere.spans(text)]
 
     def _may_complete_parts(self) -> bool:
-        """Whether the template writes the beginning of a control token with its first sign.
+        """Whether the template writes the beginning of a control token, with its first sign.
 
-        A text behind it may then make one without any of the characters that raise doubts.
+        Conversation text after it may then complete the token without any suspicious character.
         """
         signs = self._alphabet.first_signs
         beginnings: set[str] = set()
@@ -232,8 +232,8 @@ class ChatRenderer:
 
 
 def _strings(chat: Chat) -> list[str]:
-    """Return all strings of a chat, and names of members, in no order."""
-    # Most of a long chat are messages of two strings.
+    """Return all strings of a chat, including names of members, in any order."""
+    # Fast path: most of a long chat is messages of two strings.
     waiting: list[object] = [*set().union(*chat.messages)]
     for message in chat.messages:
         waiting += message.values()
@@ -252,7 +252,7 @@ def _strings(chat: Chat) -> list[str]:
 
 
 def _changed(chat: Chat, change: Change) -> Chat:
-    """Return the chat with every string changed that may be any text."""
+    """Return the chat with every free-text string mapped by ``change``."""
     changed: dict[str, Any] = {
         field.name: _walked(getattr(chat, field.name), change, False)
         for field in fields(chat)
@@ -287,12 +287,12 @@ def _walked(value: object, change: Change, by_assistant: bool) -> object:
 
 
 def _changed_key(key: object, change: Change, by_assistant: bool) -> object:
-    # Templates ask for names such as "text" or "function": those must be found.
+    # Templates look up names such as "text" or "function", so these stay.
     if isinstance(key, str) and not key.isidentifier():
         return change(key, by_assistant)
     return key
 
 
 def _is_kind(key: object, item: object) -> bool:
-    """Whether it says what kind of part or tool this is: templates compare it with constants."""
+    """Whether it names the kind of a part or tool, which templates compare with constants."""
     return key == "type" and isinstance(item, str) and item.isidentifier()

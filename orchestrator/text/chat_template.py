@@ -1,4 +1,4 @@
-"""Renders chat templates as transformers' ``apply_chat_template`` does, within bounds."""
+"""Renders chat templates like transformers' ``apply_chat_template``, within limits."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,34 +25,34 @@ from mlx_dp.orchestrator.text.text_model import Role
 from mlx_dp.proto.errors import ConfigError
 
 LIMIT_S: Final = 2.0
-"""CPU time of a template. Those in use take milliseconds for the longest chats."""
+"""CPU time of a template. Real ones take milliseconds for the longest chats."""
 
 _REASONING_FIRST: Final = ("reasoning_content", "thinking", "reasoning")
-"""Names of a message's reasoning: templates read the first, older ones the second."""
+"""Names of a message's reasoning. Templates read the first, older ones the second."""
 _REASONING: Final = frozenset(_REASONING_FIRST)
 _CHARS_OF_A_DATE_FIELD: Final = 256
 
 ROLES: Final = frozenset[str](get_args(Role))
-"""Values of ``role`` that the API lets through: templates write some of them into a token."""
+"""Values of ``role`` that the API accepts. Templates write some of them into a token."""
 
 
 class ChatTemplateError(Exception):
-    """The template refuses these messages, or breaks on them. The model's part, not ours."""
+    """The model's template refuses these messages, or fails on them."""
 
 
 class ChatTemplateTimeoutError(ChatTemplateError):
-    """The template takes longer than it was given. It may do with more."""
+    """The template exceeded its time limit. A larger one may suffice."""
 
 
 class _Generation(Extension):
-    """``{% generation %}`` marks what the assistant said, for training: here it is transparent."""
+    """``{% generation %}`` marks assistant text for training; here it has no effect."""
 
     tags = {"generation"}  # noqa: RUF012 - a name and a type of jinja2
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        # A block of its own, as transformers has it: variables that it sets stay inside.
+        # A separate block as in transformers, so that variables set inside stay inside.
         call = self.call_method("_written")
         return nodes.CallBlock(call, [], [], body).set_lineno(line)
 
@@ -67,18 +67,18 @@ def _raise_exception(message: str) -> NoReturn:
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
-    """A prompt, and where its parts come from."""
+    """A prompt, and the origins of its parts."""
 
     text: str
     _origins: Origins
 
     def is_templates_own(self, spans: Iterable[Span]) -> bool:
-        """Whether each of these spans, in their order, surely is nothing that a client sent."""
+        """Whether each of these ordered spans certainly contains no text from a client."""
         return self._origins.wrote(self.text, spans)
 
 
 class ChatTemplate:
-    """One model's template. ``special_tokens`` are the names it may use, such as bos_token."""
+    """One model's template. ``special_tokens``: variables such as bos_token."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class ChatTemplate:
         special_tokens: Mapping[str, str],
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
-        """Raises ChatTemplateError, with what is wrong in which line, for one that is broken."""
+        """Raises ChatTemplateError for a broken template, with the line and the fault."""
 
         def strftime_now(form: str) -> str:
             budget().make(_CHARS_OF_A_DATE_FIELD * len(form))
@@ -102,7 +102,7 @@ class ChatTemplate:
             self._names_developer = _names(environment.parse(source), "developer")
         except jinja2.TemplateSyntaxError as error:
             raise ChatTemplateError(f"line {error.lineno}: {error.message}") from error
-        # Python's compiler has limits of its own, on nesting for one.
+        # Python's compiler has its own limits, such as on nesting.
         except Exception as error:
             raise ChatTemplateError(str(error) or type(error).__name__) from error
         self._special_tokens = {name: _copy(token) for name, token in special_tokens.items()}
@@ -125,8 +125,8 @@ class ChatTemplate:
     ) -> Rendering:
         """Return the prompt. Raises ChatTemplateError.
 
-        ``limit_s`` is CPU time of this thread, for each thousand messages and each mebibyte begun:
-        a busy machine refuses nothing that an idle one serves.
+        ``limit_s`` is CPU time of this thread, per started thousand messages and per started
+        mebibyte. With CPU time, a busy machine serves whatever an idle one does.
         """
         seen = list(map(self._as_seen, messages))
         variables: dict[str, Any] = {
@@ -145,12 +145,12 @@ class ChatTemplate:
             raise ChatTemplateTimeoutError(
                 f"it takes more than {limit_s:g} s of CPU time for each 1000 messages and each MiB"
             ) from error
-        # A template is a program that came with the model: on odd messages it may do anything.
+        # A template is a program that came with the model, and may raise anything.
         except Exception as error:
             raise ChatTemplateError(str(error)) from error
 
     def _as_seen(self, message: Mapping[str, object]) -> Mapping[str, object]:
-        """What transformers makes of a message before a template sees it."""
+        """Prepare a message for the template, as transformers does."""
         plain = type(message) is dict and None not in message.values()
         seen = message if plain else {k: v for k, v in message.items() if v is not None}
         role = seen.get("role")
@@ -165,12 +165,12 @@ class ChatTemplate:
 
 
 def _copy(text: str) -> str:
-    """Return a string of its own with this text."""
+    """Return a new string object with the same text."""
     return text.encode("utf-8", "surrogatepass").decode("utf-8", "surrogatepass")
 
 
 def read_template(path: Path) -> str:
-    """Return a template that ``--chat-template`` names, compiled once. Raises ConfigError."""
+    """Read the file of ``--chat-template``, and check that it compiles. Raises ConfigError."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_SOURCE_CHARS + 1)
@@ -186,14 +186,14 @@ def read_template(path: Path) -> str:
             f"--chat-template {path} cannot be read ({error.strerror}): name a jinja file"
         ) from error
     except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"--chat-template {path} is not UTF-8 text, which a jinja file is"
-        ) from error
+        raise ConfigError(f"--chat-template {path} is not UTF-8 text: name a jinja file") from error
     except ChatTemplateError as error:
-        raise ConfigError(f"--chat-template {path} is no jinja template: {error}") from error
+        raise ConfigError(
+            f"--chat-template {path} is not a valid jinja template: {error}"
+        ) from error
     return source
 
 
 def _names(tree: nodes.Template, role: str) -> bool:
-    """Whether the template compares something with this role, or looks it up."""
+    """Whether the template has this role as a constant."""
     return any(constant.value == role for constant in tree.find_all(nodes.Const))

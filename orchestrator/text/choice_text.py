@@ -1,4 +1,4 @@
-"""The text of one answer, from the tokens of its events: pure, and independent of the owner."""
+"""The text of one choice, from its tokens. Pure, and independent of the owner."""
 
 from bisect import bisect_left
 from collections.abc import Callable
@@ -21,12 +21,12 @@ class ShownToken:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What may be shown now."""
+    """Output that may be sent now."""
 
     text: str
     logprobs: tuple[ShownToken, ...] = ()
     ids: tuple[int, ...] = ()
-    """The tokens behind it, if they are to be shown: all of them, with or without text."""
+    """Its tokens, if requested: all of them, with or without text."""
 
     def __bool__(self) -> bool:
         return bool(self.text or self.logprobs or self.ids)
@@ -37,14 +37,13 @@ def _no_text(_token: int) -> str:
 
 
 class ChoiceText:
-    """Turns token ids into text that may be shown, and counts them.
+    """Turns token ids into text to send, and counts them.
 
-    A stop token is counted but not shown. A stop string and what follows is neither shown nor
-    counted beyond the token that completes it. Log-probabilities wait for the text of their
-    token, so that they do not give away a stop string either. Stop strings match
-    with the names of special tokens, which ``special_text`` gives, though ``detokenizer`` leaves
-    them out (``skip_special_tokens``). One is met by the token behind the first ``min_tokens`` at
-    the earliest.
+    A stop token is counted but not sent. A stop string is not sent, nor anything after it; tokens
+    count up to the one that completes it. Log-probabilities wait for the text of their token, so
+    that they do not reveal a stop string. Stop strings also match names of special tokens, from
+    ``special_text``, even if ``detokenizer`` leaves those out (``skip_special_tokens``). A stop
+    string is not matched within the first ``min_tokens`` tokens.
     """
 
     def __init__(
@@ -72,11 +71,11 @@ class ChoiceText:
 
     @property
     def stopped(self) -> bool:
-        """A stop string was met: the rest of the answer is not wanted."""
+        """A stop string was matched: the rest of the output is not needed."""
         return self._stops.stopped
 
     def push(self, new: NewTokens) -> Piece:
-        """Take further tokens and return what they allow to show."""
+        """Add tokens; return the output that is now certain."""
         if not self._stops.active and not new.logprobs:
             self.completion_tokens += len(new.ids)
             return self._piece(self._decode(new.ids), new.ids)
@@ -96,7 +95,7 @@ class ChoiceText:
         return self._piece("".join(texts), taken)
 
     def finish(self) -> Piece:
-        """Return the rest. It may still turn out to be a stop string."""
+        """Return the rest of the output, unless it completes a stop string."""
         if self.stopped:
             return Piece("")
         rest = self._detokenizer.finish()
@@ -127,7 +126,7 @@ class ChoiceText:
             return Piece(text, (), ids)
         num_ready = len(self._waiting)
         if self.stopped or not last:
-            # Tokens without text of their own wait for the text behind them. They may be many.
+            # Tokens without text wait for the text after them. There may be many.
             num_ready = bisect_left(self._waiting, self._shown_chars, key=_text_offset)
         ready = tuple(self._waiting[:num_ready])
         del self._waiting[: None if self.stopped else num_ready]

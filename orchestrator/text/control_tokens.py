@@ -1,8 +1,8 @@
-"""Control tokens: those that a chat template writes and that no text of a conversation may become.
+"""Control tokens: those that only the chat template may write, never text of a conversation.
 
-They are the added tokens that are flagged special, those that end an answer, and those that the
-template writes as marks of turns and roles. Marks of thinking and of tools have their meaning in
-what an assistant wrote, so that its history and a prefill can have them.
+They are the added tokens that are flagged special, the end tokens, and the tokens that the template
+writes to mark turns and roles. Markers of thinking and tools are part of an assistant's output, so
+its messages in the history and a prefill may contain them.
 """
 
 import re
@@ -14,11 +14,11 @@ from tokenizers import AddedToken
 
 from mlx_dp.orchestrator.text.chat_template import ROLES
 
-# Most templates call the assistant or the tool by one of these instead.
+# Other names of the assistant and tool roles in templates.
 _ROLE_NAMES: Final = ROLES | {"model", "bot", "human", "observation", "ipython", "environment"}
 _MARKER: Final = re.compile(r"think|thought|reason|channel|tool|func|call|arg|param", re.IGNORECASE)
 _START_CHARS: Final = 4
-"""Few places in code and markup begin as a token does for so long."""
+"""Long enough that few places in code and markup match the start of a token."""
 _NO_LETTERS: Final = re.compile(r"[\W_]+")
 
 
@@ -33,7 +33,7 @@ class TokenFinder:
             start = next((s for s in starts if s in lengths), token[:_START_CHARS])
             lengths.setdefault(start, set()).add(len(token))
         self._lengths = {start: sorted(some, reverse=True) for start, some in lengths.items()}
-        """Of the tokens with the same start. No start is the beginning of another."""
+        """Lengths of the tokens with the same start. No start is a prefix of another."""
         self._start = re.compile("|".join(map(re.escape, self._lengths)) or "(?!)")
 
     def __contains__(self, token: str) -> bool:
@@ -44,8 +44,8 @@ class TokenFinder:
 
     def spans(self, text: str) -> Iterator[tuple[int, int]]:
         at = 0
-        # A few lookups per place where one may begin: models have thousands of reserved tokens,
-        # which an alternation of them all would try one by one. They begin alike.
+        # A few lookups per possible start. Models have thousands of reserved tokens with the same
+        # start, which an alternation of all tokens would try one by one.
         while found := self._start.search(text, at):
             start = found.start()
             at = start + 1
@@ -63,13 +63,13 @@ class ControlTokens:
 
     ids: frozenset[int]
     anywhere: TokenFinder
-    """Those that no text may become."""
+    """Tokens that no text of a conversation may become."""
     of_assistant: TokenFinder
-    """Those among them that what an assistant wrote may not become either."""
+    """Those of them that an assistant's text may not become either."""
     markers: TokenFinder
-    """Marks of thinking and tools, control tokens or not."""
+    """Markers of thinking and tools, control tokens or not."""
     any_normalized: bool
-    """Whether the tokenizer looks for some of them in normalized text."""
+    """Whether the tokenizer matches some of them in normalized text."""
 
 
 def control_tokens(
@@ -79,15 +79,15 @@ def control_tokens(
     unknown: str | None,
     written: Iterable[str],
 ) -> ControlTokens:
-    """Tell the added tokens apart. ``written`` are the texts that the template has and makes.
+    """Classify the added tokens. ``written``: the template's own texts and its output.
 
-    ``unknown`` is the token for what the vocabulary lacks: any text may become that one.
+    ``unknown``: the unknown token, which any text may become.
     """
     ends = frozenset(end_ids)
     texts = "\0".join(written)
     found: dict[int, str] = {}
     for token, entry in added.items():
-        # Any text may contain layout, such as a token for blank lines.
+        # Any text may contain layout, such as a token of blank lines.
         if entry.content == unknown or entry.content.isspace():
             continue
         turn = entry.content in texts and _is_turn_marker(entry.content)
@@ -95,7 +95,7 @@ def control_tokens(
             found[token] = entry.content
     markers = {entry.content for entry in added.values() if _is_marker(entry.content)}
     markers -= {found[token] for token in ends & found.keys()}
-    # One that is part of a control token would help to make that one.
+    # A marker that is part of a control token could help to build that token.
     markers -= {part for part in markers for token in found.values() if part in token != part}
     return ControlTokens(
         ids=frozenset(found),
@@ -107,12 +107,12 @@ def control_tokens(
 
 
 def _is_marker(token: str) -> bool:
-    """Whether it marks thinking or tools, rather than who speaks."""
+    """Whether it marks thinking or tools, rather than a role."""
     return _MARKER.search(token) is not None and not _is_role(token)
 
 
 def _is_turn_marker(token: str) -> bool:
-    # What has letters only is a word, and what has none is layout: templates have both as text.
+    # Tokens of letters only are words, and tokens without letters are layout: both are plain text.
     mark = not token.isspace() and not token.isalnum() and any(map(str.isalpha, token))
     return mark and not _is_marker(token)
 

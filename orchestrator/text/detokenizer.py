@@ -1,29 +1,29 @@
-"""Token ids to text, piece by piece, so that the pieces join to what decoding all at once gives."""
+"""Incremental detokenization: the pieces join to the same text as decoding all at once."""
 
 import codecs
 from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
 REPLACEMENT: Final = "\ufffd"
-# The longest UTF-8 sequence has 4 bytes: with more unfinished byte tokens than that behind each
-# other, what is held back is no character, and waiting longer would only grow the window.
+# A UTF-8 sequence has at most 4 bytes. More unfinished byte tokens in a row are not a character,
+# and waiting longer would only grow the window.
 MAX_UNFINISHED_TOKENS: Final = 8
 
 
 class Detokenizer(Protocol):
-    """The text of one answer. It lives as long as the request, across owners."""
+    """The text of one choice. It lives as long as the request, across owners."""
 
     def push(self, ids: Iterable[int]) -> str:
-        """Return the text that these tokens complete; an unfinished character is held back."""
+        """Return the text that these tokens complete. An unfinished character is held back."""
 
     def finish(self) -> str:
-        """Return what is held back, unfinished bytes as U+FFFD. Nothing may be pushed after."""
+        """Return the text held back, with unfinished bytes as U+FFFD. No ``push`` may follow."""
 
 
 class ByteDetokenizer:
-    """For tokenizers whose tokens are bytes: exact for every sequence of tokens.
+    """For tokenizers whose tokens are bytes. Exact for every sequence of tokens.
 
-    ``shown_bytes`` is b"" for tokens that are not shown.
+    ``shown_bytes`` returns b"" for hidden tokens.
     """
 
     def __init__(self, shown_bytes: Callable[[int], bytes]) -> None:
@@ -38,11 +38,11 @@ class ByteDetokenizer:
 
 
 class WindowDetokenizer:
-    """For all other tokenizers: decodes a window of the last tokens and returns its growth.
+    """For all other tokenizers: decodes a window of the last tokens, and returns its growth.
 
-    The window starts at the tokens shown last, since a decoder may treat the first token of what
-    it gets differently (SentencePiece drops its leading space). ``decode`` must be the tokenizer's
-    own, ``hidden`` the tokens it leaves out.
+    The window starts at the tokens shown last, since a decoder may treat its first token
+    differently (SentencePiece drops a leading space). ``decode``: the tokenizer's own; ``hidden``:
+    whether it leaves a token out.
     """
 
     def __init__(self, decode: Callable[[list[int]], str], hidden: Callable[[int], bool]) -> None:
@@ -53,7 +53,7 @@ class WindowDetokenizer:
         self._pending: list[int] = []
 
     def push(self, ids: Iterable[int]) -> str:
-        # One by one: a long window decodes each of its tokens again.
+        # One by one, since a long window would decode each of its tokens again.
         return "".join([self._push_one(token) for token in ids if not self._hidden(token)])
 
     def _push_one(self, token: int) -> str:

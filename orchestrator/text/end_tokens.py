@@ -1,4 +1,4 @@
-"""Which tokens end an answer, by all files of a model directory that name one."""
+"""Finds the end tokens of a model, in all files of its directory that name any."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -11,11 +11,11 @@ from mlx_dp.orchestrator.text.tokenizer_loader import LoadedTokenizer
 from mlx_dp.proto.errors import ConfigError
 
 _END_NAMES: Final = ("eos_token", "eot_token", "eom_token")
-"""End of text, of a turn, and of a message that a tool's result follows."""
+"""End of text, end of a turn, and end of a message (before a tool's result)."""
 
 
 def end_token_ids(directory: Path, loaded: LoadedTokenizer) -> tuple[int, ...]:
-    """Return the ids, in the order of the files. Raises ConfigError for one that has no id."""
+    """Return the ids, in the order of the files. Raises ConfigError for a token without an id."""
     found = [
         *_ids_of(directory / "generation_config.json", loaded.backend, directory),
         *_ids_of(directory / "config.json", loaded.backend, directory),
@@ -29,25 +29,25 @@ def end_token_ids(directory: Path, loaded: LoadedTokenizer) -> tuple[int, ...]:
 
 
 def _ids_of(path: Path, tokenizer: Tokenizer, directory: Path) -> Iterator[int]:
-    """Yield what ``eos_token_id`` has: one id, a list of them, or nothing."""
+    """Yield the ids of ``eos_token_id``, which is one id, a list, or absent."""
     content = read_json(path)
     limit = _num_tokens(read_json(directory / "config.json"), tokenizer)
     for part in (content, content.get("text_config")):
         value = part.get("eos_token_id") if isinstance(part, dict) else None
         for token in value if isinstance(value, list) else [value]:
             found = tokenizer.token_to_id(token) if isinstance(token, str) else token
-            # A negative id is how some files say that there is none.
+            # Some files use a negative id for none.
             if token is None or (type(found) is int and found < 0):
                 continue
             if type(found) is not int or (limit is not None and found >= limit):
                 raise ConfigError(
-                    f"{path} names {token!r} as eos_token_id, which is no token of this model"
+                    f"{path} names {token!r} as eos_token_id, which is not a token of this model"
                 )
             yield found
 
 
 def _num_tokens(config: Mapping[str, Any], tokenizer: Tokenizer) -> int | None:
-    """How many ids the model or the tokenizer has, or None where the model does not say."""
+    """The number of ids of the model or tokenizer, or None if the model does not say."""
     nested = config.get("text_config")
     sizes = [part.get("vocab_size") for part in (config, nested) if isinstance(part, dict)]
     known = [size for size in sizes if type(size) is int]
@@ -55,7 +55,7 @@ def _num_tokens(config: Mapping[str, Any], tokenizer: Tokenizer) -> int | None:
 
 
 def num_token_ids(tokenizer: Tokenizer) -> int:
-    """One more than the highest id: there may be gaps."""
+    """One more than the highest id. There may be gaps below it."""
     return max(tokenizer.get_vocab().values(), default=-1) + 1
 
 
@@ -69,16 +69,16 @@ def _named(directory: Path, tokenizer: Tokenizer) -> Iterator[int]:
 
 
 def _resolve(directory: Path, path: Path, kind: str, token: str, tokenizer: Tokenizer) -> int:
-    """Return the id that the files give the token.
+    """Return the id of a token, as the files state it.
 
-    transformers gives a special token that no file has an id of its own making, and so it may
-    one that ``added_tokens_decoder`` has behind a gap: the model never says either.
+    transformers invents an id for a special token that no file lists, and may do so for one that
+    ``added_tokens_decoder`` lists after a gap. The model never generates such ids.
     """
     found = tokenizer.token_to_id(token)
     if found is None:
         raise ConfigError(f"{path} names {token!r} as {kind}, which the tokenizer does not have")
     written = _written_id(directory, token)
-    # Without a tokenizer.json the vocabulary was converted, with tokens that no list has.
+    # Without a tokenizer.json the vocabulary was converted, with tokens that are in no list.
     listed = (directory / "tokenizer.json").exists()
     if listed and written is None and token not in tokenizer.get_vocab(with_added_tokens=False):
         raise ConfigError(
@@ -94,7 +94,7 @@ def _resolve(directory: Path, path: Path, kind: str, token: str, tokenizer: Toke
 
 
 def _written_id(directory: Path, token: str) -> int | None:
-    """The id that one of the lists of added tokens has for the token."""
+    """The id of the token in one of the lists of added tokens."""
     decoder = read_json(directory / "tokenizer_config.json").get("added_tokens_decoder")
     for number, entry in decoder.items() if isinstance(decoder, dict) else ():
         if isinstance(entry, dict) and entry.get("content") == token and number.isdecimal():

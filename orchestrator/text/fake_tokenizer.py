@@ -1,4 +1,4 @@
-"""The text side of the fake engine: every byte is a token, so no model is needed."""
+"""The text side of the fake engine. Every byte is a token, so it needs no model."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -11,7 +11,7 @@ END_OF_TEXT_NAME: Final = "<|end|>"
 
 
 class FakeTextModel:
-    """Ids 0 to 255 are bytes, 256 ends the answer, further ones are special.
+    """Ids 0 to 255 are bytes, 256 is the end token, further ids are special tokens.
 
     With a vocabulary below 256, bytes wrap around, so that every text stays in range. Chats are
     rendered as ``role: content`` lines.
@@ -41,7 +41,7 @@ class FakeTextModel:
         return RenderedChat("".join(lines))
 
     def encode_chat(self, chat: RenderedChat) -> tuple[int, ...]:
-        # No text is a special token here.
+        # Text never becomes a special token here.
         return self.encode(chat.text, add_special_tokens=False)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
@@ -70,5 +70,5 @@ class FakeTextModel:
 
 
 def _role(message: Mapping[str, object]) -> object:
-    """Like most templates, it does not name developers."""
+    """Render developers as system, like most templates."""
     return "system" if message["role"] == "developer" else message["role"]

@@ -1,4 +1,4 @@
-"""Says what is wrong with a grammar before anything is queued."""
+"""Checks grammars before a request is queued."""
 
 import asyncio
 import signal
@@ -18,9 +18,9 @@ _CRASHES: Final = (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS)
 
 
 class GrammarCheck:
-    """Compiles each grammar once, in a child process, and remembers what came of it.
+    """Compiles each grammar once, in a child process, and caches the result.
 
-    Clients send the same few grammars again and again.
+    Clients send the same few grammars repeatedly.
     """
 
     def __init__(self, command: tuple[str, ...] = _COMMAND) -> None:
@@ -29,11 +29,11 @@ class GrammarCheck:
         self._known: OrderedDict[Grammar, str | None] = OrderedDict()
 
     def knows(self, grammar: Grammar) -> bool:
-        """Whether ``fault`` returns at once."""
+        """Whether ``fault`` will return at once."""
         return grammar in self._known
 
     async def fault(self, grammar: Grammar) -> str | None:
-        """Return why the grammar cannot be followed, on one line, or None."""
+        """Return what is wrong with the grammar, on one line, or None."""
         if grammar not in self._known:
             self._known[grammar] = await self._check(grammar)
             if len(self._known) > REMEMBERED:
@@ -44,7 +44,7 @@ class GrammarCheck:
     async def _check(self, grammar: Grammar) -> str | None:
         await self._children.acquire()
         compiling = asyncio.ensure_future(asyncio.to_thread(self._compile, grammar))
-        # The child outlives a client that hangs up, and counts until it has ended.
+        # The child outlives a client that disconnects, and counts until it has ended.
         compiling.add_done_callback(lambda _: self._children.release())
         return await asyncio.shield(compiling)
 

@@ -1,7 +1,7 @@
-"""Compiles one grammar from stdin and prints what is wrong with it: a process of its own.
+"""Compiles a grammar from stdin, and prints what is wrong with it. Runs as a separate process.
 
-The compiler recurses with the depth of a grammar, and can take minutes for a short one. Neither
-may happen to the controller, nor to a worker.
+The compiler recurses with the depth of a grammar, and can take minutes for a short one. Neither may
+happen in the controller or in a worker.
 """
 
 import signal
@@ -17,12 +17,12 @@ from mlx_dp.proto.grammar import Grammar
 from mlx_dp.proto.grammar_source import guidance_limits, guidance_source
 
 COMPILE_LIMIT_S: Final = 2
-# A quarter of what a worker's main thread has: what passes here has room to spare there.
+# A quarter of the stack of a worker's main thread, so a grammar that passes here is safe there.
 STACK_NBYTES: Final = 2 * 2**20
 
 
 class _Bytes:
-    """The smallest tokenizer: each byte is a token."""
+    """The smallest tokenizer: every byte is a token."""
 
     eos_token_id: Final = 256
     bos_token_id: Final = None
@@ -34,7 +34,7 @@ class _Bytes:
 
 
 def grammar_fault(grammar: Grammar) -> str:
-    """Return the library's complaint, or nothing."""
+    """Return the library's error message, or an empty string."""
     try:
         source = guidance_source(grammar)
     except ValueError as error:
@@ -44,7 +44,7 @@ def grammar_fault(grammar: Grammar) -> str:
     if wrong:
         return words[0]
     if any("no tokenizer" in warning for warning in words):
-        return "it names tokens, which are no text: use strings and patterns"
+        return "it names tokens, which are not text: use strings and patterns"
     tokenizer = LLTokenizer(TokenizerWrapper(_Bytes()))
     matcher = LLMatcher(tokenizer, source, log_level=0, limits=limits)
     if not matcher.is_error():
@@ -53,7 +53,7 @@ def grammar_fault(grammar: Grammar) -> str:
 
 
 def main() -> None:
-    # The default action ends the process even inside the library.
+    # The default action ends the process even while it runs library code.
     signal.alarm(COMPILE_LIMIT_S)
     grammar = msgspec.json.decode(sys.stdin.buffer.read(), type=Grammar)
     threading.stack_size(STACK_NBYTES)

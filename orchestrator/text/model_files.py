@@ -1,4 +1,4 @@
-"""What the JSON files of a model directory say to the text side."""
+"""Reads the JSON files of a model directory, for the text side."""
 
 import json
 import logging
@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 Json = Mapping[str, Any]
 
-# name -> (lowest, highest, both in words), as requests have them.
+# name -> (lowest, highest, both in words); requests have the same bounds.
 _SAMPLING_BOUNDS: Final[Mapping[str, tuple[float, float, str]]] = {
     "temperature": (0.0, 100.0, "a number from 0 to 100"),
     "top_p": (1e-9, 1.0, "a number above 0, and at most 1"),
@@ -24,7 +24,7 @@ _SAMPLING_BOUNDS: Final[Mapping[str, tuple[float, float, str]]] = {
 
 
 def read_json(path: Path) -> Json:
-    """Return the object in the file, or an empty one when there is no file."""
+    """Return the JSON object in the file, or an empty one if there is no file."""
     if not path.exists():
         return {}
     try:
@@ -32,12 +32,12 @@ def read_json(path: Path) -> Json:
     except (ValueError, RecursionError, OSError) as error:
         raise ConfigError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(value, dict):
-        raise ConfigError(f"{path} holds no JSON object")
+        raise ConfigError(f"{path} is not a JSON object")
     return value
 
 
 def read_facts(directory: Path, *, vocab_size: int, eos_token_ids: tuple[int, ...]) -> ModelFacts:
-    """Collect the facts; the arguments are what the tokenizer knows."""
+    """Read the facts about a model; the arguments come from the tokenizer."""
     config = read_json(directory / "config.json")
     text_config = config.get("text_config")
     nested: Json = text_config if isinstance(text_config, dict) else {}
@@ -63,7 +63,7 @@ def _sampling(generation: Json, path: Path) -> SamplingDefaults:
         number = type(value) in (int, float) and math.isfinite(value)
         whole = name != "top_k" or (number and value == int(value))
         if not number or not whole or not lowest <= value <= highest:
-            # It is a default only: a client that sets its own never meets it.
+            # Only a warning, since a client can set its own value.
             logger.warning(
                 "%s: %s is ignored: it should be %s, and is %.80s",
                 path,
@@ -77,7 +77,7 @@ def _sampling(generation: Json, path: Path) -> SamplingDefaults:
 
 
 def named_tokens(tokenizer_config: Json) -> dict[str, str]:
-    """The special tokens that the file names: bos_token, eos_token and so on."""
+    """Return the special tokens in the file, such as bos_token, by name."""
     found: dict[str, str] = {}
     for name, value in tokenizer_config.items():
         content = value.get("content") if isinstance(value, dict) else value
@@ -87,7 +87,7 @@ def named_tokens(tokenizer_config: Json) -> dict[str, str]:
 
 
 def chat_template_source(directory: Path, tokenizer_config: Json) -> str | None:
-    """The model's template, or None when it has none: a file of its own wins."""
+    """Return the model's template or None. A separate file takes precedence."""
     own = directory / "chat_template.jinja"
     if own.exists():
         return own.read_text(encoding="utf-8")

@@ -1,8 +1,7 @@
-"""Characters that stand in for others while a template renders, so that their origin shows.
+"""Placeholders for characters while a template renders, which show the origin of text.
 
-They are symbols: printed as they are, without case, equal to themselves under every normalization,
-and no white space. So whatever a template does to text, it does to them what it does to any symbol,
-and lengths stay as they are.
+They are symbols: printable, without case, unchanged by every normalization, and not white space. So
+a template treats them like any symbol, and lengths stay the same.
 """
 
 import json
@@ -11,17 +10,17 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Final
 
-# Byzantine musical notation and SignWriting, which are printed as they are; then private use.
+# Byzantine musical notation and SignWriting, which are printable; then private use.
 _SYMBOLS: Final = (range(0x1D000, 0x1D0F6), range(0x1D800, 0x1DA00), range(0xF0000, 0x10FFFE))
 _ESCAPED: Final = re.compile(r"\\ud[89ab][0-9a-f]{2}\\ud[c-f][0-9a-f]{2}", re.IGNORECASE)
 
 
 class NoSymbolLeftError(Exception):
-    """The texts use every symbol that could stand in."""
+    """The texts contain every possible placeholder."""
 
 
 def unused_symbols(texts: Iterable[str]) -> Iterator[str]:
-    """Yield symbols that none of the texts has, nor has in JSON's escaped form."""
+    """Yield symbols that none of the texts contains, not even escaped as in JSON."""
     used: set[str] = set()
     for text in texts:
         used.update(text)
@@ -33,12 +32,12 @@ def unused_symbols(texts: Iterable[str]) -> Iterator[str]:
 
 
 def is_coverable(character: str) -> bool:
-    """Whether a symbol may stand in: templates split at white space, and escape quotes."""
+    """Whether it may be replaced. Not white space and quotes, which templates split and escape."""
     return not character.isspace() and character not in "\"'\\"
 
 
 class Placeholders:
-    """One symbol for each of the given characters, none of which is in ``texts``."""
+    """One symbol for each of the given characters. No symbol occurs in ``texts``."""
 
     def __init__(self, characters: Iterable[str], texts: Iterable[str]) -> None:
         kept = sorted(filter(is_coverable, set(characters)))
@@ -48,7 +47,7 @@ class Placeholders:
         self._some: dict[frozenset[str], dict[int, str]] = {}
 
     def cover(self, text: str, characters: frozenset[str] | None = None) -> str:
-        """Replace the characters, or those among them that are given."""
+        """Replace the characters, or only those of them in ``characters``."""
         if characters is None:
             return text.translate(self._symbol_of)
         if not characters:
@@ -60,11 +59,11 @@ class Placeholders:
         return text.translate(self._some[characters])
 
     def uncover(self, text: str) -> str:
-        """Put the characters back, of which there are as many."""
+        """Put the characters back. The length stays the same."""
         return text.translate(self._character_of)
 
     def unescape(self, text: str) -> str:
-        """Write symbols as themselves where a template escaped them, as JSON in ASCII does."""
+        """Undo a template's JSON escapes of symbols."""
         return _ESCAPED.sub(self._unescaped, text) if "\\u" in text else text
 
     def _unescaped(self, found: re.Match[str]) -> str:
@@ -72,5 +71,5 @@ class Placeholders:
         character = self._character_of.get(ord(symbol))
         if character is None:
             return found[0]
-        # A character that JSON escapes is plain text in that form.
+        # An escaped character is plain text.
         return symbol if character.isascii() else json.dumps(character)[1:-1]

@@ -1,15 +1,15 @@
-"""Finds stop strings in text that arrives in pieces, without ever showing a part of one."""
+"""Finds stop strings in text that arrives in pieces, and never lets a part of one through."""
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
 
 class StopStrings:
-    """Lets text through up to the first stop string, whatever the pieces it comes in.
+    """Lets text through up to the first stop string, however it is divided into pieces.
 
-    The first is the one that is complete first; of two that end together, the longer. Text that
-    may be the beginning of a stop string is held back until that is decided. Names of special
-    tokens are text as well, though hidden: a stop string may match with them and without.
+    The first is the one that is completed first; of two that end together, the longer one. Text
+    that may begin a stop string is held back until that is decided. Names of special tokens are
+    hidden text: a stop string may match with and without them.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -17,7 +17,7 @@ class StopStrings:
         self._stops = tuple(stops)
         self._held = ""
         self._hidden = bytearray()
-        """1 for each character that is held back and not to be shown."""
+        """1 for each held-back character that is hidden."""
         self._starts = frozenset(stop[0] for stop in stops)
         self._longest = max((len(stop) for stop in stops), default=0)
         self.stopped = False
@@ -27,9 +27,9 @@ class StopStrings:
         return bool(self._stops)
 
     def push(self, text: str, *, hidden: bool = False, may_end: bool = True) -> str:
-        """Return the text that may be shown now; ``stopped`` tells whether a stop was met.
+        """Return the text that may be sent now. A match sets ``stopped``.
 
-        Unless it ``may_end``, a stop string that this text completes is text as any other.
+        Without ``may_end``, a stop string that this text completes is ordinary text.
         """
         assert not self.stopped, "text after the stop"
         if not self._stops:
@@ -53,13 +53,13 @@ class StopStrings:
         return shown
 
     def finish(self) -> str:
-        """Return what is held back: the text ended, so it was no stop string."""
+        """Return the text held back, which was no stop string since the text has ended."""
         held = self._shown(len(self._held))
         self._drop(len(self._held))
         return held
 
     def _shown(self, end: int) -> str:
-        """The text before ``end`` without what is hidden."""
+        """The text before ``end``, without hidden characters."""
         if 1 not in self._hidden:
             return self._held[:end]
         return "".join([self._held[at] for at in range(end) if not self._hidden[at]])
@@ -69,15 +69,15 @@ class StopStrings:
         del self._hidden[:end]
 
     def _shown_places(self) -> list[int] | None:
-        """Where the characters that may be shown are, or None if that is everywhere."""
+        """Positions of the characters that are not hidden, or None for all."""
         if 1 not in self._hidden:
             return None
         return [at for at, hidden in enumerate(self._hidden) if not hidden]
 
     def _first_stop(self, passed: int) -> int | None:
-        """Where the stop that is complete first starts, or None.
+        """Return the start of the stop string that is completed first, or None.
 
-        What ends within the first ``passed`` characters was let pass already.
+        Matches that end within the first ``passed`` characters were already ruled out.
         """
         found = list(self._matches(self._held, passed))
         places = self._shown_places()
@@ -94,7 +94,7 @@ class StopStrings:
                 yield at + len(stop), at
 
     def _possible_start(self, text: str) -> int:
-        """The first position from which the rest of ``text`` may grow into a stop string."""
+        """The first position at which ``text`` may end with the beginning of a stop string."""
         for at in range(max(0, len(text) - self._longest + 1), len(text)):
             if text[at] in self._starts:
                 rest = text[at:]

@@ -1,4 +1,4 @@
-"""The text side of a model as the HTTP side sees it: text in, token ids out, and back."""
+"""The text side of a model, for the HTTP side: text to token ids, and back."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from mlx_dp.orchestrator.text.detokenizer import Detokenizer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingDefaults:
-    """Sampling where the client says nothing: the model's generation_config.json."""
+    """Default sampling parameters, from the model's generation_config.json."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -19,27 +19,27 @@ class SamplingDefaults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """What the model's files say about it."""
+    """Facts about a model, from its files."""
 
     path: str
     model_type: str
     architectures: tuple[str, ...]
     vocab_size: int
-    """Token ids that the text side knows; the model's own table may be larger."""
+    """Number of token ids of the tokenizer. The model's own table may be larger."""
     context_length: int | None
     eos_token_ids: tuple[int, ...]
     sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
     follows_grammars: bool = True
-    """Whether its engine can hold an answer to a grammar: the fake one cannot."""
+    """Whether its engine supports grammars. The fake one does not."""
 
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
-"""Values of ``role`` in a message, as the API takes them."""
+"""Values of ``role`` in a message that the API accepts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chat:
-    """A conversation to be rendered; ``arguments`` are passed on to the template."""
+    """A conversation to render. ``arguments`` are passed to the template."""
 
     messages: Sequence[Mapping[str, object]]
     add_generation_prompt: bool = True
@@ -48,18 +48,18 @@ class Chat:
 
 @dataclass(frozen=True, slots=True)
 class RenderedChat:
-    """The prompt of a chat, as the template writes it."""
+    """The prompt of a chat, as rendered by the template."""
 
     text: str
     marked: str | None = None
-    """The same, with other characters where text of the conversation would pass for control tokens.
+    """The prompt with other characters where conversation text looks like control tokens.
 
-    Those that are left are the template's own. None if there is no such text.
+    The control tokens that are left are the template's own. None if there is no such text.
     """
 
 
 class TextModel(Protocol):
-    """All methods are pure and may run in any thread."""
+    """Templates and tokenizer of one model. All methods are pure and may run in any thread."""
 
     @property
     def facts(self) -> ModelFacts: ...
@@ -68,24 +68,24 @@ class TextModel(Protocol):
         """Return the prompt, within ``limit_s``. Raises ChatTemplateError."""
 
     def encode_chat(self, chat: RenderedChat) -> tuple[int, ...]:
-        """Tokenize a chat's prompt: only the template writes control tokens.
+        """Tokenize a chat's prompt. Only the template's own control tokens become such.
 
-        Raises ChatTemplateError for text that the tokenizer cannot write as text.
+        Raises ChatTemplateError for text that the tokenizer cannot encode as plain text.
         """
 
     def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
-        """Tokenize a bare prompt, in which special tokens count as what they are.
+        """Tokenize a bare prompt, in which special tokens are recognized.
 
-        ``add_special_tokens``: with what the tokenizer puts around a prompt.
+        ``add_special_tokens``: add those that the tokenizer puts around a prompt.
         """
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of complete ids."""
 
     def token_bytes(self, token: int) -> bytes:
-        """Return what one token stands for, special tokens as their names; b"" if unknown."""
+        """Return the bytes of one token: the name for a special token, b"" if unknown."""
 
     def special_text(self, token: int) -> str:
-        """Return the name of a special token, and "" for all others."""
+        """Return the name of a special token, or "" for other tokens."""
 
     def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer: ...

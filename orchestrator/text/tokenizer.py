@@ -1,4 +1,4 @@
-"""The text side of a model directory, by the ``tokenizers`` library."""
+"""Loads the text side of a model directory, with the ``tokenizers`` library."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class _TokenBytes(dict[int, bytes]):
-    """Bytes by token id, worked out on first use; ids without a token are not kept."""
+    """Bytes by token id, computed on first use. Ids without a token are not cached."""
 
     def __init__(self, token: Callable[[int], str | None], convert: Callable[[str], bytes]) -> None:
         super().__init__()
@@ -42,9 +42,9 @@ class _TokenBytes(dict[int, bytes]):
 
 
 class TokenizerTextModel:
-    """A TextModel over one ``tokenizers.Tokenizer``, which is never changed after this.
+    """A TextModel over one ``tokenizers.Tokenizer``, which must not be changed afterwards.
 
-    ``clean_up`` is what decoded text goes through, if anything.
+    ``clean_up``: post-processing of decoded text, if any.
     """
 
     def __init__(
@@ -113,15 +113,15 @@ class TokenizerTextModel:
 def load_text_model(
     directory: Path, *, trust_remote_code: bool = False, chat_template: Path | None = None
 ) -> TextModel:
-    """Load the tokenizer, template and facts of a model directory. Raises ConfigError.
+    """Load tokenizer, template and facts of a model directory. Raises ConfigError.
 
-    ``trust_remote_code``: the tokenizer may be code that comes with the model.
-    ``chat_template``: a jinja file in place of the model's own template.
+    ``trust_remote_code``: allow a tokenizer that is code of the model. ``chat_template``: a jinja
+    file that replaces the model's template.
     """
     loaded = load_tokenizer(directory, trust_remote_code=trust_remote_code)
     ends = end_token_ids(directory, loaded)
     if not ends:
-        logger.warning("%s names no end-of-text token: answers end at max_tokens", directory)
+        logger.warning("%s names no end-of-text token: output ends only at max_tokens", directory)
     facts = read_facts(directory, vocab_size=num_token_ids(loaded.backend), eos_token_ids=ends)
     chats = _chat_prompts(directory, loaded, ends, chat_template)
     return TokenizerTextModel(loaded.backend, facts, chats, loaded.clean_up)

@@ -1,4 +1,4 @@
-"""Loads a model's tokenizer as transformers' AutoTokenizer does, which is what mlx-lm loads."""
+"""Loads a model's tokenizer by transformers' AutoTokenizer, like mlx-lm."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -13,26 +13,26 @@ from mlx_dp.proto.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-# What the two kinds of tokenizer files are called; one of them must be there.
+# Names of tokenizer files; one of them must exist.
 _FILES: Final = "tokenizer.json, tokenizer.model, vocab.json or vocab.txt"
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedTokenizer:
-    """The Rust tokenizer behind transformers' wrapper, and what the wrapper adds to it."""
+    """The Rust tokenizer behind transformers' wrapper, and the wrapper's additions."""
 
     backend: Tokenizer
     special_tokens: Mapping[str, str]
-    """Special tokens by name, such as ``eos_token``: those that chat templates get."""
+    """Special tokens by name, such as ``eos_token``, for chat templates."""
     clean_up: Callable[[str], str] | None = None
-    """What decoded text goes through, where the model's files ask for it."""
+    """Post-processing of decoded text, if the model's files ask for it."""
 
 
 def load_tokenizer(directory: Path, *, trust_remote_code: bool = False) -> LoadedTokenizer:
     """Load the tokenizer of a model directory. Raises ConfigError.
 
-    ``tokenizer.json`` alone is not enough: transformers also adds the tokens that only
-    ``tokenizer_config.json`` has, replaces parts by what the tokenizer's class says, and converts
+    ``tokenizer.json`` alone is not enough: transformers also adds tokens that only
+    ``tokenizer_config.json`` has, replaces parts according to the tokenizer's class, and converts
     older files. All of it changes token ids.
     """
     with _quiet_transformers():
@@ -53,29 +53,29 @@ def load_tokenizer(directory: Path, *, trust_remote_code: bool = False) -> Loade
 
 
 def _load(directory: Path, trust_remote_code: bool) -> Any:
-    # It takes seconds to import, and the fake engine does without.
+    # Imported late: it takes seconds, and the fake engine does not need it.
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     try:
         return AutoTokenizer.from_pretrained(
             str(directory), trust_remote_code=trust_remote_code, local_files_only=True
         )
-    # The libraries raise bare exceptions for whatever they dislike.
+    # The libraries raise bare exceptions.
     except Exception as error:
         if not (directory / "tokenizer.json").exists():
             raise ConfigError(
                 f"{directory} has no usable tokenizer ({_FILES}): {_first_line(error)}"
             ) from error
         reason = _first_line(error)
-    # Code that came with the model and is not trusted, or a config.json that transformers cannot
-    # read: neither matters for a tokenizer whose file is complete.
+    # The reason is untrusted code of the model, or a config.json that transformers cannot read.
+    # Neither matters for a complete tokenizer file.
     try:
         loaded = PreTrainedTokenizerFast.from_pretrained(str(directory), local_files_only=True)
     except Exception as error:
         raise ConfigError(
-            f"{directory / 'tokenizer.json'} is no usable tokenizer: {_first_line(error)}"
+            f"{directory / 'tokenizer.json'} is not a usable tokenizer: {_first_line(error)}"
         ) from error
-    logger.warning("%s is read without the tokenizer's own class: %s", directory, reason)
+    logger.warning("%s is loaded without the tokenizer's own class: %s", directory, reason)
     return loaded
 
 
@@ -91,12 +91,12 @@ class _ErrorsOnly(logging.Filter):
 
 @contextmanager
 def _quiet_transformers() -> Iterator[None]:
-    """Keep its advice out of the log: on PyTorch, which is not needed, and to authors of models."""
+    """Keep its advice out of the log: about PyTorch, which is not needed, and for model authors."""
     theirs = logging.getLogger("transformers")
     errors_only = _ErrorsOnly()
     theirs.addFilter(errors_only)
     try:
-        # The import sets the level of its own accord.
+        # The import itself sets the level.
         import transformers  # noqa: F401
 
         level = theirs.level

@@ -143,7 +143,7 @@ def test_there_are_fewer_connections_than_files_that_may_be_open() -> None:
 @pytest.mark.parametrize("name", ["", "http://x.com", "x.com:80", "x.com/", "a b", "x\n"])
 def test_a_host_that_is_no_name_is_refused(name: str) -> None:
     http = HttpFlags(allowed_host=["llm.example.com", name])
-    with pytest.raises(ConfigError, match=r"--allowed-host .* is no name"):
+    with pytest.raises(ConfigError, match=r"--allowed-host .* is not a host name"):
         configuration.check_flags(flags(http=http))
 
 
@@ -154,14 +154,14 @@ def test_origins_are_kept_as_browsers_write_them_and_refused_otherwise() -> None
     )
     assert http.cors_origins == ("https://chat.example.com", "http://localhost:3000")
     for origin, advice in (("*", "every page"), ("https://a.example/x", "give https://a.example")):
-        with pytest.raises(ConfigError, match=rf"--cors-origin .* is no origin: .*{advice}"):
+        with pytest.raises(ConfigError, match=rf"--cors-origin .* is not an origin: .*{advice}"):
             configuration.check_flags(flags(http=HttpFlags(cors_origin=[given[0], origin])))
 
 
 @pytest.mark.parametrize("name", ["", " ", "a\nb", "x" * 1025])
 def test_a_name_that_no_client_can_ask_for_is_refused(name: str) -> None:
     model = replace(FAKE_MODEL, served_model_name=["chat", name])
-    with pytest.raises(ConfigError, match=r"--served-model-name .* is no name"):
+    with pytest.raises(ConfigError, match=r"--served-model-name .* is not a valid name"):
         configuration.check_flags(flags(model=model))
 
 
@@ -186,7 +186,7 @@ def test_a_time_without_end_is_told_the_most_that_it_may_be() -> None:
 def test_affinity_to_prefixes_that_nobody_keeps_is_refused() -> None:
     queue = QueueFlags(load_balance_method="prefix_affinity")
     configuration.check_flags(flags(queue=queue))
-    with pytest.raises(ConfigError, match="--disable-radix-cache leaves none: use one"):
+    with pytest.raises(ConfigError, match="--disable-radix-cache disables them: use one"):
         configuration.check_flags(flags(queue=queue, owners=OwnerFlags(disable_radix_cache=True)))
 
 
@@ -201,3 +201,9 @@ def test_what_a_group_needs_is_taken_with_it() -> None:
     configuration.check_flags(flags(model=ModelFlags(), owners=owners))
     with pytest.raises(ConfigError, match=r"--chunked-prefill-size 3 leaves 0.*at least 4"):
         configuration.check_flags(flags(owners=replace(owners, chunked_prefill_size=3)))
+
+
+@pytest.mark.parametrize(("group", "share"), [(True, 250), (False, 1000)])
+def test_only_the_owners_of_a_group_divide_the_chunk(group: bool, share: int) -> None:
+    owners = OwnerFlags(dp_size=4, enable_dp_attention=group, chunked_prefill_size=1000)
+    assert configuration.chunked_prefill_size(owners) == share

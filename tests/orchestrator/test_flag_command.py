@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mlx_dp.orchestrator.flag_command import at_home, repeated
+from mlx_dp.orchestrator.flag_command import expand_home, spread_values
 from mlx_dp.proto.errors import ConfigError
 
 FLAG = "--name"
@@ -28,17 +28,17 @@ FLAG = "--name"
     ],
 )
 def test_a_flag_takes_what_follows_up_to_the_next_one(given: str, read: str) -> None:
-    assert repeated(given.split(), FLAG) == read.split()
+    assert spread_values(given.split(), FLAG) == read.split()
 
 
 def test_a_tilde_that_the_shell_left_alone_is_the_home_directory(monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert at_home(Path("~/keys")) == tmp_path / "keys"
-    assert at_home(Path("a/~b")) == Path("a/~b")
-    assert at_home("~/text") == "~/text"
-    assert at_home(None) is None
+    assert expand_home(Path("~/keys")) == tmp_path / "keys"
+    assert expand_home(Path("a/~b")) == Path("a/~b")
+    assert expand_home("~/text") == "~/text"
+    assert expand_home(None) is None
 
 
 def test_the_home_of_nobody_is_refused() -> None:
     with pytest.raises(ConfigError, match="~nobody-here/keys names no home directory"):
-        at_home(Path("~nobody-here/keys"))
+        expand_home(Path("~nobody-here/keys"))

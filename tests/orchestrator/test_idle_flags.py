@@ -32,13 +32,12 @@ GROUP = OwnerFlags(dp_size=2, enable_dp_attention=True)
     [
         (
             flags(http=HttpFlags(open_metadata=True)),
-            "--open-metadata does nothing where no route asks for a key: give --api-key or "
-            "MLX_DP_API_KEY too, or leave it out",
+            "--open-metadata does nothing when no route requires a key: add --api-key or "
+            "MLX_DP_API_KEY, or omit it",
         ),
         (
             flags(model=ModelFlags(model="x", engine=FAKE)),
-            "--model x does nothing with --engine fake, which has no model: leave out one of "
-            "the two",
+            "--model x does nothing with --engine fake, which has no model: omit one of the two",
         ),
         (flags(model=ModelFlags(revision="r", engine=FAKE)), "--revision r does nothing with"),
         (
@@ -59,11 +58,11 @@ GROUP = OwnerFlags(dp_size=2, enable_dp_attention=True)
         ),
         (
             flags(model=MODEL, owners=OwnerFlags(distributed_backend=RING)),
-            "--distributed-backend ring does nothing for plain replicas",
+            "--distributed-backend ring does nothing for independent replicas",
         ),
         (
             flags(model=MODEL, owners=OwnerFlags(enable_dp_lm_head=True)),
-            "--enable-dp-lm-head does nothing for plain replicas",
+            "--enable-dp-lm-head does nothing for independent replicas",
         ),
         (
             flags(remote=RemoteFlags(dist_init_addr="127.0.0.1:1")),
@@ -72,11 +71,11 @@ GROUP = OwnerFlags(dp_size=2, enable_dp_attention=True)
         (flags(remote=RemoteFlags(keys=Path("k"))), "--keys k does nothing without workers"),
         (
             flags(remote=RemoteFlags(launch=False)),
-            "--no-launch does nothing without --hostfile: leave it out",
+            "--no-launch does nothing without --hostfile: omit it",
         ),
         (
             flags(model=MODEL, fake=FakeFlags(fake_hybrid=True)),
-            "--fake-hybrid does nothing without --engine fake: add --engine fake, or leave it out",
+            "--fake-hybrid does nothing without --engine fake: add --engine fake, or omit it",
         ),
     ],
 )

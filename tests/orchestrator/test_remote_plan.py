@@ -78,7 +78,7 @@ def test_flags_that_do_not_go_together_are_refused(remote, owners, found) -> Non
     "address", ["127.0.0.1", "127.0.0.1:", "127.0.0.1:99999", "127.0.0.1:x", f"tcp://{HERE}"]
 )
 def test_what_is_no_address_is_refused_before_anything_starts(address) -> None:
-    with pytest.raises(ConfigError, match=f"--dist-init-addr {address} is no address"):
+    with pytest.raises(ConfigError, match=f"--dist-init-addr {address} is not an address"):
         plan(RemoteFlags(remote_workers=1, dist_init_addr=address))
 
 
@@ -103,14 +103,14 @@ def test_hosts_are_launched_with_an_address_that_they_can_reach(tmp_path, addres
     hosts = host_file(tmp_path, 3)
     write_keys(tmp_path, ["worker"])
     made = RemoteFlags(hostfile=hosts, dist_init_addr=address, keys=tmp_path)
-    with pytest.raises(ConfigError, match="give that by which they reach it"):
+    with pytest.raises(ConfigError, match="give the one by which they reach it"):
         plan(made)
     assert plan(replace(made, launch=False)).address
 
 
 def test_a_host_file_says_how_many_workers_are_remote(tmp_path) -> None:
     remote = RemoteFlags(hostfile=host_file(tmp_path, 3), dist_init_addr=HERE, remote_workers=1)
-    with pytest.raises(ConfigError, match="leave it out"):
+    with pytest.raises(ConfigError, match="so omit it"):
         plan(remote)
 
 

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from mlx_dp.orchestrator.model.fingerprint import model_fingerprint
-from mlx_dp.orchestrator.remote_worker import Here, HostOptions
+from mlx_dp.orchestrator.remote_worker import HostOptions, LocalMachine
 from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.host_messages import Launch
 
 
-def here(model: Path | None = None) -> Here:
+def here(model: Path | None = None) -> LocalMachine:
     options = HostOptions(
         controller="tcp://127.0.0.1:1",
         rank=1,
@@ -21,7 +21,7 @@ def here(model: Path | None = None) -> Here:
         log_level="info",
         once=False,
     )
-    return Here(options, {}, lambda line: None)
+    return LocalMachine(options, {}, lambda line: None)
 
 
 @pytest.fixture

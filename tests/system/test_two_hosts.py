@@ -14,7 +14,7 @@ from mlx_dp.proto.key_files import write_keys
 
 pytestmark = pytest.mark.system
 
-WORKER = (sys.executable, "-m", "mlx_dp.orchestrator.cli", "worker")
+WORKER = (sys.executable, "-m", "mlx_dp.orchestrator.entry", "worker")
 FAKE = ("--engine", "fake", "--fake-decode-rate", "100")
 BODY = {"prompt": "hello", "max_tokens": 160, "ignore_eos": True, "seed": 7}
 

@@ -1,8 +1,8 @@
-"""What one rendering may take: CPU time, work, and the size of each value.
+"""The limits of one rendering: CPU time, work, and the size of each value.
 
-All bounds follow the size of the input, so that they never refuse a chat for being long. A value's
-size is the number of its characters and items, counted as if it were written out: a list that holds
-one string a million times is as large as its output.
+All limits grow with the size of the input, so that no chat is refused for its length. A value's
+size is the number of its characters and items when written out: a list that holds one string a
+million times is as large as its output.
 """
 
 import sys
@@ -26,38 +26,38 @@ from typing import Any, Final
 from mlx_dp.orchestrator.text.template.origins import Origins
 
 SMALL: Final = 1024
-"""Up to this size an operation is covered by the cost of the nodes around it."""
+"""Up to this size, the cost of the surrounding nodes covers an operation."""
 NODE_COST: Final = 16
-"""What one node of the template's syntax tree costs each time it runs."""
+"""The cost of one node of the template's syntax tree each time it runs."""
 MAX_DEPTH: Final = 200
-"""Lists in lists: schemas of tools have dozens. C code recurses through thousands, unchecked."""
+"""Nesting of values. Schemas of tools have dozens of levels; C code recurses without a check."""
 
 _BASE_SIZE: Final = 4 * 2**20
 _SIZE_PER_INPUT: Final = 8
-# JSON in JSON doubles what it escapes, and templates write more than they read.
+# JSON in JSON doubles escapes, and templates write more than they read.
 _BASE_WORK: Final = 2**26
-# A macro that goes through a schema runs some hundred nodes for each name in it.
+# A macro that walks a schema runs some hundred nodes for each name in it.
 _WORK_PER_INPUT: Final = 512
 _MESSAGES_PER_LIMIT: Final = 1000
 _SIZE_PER_LIMIT: Final = 2**20
 _STRIDE: Final = 2**16
-"""Work between two looks at the clock: well below 20 ms."""
+"""Work between two checks of the clock: well below 20 ms."""
 _ATOMS: Final = frozenset({bool, float, NoneType})
 _COLLECTIONS: Final = (list, tuple, set, frozenset, KeysView, ValuesView, ItemsView)
 
 
 class TemplateLimitError(Exception):
-    """The template wants more than a prompt can need."""
+    """The template exceeds the limit of work, size or depth."""
 
 
 class TemplateTimeoutError(Exception):
-    """The template takes more CPU time than it was given."""
+    """The template exceeds its CPU time."""
 
 
 class Budget:
-    """What is left to one rendering, and the sizes of the values that it has measured.
+    """The remaining budget of one rendering, and the sizes of values measured so far.
 
-    The sandbox is immutable: values never change while a template runs, so sizes are kept.
+    The sandbox is immutable: values never change while a template runs, so sizes are cached.
     """
 
     __slots__ = (
@@ -84,9 +84,9 @@ class Budget:
         cpu_time: Callable[[], float] = time.thread_time,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``limit_s`` is for each thousand messages and each mebibyte of the input begun.
+        """``limit_s``: per started thousand messages and per started mebibyte of the input.
 
-        ``own`` are the identities of strings that are the template's.
+        ``own``: identities of the template's own strings.
         """
         self._cpu_time = cpu_time
         self._now = now
@@ -94,7 +94,7 @@ class Budget:
         self._look_again_at = 0.0
         self._sizes: dict[int, tuple[int, int, object]] = {}
         self._kept = 0
-        # What clients sent has its bounds already.
+        # The input from clients was already limited.
         self.max_size = self._left = sys.maxsize
         self._next_look = 0
         size = self._size_of_all(messages, others)
@@ -108,13 +108,13 @@ class Budget:
             raise TemplateTimeoutError
 
     def spend(self, cost: int) -> None:
-        """Count work. Raises when there is none left, or no time."""
+        """Spend work. Raises when no work or time is left."""
         self._left -= cost
         if self._left < self._next_look:
             self._look()
 
     def make(self, size: int) -> None:
-        """Count a value of this size that is about to be made. Raises when it is too large."""
+        """Spend a value of this size, before it is made. Raises when it is too large."""
         if size > self.max_size:
             raise TemplateLimitError(
                 f"it makes a value of more than {self.max_size} characters and items"
@@ -123,7 +123,7 @@ class Budget:
             self.spend(size)
 
     def measure(self, value: Any) -> int:
-        """Return the value's size. Raises when it is too large or too deep."""
+        """Return the value's size. Raises when the value is too large or too deep."""
         kind = type(value)
         if kind is str:
             return len(value)
@@ -134,12 +134,12 @@ class Budget:
         return self.extent(value)[0]
 
     def extent(self, value: Any) -> tuple[int, int]:
-        """Return size and depth."""
+        """Return size and depth of a value."""
         known = self._sizes.get(id(value))
         return known[:2] if known is not None else self._walk(value, 0)
 
     def remember(self, value: object, size: int, depth: int) -> None:
-        """Keep the extent of a new value, and the value itself, since ids are used again."""
+        """Cache the extent of a new value, and the value itself, since ids are reused."""
         self.make(size)
         if depth > MAX_DEPTH:
             raise TemplateLimitError(f"it nests values deeper than {MAX_DEPTH}")
@@ -153,7 +153,7 @@ class Budget:
     def _size_of_all(
         self, messages: Sequence[Mapping[str, object]], others: Mapping[str, object]
     ) -> int:
-        # Most are never asked for again: only what is nested is remembered.
+        # Only nested values are cached, since most others are never measured again.
         size = 8 * len(messages)
         for message in messages:
             for value in message.values():
@@ -186,11 +186,11 @@ class Budget:
             raise TemplateLimitError("it does more work than a chat of this size can need")
         now = self._now()
         if self._started_at is None:
-            # Most renderings end before this: reading the CPU time is a call into the kernel.
+            # Read late, since it is a system call, and most renderings end before this.
             self._started_at = self._cpu_time()
             self._look_again_at = now + self._limit_s
         elif now >= self._look_again_at:
-            # A thread never uses more CPU time than passes on the clock, which is cheap to read.
+            # A thread never uses more CPU time than the clock shows, which is cheap to read.
             left_s = self._limit_s - (self._cpu_time() - self._started_at)
             if left_s <= 0.0:
                 raise TemplateTimeoutError
@@ -200,12 +200,12 @@ class Budget:
 
 _current: Final[ContextVar[Budget]] = ContextVar("template_budget")
 budget: Final = _current.get
-"""The budget of the rendering that runs here. Raises LookupError where none does."""
+"""Return the budget of the current rendering. Raises LookupError outside of one."""
 
 
 @contextmanager
 def limited_to(of_rendering: Budget) -> Iterator[None]:
-    """Give this budget to what renders inside."""
+    """Set the budget of renderings inside the block."""
     token = _current.set(of_rendering)
     try:
         yield
@@ -230,5 +230,5 @@ def _size_of_one(value: Any) -> int:
 
 
 def _size_of_number(value: int) -> int:
-    # Three bits make a digit.
+    # About three bits per digit.
     return 1 + value.bit_length() // 3

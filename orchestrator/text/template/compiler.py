@@ -1,7 +1,7 @@
-"""Compiles templates as jinja2 does, with looks at sizes and work where Python would take none.
+"""Compiles templates like jinja2, with checks of sizes and work added.
 
-Nodes are rewritten only where their operands are not constants, so that what they compute stays as
-it is. Loops over few items and texts of ordinary length cost next to nothing more.
+Nodes are rewritten only where their operands are not constants, so that results stay the same.
+Loops over few items and texts of ordinary length cost almost nothing more.
 """
 
 from collections.abc import Callable
@@ -20,10 +20,10 @@ _INTERCEPTED: Final = {nodes.Mul: "*", nodes.Pow: "**", nodes.Mod: "%"}
 
 
 class BoundedCodeGenerator(CodeGenerator):
-    """Calls the sandbox itself where the tree says so, and where values become text."""
+    """Calls the sandbox in rewritten nodes, and wherever values become text."""
 
     def visit_Call(self, node: nodes.Call, frame: Frame, forward_caller: bool = False) -> None:
-        # Templates cannot name the environment: only rewritten nodes do.
+        # Templates cannot name the environment; only rewritten nodes do.
         if not isinstance(node.node, nodes.EnvironmentAttribute):
             super().visit_Call(node, frame, forward_caller=forward_caller)
             return
@@ -58,7 +58,7 @@ class BoundedCodeGenerator(CodeGenerator):
 
 
 class Bounds(NodeTransformer):
-    """Puts calls into the sandbox into the tree."""
+    """Inserts calls of the sandbox into the tree."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:
         cost = _cost(node)
@@ -66,7 +66,7 @@ class Bounds(NodeTransformer):
         items = cast(nodes.Expr, node.iter)
         node.iter = _sandbox_call("counted", items, nodes.Const(cost))
         if node.recursive:
-            # It is entered again from inside, with items that pass by the line above.
+            # A recursive loop re-enters its body with items that bypass the line above.
             _spend_first(node, cost)
         return node
 
@@ -171,16 +171,16 @@ def _is_constant(node: nodes.Expr) -> bool:
 
 
 def _constants(*operands: nodes.Expr) -> list[Any] | None:
-    """Return their values, where all are known by now."""
+    """Return the operands' values, if all are constants."""
     try:
         return [operand.as_const() for operand in operands]
-    # Filters are among them, which raise whatever they like.
+    # Filters among them may raise anything.
     except Exception:
         return None
 
 
 def _folds(compute: Callable[..., Any], *operands: nodes.Expr) -> bool:
-    """Whether the compiler may compute this by itself. Where autoescape varies, it shows."""
+    """Whether the compiler may compute this: a constant of small size."""
     values = _constants(*operands)
     if values is None:
         return False

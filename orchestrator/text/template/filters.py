@@ -1,4 +1,4 @@
-"""Bounds on filters and tests: jinja2's own, wrapped so that they look at what they get."""
+"""Limits on filters and tests: jinja2's own, wrapped to check their input first."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -26,13 +26,13 @@ from mlx_dp.orchestrator.text.template.operations import (
 )
 
 Function = Callable[..., Any]
-# The arguments as the template gives them; returns what to pass in place of the first one.
+# Gets the arguments of the template; returns a replacement for the first one.
 Check = Callable[[list[Any], Mapping[str, Any]], Any]
 
 _ITEM_COST: Final = 4 * NODE_COST
 _DIGITS_OF_A_BIT: Final = 1 / 4
 _SCALARS: Final = frozenset({int, bool, float, NoneType})
-# They look at a value, or at one item of it.
+# These look at a value, or at one item of it.
 _FREE: Final = frozenset(
     [
         "abs",
@@ -49,9 +49,9 @@ _FREE: Final = frozenset(
         "filesizeformat",
     ]
 )
-# They return iterators that take items one by one.
+# These return lazy iterators.
 _LAZY: Final = frozenset(["map", "reject", "rejectattr", "select", "selectattr", "unique"])
-# Work, and at most the size of what they return, by the size of what they get.
+# Work and maximal size of the result, by the size of the input.
 _FACTORS: Final[Mapping[str, int]] = MappingProxyType(
     {
         **dict.fromkeys(("capitalize", "float", "lower", "string", "striptags", "upper"), 1),
@@ -85,7 +85,7 @@ _COMPARISONS: Final = frozenset(
 
 
 def bounded_filter(name: str, original: Function) -> Function:
-    """Return the filter with its bounds."""
+    """Return the filter with its limits."""
     if name in _FREE or name == "tojson":
         return original
     if name in _LAZY:
@@ -97,7 +97,7 @@ def bounded_filter(name: str, original: Function) -> Function:
 
 
 def bounded_test(name: str, original: Function) -> Function:
-    """Return the test with its bounds."""
+    """Return the test with its limits."""
     if name in _COMPARISONS:
         return _checked(original, _compared)
     if name in ("divisibleby", "even", "odd"):
@@ -112,7 +112,7 @@ def to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """The filter ``tojson`` as transformers has it: no HTML escapes, characters as they are."""
+    """The filter ``tojson`` as in transformers: no HTML escapes, and no ASCII escapes."""
     limits = budget()
     size = limits.measure(value)
     if size > SMALL:
@@ -132,7 +132,7 @@ def to_json(
 
 
 def counted(items: Any, cost: int) -> Any:
-    """Return what a loop goes through, so that its turns are counted at this cost."""
+    """Wrap the iterable of a loop, so that each iteration spends this cost."""
     try:
         length = len(items)
     except TypeError:
@@ -144,7 +144,7 @@ def counted(items: Any, cost: int) -> Any:
 
 
 class _Counted:
-    """Items that are counted as they are taken."""
+    """Spends the cost of each item as it is taken."""
 
     __slots__ = ("_cost", "_items")
 
@@ -167,11 +167,11 @@ def _counting(items: Any, cost: int) -> Iterator[Any]:
 
 
 def _checked(original: Function, check: Check, *, one_is_cheap: bool = False) -> Function:
-    """``one_is_cheap``: it may run on a short text, given alone, without a look."""
-    # jinja2 puts an argument of its own before those of the template, if the function asks for one.
+    """Wrap a function. ``one_is_cheap``: a single short text needs no check."""
+    # jinja2 puts its own argument before the template's, if the function asks for one.
     start = 0 if getattr(original, "jinja_pass_arg", None) is None else 1
 
-    # With it come the marks by which jinja2 knows what to pass.
+    # It also copies the marks by which jinja2 knows what to pass.
     @wraps(original)
     def bounded(*args: Any, **kwargs: Any) -> Any:
         if one_is_cheap and len(args) == start + 1 and not kwargs:
@@ -197,7 +197,7 @@ def _measured(value: Any, factor: int) -> Any:
 
 
 def _shallow(given: list[Any], kwargs: Mapping[str, Any]) -> Any:
-    """For those that hold the same items once more."""
+    """For filters whose result holds the same items once more."""
     value = given[0]
     if isinstance(value, Iterator):
         return gathered(value)
@@ -222,7 +222,7 @@ def _compared(given: list[Any], kwargs: Mapping[str, Any]) -> Any:
 
 
 def weighed(value: Any) -> Any:
-    """Return a value that is about to be compared or searched, having counted its size."""
+    """Spend the size of a value, before it is compared or searched; return it."""
     kind = type(value)
     if kind not in _SCALARS:
         size = len(value) if kind is str else budget().measure(value)
@@ -232,7 +232,7 @@ def weighed(value: Any) -> Any:
 
 
 def _divided(given: list[Any], kwargs: Mapping[str, Any]) -> Any:
-    # A text divided is a text formatted.
+    # For a string, % is formatting.
     if isinstance(given[0], str | bytes):
         check_percent(given[0], given[1] if len(given) > 1 else 2)
     return given[0]
@@ -280,7 +280,7 @@ def _indent(given: list[Any], kwargs: Mapping[str, Any]) -> Any:
     width = _arguments("width first blank", given, kwargs).get("width", 4)
     text = given[0]
     if not isinstance(text, str):
-        # jinja2's own fails as well, but only after it appended a line break to a list in place.
+        # jinja2's own filter fails too, but only after it has appended a line break to the list.
         raise FilterArgumentError(f"indent needs a text, not {type(text).__name__}")
     size = width if isinstance(width, int) else len(str(width))
     budget().make(len(text) + (1 + len(text.splitlines())) * max(size, 0))
@@ -293,7 +293,7 @@ def _wordwrap(given: list[Any], kwargs: Mapping[str, Any]) -> Any:
     limits = budget()
     size = limits.measure(given[0])
     limits.make(size * (1 + limits.measure(breaks)))
-    # Its lines are cut in Python.
+    # It cuts lines in Python code.
     limits.spend(size * 16)
     return given[0]
 
@@ -309,7 +309,7 @@ def _portions(given: list[Any], kwargs: Mapping[str, Any]) -> Any:
 def _sum(given: list[Any], kwargs: Mapping[str, Any]) -> Any:
     start = _arguments("attribute start", given, kwargs).get("start", 0)
     if isinstance(start, list | tuple):
-        # Each step copies all that came before.
+        # Each step copies everything before it.
         items = list(gathered(given[0])) if isinstance(given[0], Iterator) else given[0]
         size = budget().measure(items) + budget().measure(start)
         budget().make(size)

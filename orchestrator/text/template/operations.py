@@ -1,6 +1,6 @@
-"""Bounds on operators and on methods of built-in types, each looked at before it runs.
+"""Limits on operators and on methods of built-in types, each checked before it runs.
 
-One call into C may run for hours or ask for a terabyte, and cannot be stopped once it has begun.
+A single call into C may run for hours or allocate a terabyte, and cannot be stopped.
 """
 
 import operator
@@ -16,13 +16,13 @@ from mlx_dp.orchestrator.text.template.budget import SMALL, TemplateLimitError, 
 MAX_INTEGER_BITS: Final = 2**14
 
 _ESCAPED: Final = 5
-"""The most characters that HTML needs for one."""
+"""The longest HTML escape of one character."""
 _ENCODED: Final = 4
 _ITEM_COST: Final = 32
 _PERCENT: Final = re.compile(r"%(?:\([^)]*\))?[#0\- +]*(\*|[0-9]+)?(?:\.(\*|[0-9]+))?")
 _DIGITS: Final = re.compile(r"[0-9]+")
 _CODECS: Final = re.compile(r"(?i)utf[-_]?(8|16|32)([-_]?[bl]e)?|ascii|latin[-_]?1")
-# As long to run as the text is, and hardly longer in what they return.
+# Linear in the text, in time and in the size of the result.
 _LINEAR: Final = frozenset(
     [
         "capitalize",
@@ -55,7 +55,7 @@ _LINEAR: Final = frozenset(
         "upper",
     ]
 )
-# These compare at each place, from the right or with each of some characters.
+# These compare at each position, from the right or with each of several characters.
 _PRODUCT: Final = frozenset(
     ["lstrip", "rfind", "rindex", "rpartition", "rsplit", "rstrip", "strip"]
 )
@@ -100,7 +100,7 @@ def operate(symbol: str, left: Any, right: Any) -> Any:
 
 
 def check_percent(text: str | bytes, args: Any) -> None:
-    """Bound ``text % args``."""
+    """Limit ``text % args``."""
     pattern = text if isinstance(text, str) else text.decode("latin-1")
     found = [width for match in _PERCENT.finditer(pattern) for width in match.groups() if width]
     given = args if isinstance(args, tuple) else (args,)
@@ -114,7 +114,7 @@ def check_percent(text: str | bytes, args: Any) -> None:
 
 
 def check_format(text: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Bound ``text.format(*args, **kwargs)``."""
+    """Limit ``text.format(*args, **kwargs)``."""
     given = [*args, *kwargs.values()]
     longest = max(map(_written, given), default=0)
     widest = fields = 0
@@ -128,7 +128,7 @@ def check_format(text: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> N
 
 
 def check_join(separator: str, items: Any) -> Any:
-    """Bound a join, and return the items to be joined."""
+    """Limit a join, and return the items to join."""
     if isinstance(items, Iterator):
         return gathered(items, len(separator))
     if hasattr(items, "__len__"):
@@ -142,7 +142,7 @@ def check_replacement(text: str, old: Any, new: Any) -> None:
 
 
 def check_product(text: str, other: Any) -> None:
-    """Bound what compares a part of one with a part of the other, at each place."""
+    """Limit a search, which compares one value with the other at each position."""
     size = len(text)
     if isinstance(other, str | tuple | list):
         size *= 1 + min(len(other), len(text)) // 16
@@ -150,7 +150,7 @@ def check_product(text: str, other: Any) -> None:
 
 
 def check_unknown(args: Iterable[Any], kwargs: Mapping[str, Any]) -> None:
-    """Bound a call of which nothing is known: say it takes the square of all sizes and numbers."""
+    """Limit an unknown call: assume that it takes the square of all sizes and numbers."""
     size = 0
     for arg in (*args, *kwargs.values()):
         size += budget().measure(arg) + (abs(arg) if type(arg) is int else 0)
@@ -158,7 +158,7 @@ def check_unknown(args: Iterable[Any], kwargs: Mapping[str, Any]) -> None:
 
 
 def gathered(items: Iterator[Any], extra: int = 0) -> Iterator[Any]:
-    """Yield the items while they may all be held at once."""
+    """Yield the items, as long as all of them together stay within the limit."""
     limits, size = budget(), 0
     for item in items:
         size += limits.measure(item) + extra + 1
@@ -251,12 +251,12 @@ def _written(value: Any) -> int:
 
 
 def _widest(value: Any) -> int:
-    """The largest number that the value, as a part of a format, may ask for."""
+    """The largest width or precision that the value, as part of a format, may request."""
     if isinstance(value, int):
         return abs(value)
     if isinstance(value, str):
         return max(map(_number, _DIGITS.findall(value)), default=0)
-    # Its attributes and items may be asked for as well.
+    # A format may also access its attributes and items.
     return 10**10 if isinstance(value, Mapping | list | tuple) else 0
 
 

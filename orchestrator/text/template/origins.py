@@ -1,8 +1,8 @@
-"""Tells text that a template wrote itself from text that it took over, within one rendering.
+"""Tracks which text of a rendering the template itself wrote, and which it took from its input.
 
-Strings are told apart by identity: constants of the compiled template and what else it is given as
-its own are known, and so are the parts of strings that the sandbox joined. What a method or filter
-makes is not known, nor what a client sent. So what counts as the template's own always is.
+Strings are tracked by identity: constants of the compiled template and its other own strings are
+known, and so are the parts of strings that the sandbox joined. Results of methods and filters are
+unknown, as is input from clients. So text that counts as the template's own certainly is.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,14 +14,14 @@ import jinja2
 Span = tuple[int, int]
 
 _SHORTEST: Final = 2
-"""Python keeps one string object for each single character."""
+"""Python has only one string object for each single character."""
 _STEPS_PER_CHARACTER: Final = 4
 
 
 def is_distinct(text: str) -> bool:
-    """Whether a string with this text is surely another one than a client's.
+    """Whether a string with this text certainly is a different object than a client's.
 
-    Python keeps one string for each name in code, besides those of one character.
+    Python interns strings of one character, and names in code.
     """
     return len(text) >= _SHORTEST and not text.isidentifier()
 
@@ -41,10 +41,10 @@ def constants(template: jinja2.Template) -> Iterator[str]:
 
 
 class Origins:
-    """Where the strings of one rendering come from.
+    """The origins of strings in one rendering.
 
-    ``own`` are the identities of strings that live longer than it. Joined strings of ``most``
-    characters in all are kept: beyond that, those that are made next count as taken over.
+    ``own``: identities of strings that outlive it. Joined strings are kept up to a total of
+    ``most`` characters; later ones count as input.
     """
 
     __slots__ = ("_known", "_left", "_own", "_parts")
@@ -53,15 +53,15 @@ class Origins:
         self._own = own
         self._known = set(own)
         self._left = most
-        # A kept string's identity is not used again.
+        # The strings are kept, so that their ids are not reused.
         self._parts: dict[int, tuple[str, Sequence[str]]] = {}
 
     def joined(self, made: str, parts: Sequence[str]) -> None:
-        """Take note of a string that consists of these parts."""
+        """Note a string that was joined from these parts."""
         if self._known.isdisjoint(map(id, parts)):
             return
         key = id(made)
-        # One part alone is the string itself.
+        # A join of one part is that string itself.
         if key in self._known or len(made) > self._left:
             return
         self._left -= len(made)
@@ -69,7 +69,7 @@ class Origins:
         self._known.add(key)
 
     def wrote(self, text: str, spans: Iterable[Span]) -> bool:
-        """Whether each of these spans of the text, in their order, is the template's own."""
+        """Whether each of these ordered spans of the text is the template's own."""
         stretches = self._stretches(text)
         start = end = 0
         for first, last in spans:
@@ -83,7 +83,7 @@ class Origins:
         return True
 
     def _stretches(self, text: str) -> Iterator[Span]:
-        """Yield where the template's own text is, as far as a short search tells."""
+        """Yield spans of the template's own text, found by a bounded search."""
         own, parts = self._own, self._parts
         start = end = at = 0
         waiting = [text]

@@ -1,7 +1,7 @@
-"""Where templates run. jinja2's sandbox bounds what they reach, and this one what they take.
+"""The sandbox for templates. jinja2's sandbox limits access; this one also limits resources.
 
-A template is a program that came with a model. Without bounds it may loop for hours, or ask for
-a string of a terabyte. What it computes is what transformers' environment computes.
+A template is a program that comes with a model. Without limits it could loop for hours, or build a
+string of a terabyte. Results are the same as in transformers' environment.
 """
 
 import types
@@ -27,13 +27,13 @@ from mlx_dp.orchestrator.text.template.budget import (
 from mlx_dp.orchestrator.text.template.compiler import BoundedCodeGenerator, Bounds
 
 MAX_SOURCE_CHARS: Final = 2**20
-"""The longest template: those in use have some ten thousand characters."""
+"""The longest template. Real ones have some ten thousand characters."""
 
 _COMPILE_S: Final = 10.0
 _CALL_COST: Final = 64
 _PIECES_AT_ONCE: Final = 256
 _NAMES_OF_DICT: Final = frozenset(dir(dict))
-# Attributes that the sandbox is known to admit as they are.
+# Attributes that the sandbox is known to allow unchanged.
 _SAFE: Final[Mapping[type, frozenset[str]]] = {
     LoopContext: frozenset(
         ("depth", "depth0", "first", "index", "index0", "last", "length", "revindex", "revindex0")
@@ -48,7 +48,7 @@ _NO_VALUE: Final = "value was undefined because a callable raised a StopIteratio
 
 
 class TemplateDict:
-    """``dict`` in templates, without the type's attributes."""
+    """``dict`` in templates, without the attributes of the type."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -58,10 +58,10 @@ class TemplateDict:
 
 
 class TemplateNamespace(Namespace):
-    """``namespace`` in templates: no name begins with an underscore."""
+    """``namespace`` in templates. No name begins with an underscore."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
-        # jinja2's own way to let "self" be a name.
+        # As in jinja2, so that "self" can be a name.
         self, args = args[0], args[1:]
         attributes = dict(*args, **kwargs)
         for name in attributes:
@@ -88,7 +88,7 @@ class TemplateNamespace(Namespace):
 
 
 class BoundedSandbox(ImmutableSandboxedEnvironment):
-    """Counts turns of loops and calls, and looks at sizes before values are made."""
+    """Counts iterations and calls, and checks sizes before values are made."""
 
     code_generator_class = BoundedCodeGenerator
 
@@ -105,27 +105,27 @@ class BoundedSandbox(ImmutableSandboxedEnvironment):
         self._own_functions: set[Any] = {self.globals["range"]}
 
     def set_function(self, name: str, function: Callable[..., Any]) -> None:
-        """Offer a function, which bounds what it makes by itself."""
+        """Add a global function, which must limit its own results."""
         self.globals[name] = function
         self._own_functions.add(function)
 
     def bounded_template(self, source: str) -> jinja2.Template:
-        """Compile. Raises TemplateLimitError for a source that is too long, and jinja2's errors."""
+        """Compile a template. Raises TemplateLimitError if it is too long, and jinja2's errors."""
         if len(source) > MAX_SOURCE_CHARS:
             raise TemplateLimitError(
                 f"it has {len(source)} characters, and at most {MAX_SOURCE_CHARS} are read"
             )
-        # Constants are computed now.
+        # Constants are computed during compilation.
         with limited_to(Budget((), {}, limit_s=_COMPILE_S)):
             tree = Bounds().visit(self.parse(source))
             tree.set_environment(self)
             template = self.from_string(tree)
-        # A chain of mappings, which each rendering would copy item by item.
+        # A ChainMap, which each rendering would copy item by item.
         template.globals = dict(template.globals)
         return template
 
     def concat(self, pieces: Iterable[str]) -> str:
-        """Join what a template, a block or a macro wrote out: jinja2's compiled code calls it."""
+        """Join the output of a template, block or macro. Called by jinja2's compiled code."""
         if type(pieces) is not list:
             pieces = list(_bounded_pieces(iter(pieces)))
         limits, size = budget(), sum(map(len, pieces))
@@ -146,20 +146,20 @@ class BoundedSandbox(ImmutableSandboxedEnvironment):
 
     @staticmethod
     def container(value: Any) -> Any:
-        """Return a list, tuple or dict that was just made."""
+        """Note a new list, tuple or dict; return it."""
         budget().measure(value)
         return value
 
     @staticmethod
     def sliced(value: Any) -> Any:
-        """Return what a slice is about to copy a part of."""
+        """Spend the size of a value, before a slice copies a part of it; return it."""
         if isinstance(value, str | list | tuple) and len(value) > SMALL:
             budget().spend(len(value))
         return value
 
     @staticmethod
     def as_text(value: Any) -> str:
-        """Return what is about to be written out."""
+        """Return the text of a value that is about to be written."""
         if type(value) is str:
             return value
         return str(filters.weighed(value))
@@ -182,7 +182,7 @@ class BoundedSandbox(ImmutableSandboxedEnvironment):
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         kind = type(obj)
-        # What the method of the base class finds, by a longer way.
+        # The same result as the base class, by a shorter way.
         if kind is dict:
             if attribute not in _NAMES_OF_DICT:
                 try:
@@ -215,7 +215,7 @@ class BoundedSandbox(ImmutableSandboxedEnvironment):
         if not self.is_safe_callable(function):
             raise SecurityError(f"{function!r} is not safely callable")
         budget().spend(_CALL_COST)
-        if function in self._own_functions or not _is_unknown(function, args, kwargs):
+        if function in self._own_functions or _check_known(function, args, kwargs):
             return context.call(function, *args, **kwargs)
         operations.check_unknown(args, _without_scope(kwargs))
         made = context.call(function, *args, **kwargs)
@@ -236,8 +236,8 @@ def _is_of_markup(function: Any) -> bool:
     return type(function) is types.MethodType and isinstance(function.__self__, str)
 
 
-def _is_unknown(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Bound a call of something known, or return True."""
+def _check_known(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Limit a call of a known function; return False for an unknown one."""
     match function:
         case Macro():
             if function.catch_varargs or function.catch_kwargs:
@@ -256,12 +256,12 @@ def _is_unknown(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
             # Namespaces, cyclers and joiners.
             _measure_all(args, kwargs)
         case _:
-            return True
-    return False
+            return False
+    return True
 
 
 def _text_of_format(function: Any) -> object:
-    """The sandbox puts a function of its own around a string's format."""
+    """The string whose ``format`` the sandbox has wrapped, if it is one."""
     return getattr(getattr(function, "__wrapped__", None), "__self__", None)
 
 
@@ -271,5 +271,5 @@ def _measure_all(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 
 
 def _without_scope(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what jinja2 adds to a call in a loop or a block."""
+    """Drop the arguments that jinja2 adds to a call in a loop or block."""
     return {name: kwargs[name] for name in kwargs if name not in ("_loop_vars", "_block_vars")}

@@ -64,7 +64,7 @@ FAULTS = {
     ),
     "a config without a type": (
         write("config.json", "{}"),
-        r"config\.json names no model_type.*: copy it again",
+        r"config\.json has no model_type.*: copy it again",
     ),
     "a config that is no text": (
         write("config.json", b"\xff{"),
@@ -78,7 +78,7 @@ FAULTS = {
     "no config": (remove("config.json"), r"has no config\.json.*: name a directory with"),
     "an adapter": (
         write("adapter_config.json", "{}", "config.json"),
-        r"holds an adapter and no model: fuse it with its model by mlx_lm\.fuse",
+        r"holds an adapter, not a model: fuse it with its model by mlx_lm\.fuse",
     ),
     "an image model": (write("model_index.json", "{}", "config.json"), "holds an image model"),
     "the hub's cache": (hub_cache, "is the hub's cache of a model: use --model model"),
@@ -106,7 +106,7 @@ FAULTS = {
     ),
     "settings of the tokenizer that are a list": (
         write("tokenizer_config.json", "[]"),
-        r"tokenizer_config\.json holds no JSON object",
+        r"tokenizer_config\.json is not a JSON object",
     ),
 }
 

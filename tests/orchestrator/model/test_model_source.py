@@ -153,7 +153,7 @@ def test_a_link_and_another_revision_are_refused(resolve):
 
 @pytest.mark.parametrize("name", ["~nobody-here/model", "~nobody-here"])
 def test_the_home_of_a_user_who_is_not_here_is_refused(resolve, name):
-    with pytest.raises(ModelSourceError, match="names no home directory of this machine"):
+    with pytest.raises(ModelSourceError, match="names no home directory on this machine"):
         resolve(name)
 
 

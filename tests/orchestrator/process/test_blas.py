@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from mlx_dp.orchestrator.process.blas import choose_blas, find_openblas, usable_cores
+from mlx_dp.orchestrator.process.worker_environment import choose_blas, find_openblas, usable_cores
 
 LIBRARY = "libopenblas.so.0"
 

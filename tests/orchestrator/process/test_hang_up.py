@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from mlx_dp.orchestrator.process.hang_up import HangUp, has_controlling_terminal
+from mlx_dp.orchestrator.process.hang_up import SighupHandler, has_controlling_terminal
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from mlx_dp.orchestrator.process.hang_up import HangUp, has_controlling_terminal
 def test_it_ends_only_what_has_lost_its_terminal(before: bool, after: bool, called: str) -> None:
     calls: list[str] = []
     answers = iter([before, after])
-    hang_up = HangUp(
+    hang_up = SighupHandler(
         lambda: calls.append("restart"),
         lambda: calls.append("end"),
         has_terminal=lambda: next(answers),
@@ -31,14 +31,14 @@ def test_it_ends_only_what_has_lost_its_terminal(before: bool, after: bool, call
 # Standard error is no terminal: what counts is the one that the session has.
 IN_A_TERMINAL = """
 import fcntl, os, sys, termios
-from mlx_dp.orchestrator.process.hang_up import HangUp
+from mlx_dp.orchestrator.process.hang_up import SighupHandler
 terminal, is_daemon = int(sys.argv[1]), sys.argv[2] == "daemon"
 if not is_daemon:
     fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
 os.close(terminal)
 import signal
 signal.signal(signal.SIGHUP, lambda *_: None)
-hang_up = HangUp(lambda: print("restart", flush=True), lambda: print("end", flush=True))
+hang_up = SighupHandler(lambda: print("restart", flush=True), lambda: print("end", flush=True))
 print("up", flush=True)
 for line in sys.stdin:
     hang_up.received()
@@ -92,7 +92,7 @@ def test_a_want_of_descriptors_says_nothing_about_the_terminal(
 def test_the_signal_reaches_it() -> None:
     async def run() -> None:
         received = asyncio.Event()
-        hang_up = HangUp(received.set, lambda: None, has_terminal=lambda: False)
+        hang_up = SighupHandler(received.set, lambda: None, has_terminal=lambda: False)
         assert hang_up.install(asyncio.get_running_loop())
         os.kill(os.getpid(), signal.SIGHUP)
         async with asyncio.timeout(30):
@@ -103,7 +103,7 @@ def test_the_signal_reaches_it() -> None:
 
 def test_a_signal_that_is_ignored_at_the_start_stays_so() -> None:
     async def run() -> None:
-        hang_up = HangUp(lambda: None, lambda: None, has_terminal=lambda: False)
+        hang_up = SighupHandler(lambda: None, lambda: None, has_terminal=lambda: False)
         assert not hang_up.install(asyncio.get_running_loop())
 
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from mlx_dp.orchestrator.process.held_signals import held_signals
+from mlx_dp.orchestrator.process.held_signals import stop_signals_blocked
 
 ALL = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -14,7 +14,7 @@ ALL = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 @pytest.mark.system
 @pytest.mark.parametrize("number", ALL)
 def test_a_child_outlives_the_signal_from_its_first_moment(number: signal.Signals) -> None:
-    with held_signals():
+    with stop_signals_blocked():
         child = subprocess.Popen(
             [sys.executable, "-c", "input(); print('alive')"],
             stdin=subprocess.PIPE,
@@ -30,7 +30,7 @@ def test_what_this_process_gets_meanwhile_it_gets_afterwards() -> None:
     got: list[int] = []
     before = signal.signal(signal.SIGHUP, lambda number, _: got.append(number))
     try:
-        with held_signals():
+        with stop_signals_blocked():
             signal.raise_signal(signal.SIGHUP)
             assert got == []
         assert got == [signal.SIGHUP]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mlx_dp.orchestrator.process.host_book import HostBook, HostTimes, Say, WorkerEnded
+from mlx_dp.orchestrator.process.host_book import HostTable, HostTimes, SendToHost, WorkerEnded
 from mlx_dp.proto.exit_codes import ExitCode
 from mlx_dp.proto.host_messages import Alive, Deny, Join, Leave, Ping, Welcome, WorkerExited
 
@@ -13,92 +13,92 @@ JOIN = Join(rank=2, host="mac2", pid=7)
 
 
 @pytest.fixture
-def book() -> HostBook:
-    return HostBook({2, 3}, TIMES)
+def book() -> HostTable:
+    return HostTable({2, 3}, TIMES)
 
 
 @pytest.fixture
-def running(book: HostBook) -> HostBook:
-    book.take("host-2-a", JOIN, 0.0)
+def running(book: HostTable) -> HostTable:
+    book.handle("host-2-a", JOIN, 0.0)
     book.launched(2, "w2-a")
     return book
 
 
 def test_a_host_that_joins_has_the_place_of_its_rank(book) -> None:
-    assert book.of(2).link == ""
-    assert book.take("host-2-a", JOIN, 0.0) == [Say("host-2-a", WELCOME)]
-    assert (book.of(2).link, book.of(2).host) == ("host-2-a", "mac2")
-    assert book.of(3).link == ""
+    assert book.record(2).link == ""
+    assert book.handle("host-2-a", JOIN, 0.0) == [SendToHost("host-2-a", WELCOME)]
+    assert (book.record(2).link, book.record(2).host) == ("host-2-a", "mac2")
+    assert book.record(3).link == ""
 
 
 def test_a_repeated_join_is_answered_again(book) -> None:
-    book.take("host-2-a", JOIN, 0.0)
-    assert book.take("host-2-a", JOIN, 0.5) == [Say("host-2-a", WELCOME)]
+    book.handle("host-2-a", JOIN, 0.0)
+    assert book.handle("host-2-a", JOIN, 0.5) == [SendToHost("host-2-a", WELCOME)]
 
 
 def test_a_rank_of_ours_is_refused_for_good_and_told_which_are_free(book) -> None:
-    (say,) = book.take("host-0-a", Join(rank=0, host="mac2", pid=7), 0.0)
+    (say,) = book.handle("host-0-a", Join(rank=0, host="mac2", pid=7), 0.0)
     reason = "--rank 0 is not for another machine: use --rank 2 or 3"
-    assert say == Say("host-0-a", Deny(reason=reason, final=True))
+    assert say == SendToHost("host-0-a", Deny(reason=reason, final=True))
 
 
 @pytest.mark.parametrize(("ranks", "said"), [({2}, "--rank 2"), ({4, 3, 2}, "--rank 2 to 4")])
 def test_the_ranks_that_there_are_are_said_as_a_user_would(ranks, said) -> None:
-    (say,) = HostBook(ranks, TIMES).take("host-0-a", Join(rank=0, host="m", pid=7), 0.0)
+    (say,) = HostTable(ranks, TIMES).handle("host-0-a", Join(rank=0, host="m", pid=7), 0.0)
     assert say.message.reason.endswith(f": use {said}")
 
 
 def test_a_second_host_of_a_rank_may_try_again_once_the_first_is_gone(book) -> None:
-    book.take("host-2-a", JOIN, 0.0)
-    (say,) = book.take("host-2-b", JOIN, 1.0)
-    assert say == Say("host-2-b", Deny(reason=TAKEN, final=False))
-    book.beat(5.5)
-    assert book.take("host-2-b", JOIN, 6.0) == [Say("host-2-b", WELCOME)]
+    book.handle("host-2-a", JOIN, 0.0)
+    (say,) = book.handle("host-2-b", JOIN, 1.0)
+    assert say == SendToHost("host-2-b", Deny(reason=TAKEN, final=False))
+    book.heartbeat(5.5)
+    assert book.handle("host-2-b", JOIN, 6.0) == [SendToHost("host-2-b", WELCOME)]
 
 
 def test_an_exit_that_is_told_counts_once_and_for_its_own_worker_alone(running) -> None:
-    assert running.take("host-2-a", WorkerExited(identity="w2-old", status=1), 1.0) == []
+    assert running.handle("host-2-a", WorkerExited(identity="w2-old", status=1), 1.0) == []
     exited = WorkerExited(identity="w2-a", status=-9)
-    assert running.take("host-2-a", exited, 1.0) == [WorkerEnded("w2-a", -9)]
-    assert running.take("host-2-a", exited, 1.0) == []
+    assert running.handle("host-2-a", exited, 1.0) == [WorkerEnded("w2-a", -9)]
+    assert running.handle("host-2-a", exited, 1.0) == []
     running.launched(2, "w2-b")
 
 
 def test_whoever_speaks_is_pinged_and_whoever_is_silent_is_given_up(running) -> None:
-    assert running.beat(5.0) == [Say("host-2-a", Ping())]
-    assert running.take("host-2-a", Alive(), 5.0) == []
-    assert running.beat(10.0) == [Say("host-2-a", Ping())]
-    assert running.beat(10.1) == [WorkerEnded("w2-a", ExitCode.HOST_LOST)]
-    assert running.beat(10.6) == []
-    assert running.of(2).link == ""
+    assert running.heartbeat(5.0) == [SendToHost("host-2-a", Ping())]
+    assert running.handle("host-2-a", Alive(), 5.0) == []
+    assert running.heartbeat(10.0) == [SendToHost("host-2-a", Ping())]
+    assert running.heartbeat(10.1) == [WorkerEnded("w2-a", ExitCode.HOST_LOST)]
+    assert running.heartbeat(10.6) == []
+    assert running.record(2).link == ""
 
 
 def test_one_that_was_given_up_is_told_when_it_speaks_again(running) -> None:
-    running.beat(10.0)
-    (say,) = running.take("host-2-a", Alive(), 11.0)
+    running.heartbeat(10.0)
+    (say,) = running.handle("host-2-a", Alive(), 11.0)
     assert isinstance(say.message, Deny)
     assert not say.message.final
 
 
 def test_a_connection_that_is_gone_ends_what_ran_there(running) -> None:
-    assert running.unreachable("host-2-b") == []
-    assert running.unreachable("host-2-a") == [WorkerEnded("w2-a", ExitCode.HOST_LOST)]
-    assert running.unreachable("host-2-a") == []
+    assert running.disconnected("host-2-b") == []
+    assert running.disconnected("host-2-a") == [WorkerEnded("w2-a", ExitCode.HOST_LOST)]
+    assert running.disconnected("host-2-a") == []
 
 
 def test_a_host_that_leaves_ends_what_ran_there(running) -> None:
-    steps = running.take("host-2-a", Leave(reason="it was asked to stop"), 1.0)
+    steps = running.handle("host-2-a", Leave(reason="it was asked to stop"), 1.0)
     assert steps == [WorkerEnded("w2-a", ExitCode.HOST_LOST)]
-    assert running.of(2).link == ""
+    assert running.record(2).link == ""
 
 
 def test_nobody_is_silent_because_the_controller_slept(running) -> None:
-    running.forgive(60.0)
-    assert running.beat(61.0) == [Say("host-2-a", Ping())]
+    running.reset_silence(60.0)
+    assert running.heartbeat(61.0) == [SendToHost("host-2-a", Ping())]
 
 
 def test_a_worker_can_be_found_by_its_host_until_it_has_ended(running) -> None:
     assert running.link_of("w2-a") == "host-2-a"
     assert running.link_of("w2-b") is None
-    running.beat(10.0)
+    running.heartbeat(10.0)
     assert running.link_of("w2-a") is None

@@ -1,7 +1,7 @@
 import pytest
 
 from mlx_dp.orchestrator.process.connection_fault import ControllerPlace
-from mlx_dp.orchestrator.process.host_link import FIRST_SILENCE_S, HostLink, Lost
+from mlx_dp.orchestrator.process.host_link import FIRST_SILENCE_S, HostLink, LinkLost
 from mlx_dp.proto.connection_state import ConnectionState as State
 from mlx_dp.proto.host_messages import Alive, Deny, Join, Launch, Ping, SignalWorker, Welcome
 
@@ -16,12 +16,12 @@ def link() -> HostLink:
 
 
 def test_it_asks_for_its_place_until_it_has_it_and_then_says_that_it_lives(link) -> None:
-    assert link.due(0.0, State.READY) == JOIN
-    assert link.due(0.1, State.READY) is None
-    assert link.due(0.5, State.READY) == JOIN
-    assert link.take(Welcome(beat_s=2.0, silence_s=20.0), 0.6) is None
-    assert link.due(1.0, State.READY) is None
-    assert link.due(2.5, State.READY) == Alive()
+    assert link.poll(0.0, State.READY) == JOIN
+    assert link.poll(0.1, State.READY) is None
+    assert link.poll(0.5, State.READY) == JOIN
+    assert link.handle(Welcome(beat_s=2.0, silence_s=20.0), 0.6) is None
+    assert link.poll(1.0, State.READY) is None
+    assert link.poll(2.5, State.READY) == Alive()
 
 
 FAULTS = [
@@ -40,32 +40,34 @@ FAULTS = [
 def test_a_controller_that_does_not_answer_is_told_by_its_cause(state, keys, words, final) -> None:
     place = ControllerPlace(endpoint="tcp://there:1", keys=keys)
     link = HostLink(JOIN, place, heard_at=0.0)
-    assert link.due(FIRST_SILENCE_S, state) == JOIN
-    lost = link.due(FIRST_SILENCE_S + 0.1, state)
-    assert isinstance(lost, Lost)
+    assert link.poll(FIRST_SILENCE_S, state) == JOIN
+    lost = link.poll(FIRST_SILENCE_S + 0.1, state)
+    assert isinstance(lost, LinkLost)
     assert words in lost.reason
     assert lost.final is final
 
 
 def test_keys_that_were_right_once_do_not_end_it() -> None:
     link = HostLink(JOIN, PLACE, heard_at=0.0, had_place=True)
-    lost = link.due(FIRST_SILENCE_S + 0.1, State.KEY_REFUSED)
-    assert isinstance(lost, Lost)
+    lost = link.poll(FIRST_SILENCE_S + 0.1, State.KEY_REFUSED)
+    assert isinstance(lost, LinkLost)
     assert not lost.final
 
 
 def test_silence_is_measured_by_what_the_controller_says_it_to_be(link) -> None:
-    link.take(Welcome(beat_s=2.0, silence_s=20.0), 1.0)
-    link.take(Ping(), 10.0)
-    assert link.due(30.0, State.READY) == Alive()
-    assert link.due(30.1, State.READY) == Lost("the controller was not heard for 20 s", final=False)
+    link.handle(Welcome(beat_s=2.0, silence_s=20.0), 1.0)
+    link.handle(Ping(), 10.0)
+    assert link.poll(30.0, State.READY) == Alive()
+    assert link.poll(30.1, State.READY) == LinkLost(
+        "the controller was not heard for 20 s", final=False
+    )
 
 
 @pytest.mark.parametrize("final", [True, False])
 def test_a_refusal_ends_the_connection(link, final) -> None:
-    assert link.take(Deny(reason="no", final=final), 0.0) == Lost("no", final)
+    assert link.handle(Deny(reason="no", final=final), 0.0) == LinkLost("no", final)
 
 
 @pytest.mark.parametrize("order", [LAUNCH, SignalWorker(identity="w2-a", signal=9)])
 def test_orders_are_handed_on(link, order) -> None:
-    assert link.take(order, 0.0) == order
+    assert link.handle(order, 0.0) == order

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import psutil
 
-from mlx_dp.orchestrator.process.host_memory import ram_nbytes
+from mlx_dp.orchestrator.process.memory_share import ram_nbytes
 
 
 def test_a_container_limit_bounds_the_ram(tmp_path: Path) -> None:

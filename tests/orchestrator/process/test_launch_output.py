@@ -20,7 +20,7 @@ worker: hello"""
 def heard(*lines: str) -> LaunchOutput:
     output = LaunchOutput(HOSTS)
     for line in lines:
-        output.take(without_escapes(line))
+        output.feed(without_escapes(line))
     return output
 
 
@@ -77,4 +77,4 @@ def test_a_launcher_that_ends_by_itself_is_told_with_its_last_line() -> None:
 
 def test_the_launchers_own_tracebacks_are_not_shown() -> None:
     output = LaunchOutput(HOSTS)
-    assert [line for line in TRACE.splitlines() if output.take(line)] == ["worker: hello"]
+    assert [line for line in TRACE.splitlines() if output.feed(line)] == ["worker: hello"]

@@ -14,8 +14,7 @@ import psutil
 import pytest
 
 from mlx_dp.orchestrator.process import exit_watch
-from mlx_dp.orchestrator.process.launcher import ProcessLauncher
-from mlx_dp.orchestrator.process.stack_dump import stack_dump_signal
+from mlx_dp.orchestrator.process.launcher import ProcessLauncher, stack_dump_signal
 
 pytestmark = pytest.mark.system
 

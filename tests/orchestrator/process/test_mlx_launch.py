@@ -46,7 +46,7 @@ def test_the_budget_is_spent_and_then_it_ends_with_the_cause(tmp_path, caplog) -
     caplog.set_level(logging.WARNING)
     run = Run(tmp_path, "print('\\x1b[33mno such backend\\x1b[0m')", max_restarts=2)
     assert run.end() == LaunchEnd(
-        "mlx.launch exited with status 0 (ok): no such backend (given up after --max-restarts 2)"
+        "mlx.launch exited with status 0 (ok): no such backend (gave up after --max-restarts 2)"
     )
     assert run.count == 3
     assert run.lines == ["no such backend"] * 3
@@ -90,7 +90,7 @@ def test_a_host_that_ssh_cannot_reach_is_not_launched(tmp_path, monkeypatch) -> 
 
     monkeypatch.setattr(module, "login_fault", fault)
     run = Run(tmp_path, "")
-    assert run.end() == LaunchEnd("ssh to mac2 failed (given up after --max-restarts 0)")
+    assert run.end() == LaunchEnd("ssh to mac2 failed (gave up after --max-restarts 0)")
     assert not (tmp_path / "runs").exists()
 
 

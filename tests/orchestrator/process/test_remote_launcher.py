@@ -63,7 +63,7 @@ class World:
         """One turn of the timer, without a loop that waits."""
 
         async def turn() -> None:
-            self.launcher._beat()
+            self.launcher._heartbeat()
             self.launcher.stop()
 
         asyncio.run(turn())

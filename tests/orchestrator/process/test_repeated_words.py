@@ -1,11 +1,11 @@
-from mlx_dp.orchestrator.process.repeated_words import RepeatedWords
+from mlx_dp.orchestrator.process.repeated_words import LogThrottle
 
 
 def test_a_sentence_is_said_again_after_a_long_time_or_a_change() -> None:
-    words = RepeatedWords(600.0)
-    assert words.worth_saying("a", 0.0)
-    assert not words.worth_saying("a", 599.0)
-    assert words.worth_saying("b", 599.0)
-    assert words.worth_saying("a", 600.0)
-    words.forget()
-    assert words.worth_saying("a", 601.0)
+    words = LogThrottle(600.0)
+    assert words.admit("a", 0.0)
+    assert not words.admit("a", 599.0)
+    assert words.admit("b", 599.0)
+    assert words.admit("a", 600.0)
+    words.reset()
+    assert words.admit("a", 601.0)

@@ -30,7 +30,7 @@ def given_on(
 
 
 def test_workers_get_ours_and_write_at_once() -> None:
-    given = given_on(None).of(0)
+    given = given_on(None).for_worker(0)
     assert given == {"PATH": "/bin", "PYTHONUNBUFFERED": "1"}
 
 
@@ -38,8 +38,8 @@ def test_a_linux_cpu_gets_a_blas_or_a_warning(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(module, "usable_cores", lambda: 8)
     monkeypatch.setattr(module, "find_openblas", lambda: "libopenblas.so.0")
     given = given_on("cpu", workers=4)
-    assert given.of(3)["LD_PRELOAD"] == "libopenblas.so.0"
-    assert given.of(3)["OPENBLAS_NUM_THREADS"] == "2"
+    assert given.for_worker(3)["LD_PRELOAD"] == "libopenblas.so.0"
+    assert given.for_worker(3)["OPENBLAS_NUM_THREADS"] == "2"
     assert given.warning is None
     monkeypatch.setattr(module, "find_openblas", lambda: None)
     assert given_on("cpu", workers=4).warning is not None
@@ -50,17 +50,20 @@ def test_other_devices_need_none(platform: str, kind: str, monkeypatch: pytest.M
     monkeypatch.setattr(module, "find_openblas", lambda: None)
     given = given_on(kind, platform=platform)
     assert given.warning is None
-    assert "LD_PRELOAD" not in given.of(0)
+    assert "LD_PRELOAD" not in given.for_worker(0)
 
 
 def test_each_cuda_worker_sees_its_own_device() -> None:
     given = given_on("cuda", ("GPU-a", "GPU-b"))
-    assert [given.of(index)["CUDA_VISIBLE_DEVICES"] for index in (0, 1)] == ["GPU-a", "GPU-b"]
+    assert [given.for_worker(index)["CUDA_VISIBLE_DEVICES"] for index in (0, 1)] == [
+        "GPU-a",
+        "GPU-b",
+    ]
 
 
 def test_float32_models_are_not_rounded_to_tf32_on_a_mac() -> None:
     given = given_on("metal", float32=True, platform="darwin")
-    assert given.of(1)["MLX_ENABLE_TF32"] == "0"
+    assert given.for_worker(1)["MLX_ENABLE_TF32"] == "0"
 
 
 @pytest.mark.parametrize(
@@ -68,10 +71,10 @@ def test_float32_models_are_not_rounded_to_tf32_on_a_mac() -> None:
 )
 def test_other_models_and_systems_keep_what_mlx_does(float32: bool, platform: str) -> None:
     given = given_on("metal", float32=float32, platform=platform)
-    assert "MLX_ENABLE_TF32" not in given.of(0)
+    assert "MLX_ENABLE_TF32" not in given.for_worker(0)
 
 
 def test_a_users_own_choice_about_tf32_stays() -> None:
     chosen = {**OURS, "MLX_ENABLE_TF32": "1"}
     given = given_on("metal", environment=chosen, float32=True, platform="darwin")
-    assert given.of(0)["MLX_ENABLE_TF32"] == "1"
+    assert given.for_worker(0)["MLX_ENABLE_TF32"] == "1"

@@ -149,7 +149,7 @@ def test_its_log_says_that_it_has_its_place_and_what_it_runs(caplog) -> None:
     world = World(lambda world, channel: launched(channel))
     world.on_spawn = lambda worker: world.channels[0].tell(GONE)
     world.run()
-    assert caplog.text.count("rank 1: has its place at tcp://there:1") == 1
+    assert caplog.text.count("rank 1: has joined tcp://there:1") == 1
     assert "worker w1-a: started, pid 8" in caplog.text
 
 

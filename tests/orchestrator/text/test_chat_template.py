@@ -92,7 +92,7 @@ def test_messages_reach_the_template_as_transformers_passes_them() -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"{% if %}", "no jinja template: line 1"),
+        (b"{% if %}", "not a valid jinja template: line 1"),
         (b"\xff\xfe", "not UTF-8"),
         (b"x" * (2**20 + 1), "too large"),
     ],

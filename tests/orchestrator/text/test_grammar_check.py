@@ -41,7 +41,7 @@ def test_a_grammar_that_takes_minutes_is_a_fault_in_seconds() -> None:
 def test_tokens_by_name_or_number_are_no_text(text: str) -> None:
     found = fault(GrammarKind.LARK, text)
     assert found is not None
-    assert "no text" in found
+    assert "not text" in found
 
 
 def test_a_long_complaint_is_cut_to_one_line() -> None:
