@@ -17,6 +17,8 @@ class BatchForm:
     may go on from any cached prefix.
     ``pads``: chunks of prompts can share a pass that is padded to the longest, for models whose
     states keep the padding out. Those without states need no padding.
+    ``tails``: a step's tokens go to a tail beside each slab, for devices on which a write to the
+    slab copies it. Only a split form can have them: slab and tail do not form one array.
     ``reason``: why a ``single`` form was chosen; empty for others.
     """
 
@@ -25,6 +27,7 @@ class BatchForm:
     single: bool = False
     resumes: bool = True
     pads: bool = False
+    tails: bool = False
     reason: str = field(default="", compare=False)
 
     @property
@@ -32,11 +35,13 @@ class BatchForm:
         if self.single:
             return Batching.ONE_BY_ONE
         if self.split:
-            return Batching.SEVERAL_SLABS
+            return Batching.SLABS_WITH_TAILS if self.tails else Batching.SEVERAL_SLABS
         return Batching.GROUPED_MASK if self.grouped_mask else Batching.ONE_SLAB
 
     def __str__(self) -> str:
         if self.single:
             return "one row at a time"
         where = "in several slabs" if self.split else "in one slab"
+        if self.tails:
+            return f"{where} with tails"
         return f"{where} with a grouped mask" if self.grouped_mask else where

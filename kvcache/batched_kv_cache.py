@@ -29,7 +29,7 @@ class BatchedKVCache:
         self._step: KVStep | PaddedStep | None = None
         self._attended = False
         self._fetched: LayerKV | None = None
-        self._parts: list[LayerKV] = []
+        self._parts: list[tuple[LayerKV, ...]] = []
         self.offset: mx.array = mx.zeros((0,), dtype=mx.int32)
         self.asks_wide = False
         # Some models hang other work on these. They are what was fetched, and nothing reads back
@@ -72,7 +72,7 @@ class BatchedKVCache:
         """Append [rows, KV heads, width, head dim] and return what attention may see."""
         assert keys.shape[2] == self.step.width, (keys.shape, self.step.width)
         self._parts = self.step.write(self._layer, self._window, LayerKV(keys, values))
-        self._fetched = LayerKV(keys, values) if self.split else self._parts[0]
+        self._fetched = LayerKV(keys, values) if self.split else self._parts[0][0]
         self.keys, self.values = self._fetched
         return self._fetched
 

@@ -12,6 +12,7 @@ from mlx_dp.kvcache.guest_chunk import GuestChunk
 from mlx_dp.kvcache.kv_row import KVRow, LayerKV
 from mlx_dp.kvcache.kv_slab import KVSlab
 from mlx_dp.kvcache.kv_step import KVStep
+from mlx_dp.kvcache.kv_tail import TAIL_TOKENS
 
 MIN_WIDTH: Final = 256
 SLAB_TOKENS: Final = 8192
@@ -39,9 +40,14 @@ class KVBatch:
         *,
         min_width: int = MIN_WIDTH,
         slab_tokens: int = SLAB_TOKENS,
+        tail_tokens: int = TAIL_TOKENS,
     ) -> None:
-        """``windows`` has one entry per layer; None: the layer keeps every token."""
+        """``windows`` has one entry per layer; None: the layer keeps every token.
+
+        ``tail_tokens``: the size of a tail, in a form that has them.
+        """
         self._windows = tuple(windows)
+        self.tail_tokens = tail_tokens if form.tails else 0
         self._split = form.split
         self._min_width = min_width
         self._slab_tokens = slab_tokens
@@ -61,7 +67,8 @@ class KVBatch:
 
     @property
     def num_buffers(self) -> int:
-        return 2 * len(self._windows) * len(self._slabs)
+        tails = self._windows.count(None) if self.tail_tokens else 0
+        return 2 * (len(self._windows) + tails) * len(self._slabs)
 
     @property
     def asks_wide(self) -> bool:
@@ -236,7 +243,12 @@ class KVBatch:
         for slab in self._slabs:
             if slab.width == width and not slab.full:
                 return slab
-        slab = KVSlab(width, max(1, self._slab_tokens // width), self._windows)
+        slab = KVSlab(
+            width,
+            max(1, self._slab_tokens // width),
+            self._windows,
+            tail_tokens=self.tail_tokens,
+        )
         # Narrow slabs first, so that the batch order is stable under growth.
         at = next((i for i, s in enumerate(self._slabs) if s.width > width), len(self._slabs))
         self._slabs.insert(at, slab)

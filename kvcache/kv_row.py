@@ -1,5 +1,6 @@
 """One request's row of KV."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,6 +25,16 @@ class LayerKV(NamedTuple):
     @property
     def nbytes(self) -> int:
         return self.keys.nbytes + self.values.nbytes
+
+
+def joined(parts: Sequence[LayerKV]) -> LayerKV:
+    """The tokens of several parts of one row, one part after another."""
+    if len(parts) == 1:
+        return parts[0]
+    return LayerKV(
+        mx.concatenate([part.keys for part in parts], axis=2),
+        mx.concatenate([part.values for part in parts], axis=2),
+    )
 
 
 @dataclass(slots=True)
@@ -54,8 +65,4 @@ def _rolled(kv: LayerKV, first: int) -> LayerKV:
     kept = kv.keys.shape[2]
     if first % kept == 0:
         return kv
-    ahead, behind = kv.tokens(first, kept), kv.tokens(0, first)
-    return LayerKV(
-        mx.concatenate([ahead.keys, behind.keys], axis=2),
-        mx.concatenate([ahead.values, behind.values], axis=2),
-    )
+    return joined((kv.tokens(first, kept), kv.tokens(0, first)))

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from mlx_dp.kvcache.kv_row import KVRow, LayerKV
+from mlx_dp.kvcache.kv_row import KVRow, LayerKV, joined
+from mlx_dp.kvcache.kv_tail import KVTail
 from mlx_dp.kvcache.slab_step import SlabStep
 
 
@@ -16,10 +17,18 @@ class KVSlab:
     content starts at index 0, and zeros lie behind it: never what another row left over, since one
     NaN of that under a mask would poison the output. A layer with a window is no wider than that,
     and a token's place in it is its position modulo the window.
+
+    With a tail, layers that keep every token have their newest tokens there until it is folded.
+    Windows have none: a copy of one costs its width, however long the rows are.
     """
 
-    def __init__(self, width: int, max_rows: int, windows: Sequence[int | None]) -> None:
-        """``windows`` has one entry per layer; None: the layer keeps every token."""
+    def __init__(
+        self, width: int, max_rows: int, windows: Sequence[int | None], *, tail_tokens: int = 0
+    ) -> None:
+        """``windows`` has one entry per layer; None: the layer keeps every token.
+
+        ``tail_tokens``: the size of the tail; 0: tokens are written in place.
+        """
         self.width = width
         self.max_rows = max_rows
         self.rows: list[KVRow] = []
@@ -27,6 +36,11 @@ class KVSlab:
         self._keys: list[mx.array] = []
         self._values: list[mx.array] = []
         self._left_over: dict[int, int] = {}
+        self._tail = KVTail(tail_tokens) if tail_tokens and None in windows else None
+
+    @property
+    def has_tail(self) -> bool:
+        return self._tail is not None
 
     @property
     def full(self) -> bool:
@@ -39,7 +53,8 @@ class KVSlab:
 
     @property
     def nbytes(self) -> int:
-        return sum(buffer.nbytes for buffer in (*self._keys, *self._values))
+        """Bytes of all buffers, those of a tail that the next step makes anew included."""
+        return sum(buffer.nbytes for buffer in (*self._keys, *self._values)) + self._tail_nbytes()
 
     @property
     def longest(self) -> int:
@@ -57,6 +72,7 @@ class KVSlab:
         copies at most the slab that it joins.
         """
         assert not self.full and row.length <= self.width, (len(self.rows), row, self.width)
+        self._fold(drop=True)
         index = len(self.rows)
         self._reserve(index + 1, content, spare=spare)
         self.rows.append(row)
@@ -83,16 +99,29 @@ class KVSlab:
         return content
 
     def views(self, index: int, start: int, end: int) -> list[LayerKV]:
-        """Views of one row's tokens, in the layers with a window of all that they keep."""
-        return [
-            LayerKV(keys[index : index + 1], values[index : index + 1]).tokens(
-                start if window is None else 0, self._kept(window, end)
+        """Views of one row's tokens, in the layers with a window of all that they keep.
+
+        Tokens that lie partly in the tail are joined.
+        """
+        views: list[LayerKV] = []
+        folded = self.rows[index].length - self._in_tail
+        for layer, window in enumerate(self._windows):
+            kept = LayerKV(
+                self._keys[layer][index : index + 1], self._values[layer][index : index + 1]
             )
-            for keys, values, window in zip(self._keys, self._values, self._windows, strict=True)
-        ]
+            if window is not None:
+                views.append(kept.tokens(0, self._kept(window, end)))
+            elif self._tail is None or end <= folded:
+                views.append(kept.tokens(start, end))
+            else:
+                tail = self._tail.row(layer, index).tokens(max(0, start - folded), end - folded)
+                old = kept.tokens(start, folded)
+                views.append(tail if start >= folded else joined((old, tail)))
+        return views
 
     def replace(self, index: int, row: KVRow, content: Sequence[LayerKV]) -> None:
         """Put a row in the place of one that left."""
+        self._fold()
         left_over = self.rows[index].length
         self.rows[index] = row
         self._put(index, row.length, content, left_over=left_over)
@@ -107,6 +136,7 @@ class KVSlab:
         """Give back the memory of rows that are not there. Copies the others."""
         if all(buffer.shape[0] == len(self.rows) for buffer in self._keys):
             return
+        self._fold(drop=True)
         self._left_over = {}
         for buffers in (self._keys, self._values):
             for layer, buffer in enumerate(buffers):
@@ -124,12 +154,16 @@ class KVSlab:
                     buffers[layer] = mx.concatenate([buffer, pad], axis=2)
         self.width = width
 
-    def write(self, layer: int, step: SlabStep, new: LayerKV) -> LayerKV:
-        """Write one token a row at the row's own position; return what the rows may see.
+    def write(self, layer: int, step: SlabStep, new: LayerKV) -> tuple[LayerKV, ...]:
+        """Write one token a row; return what the rows may see: in the slab, then in the tail.
 
         ``new`` is [rows, KV heads, 1, head dim].
         """
         count = len(self.rows)
+        if self._tail is not None and self._windows[layer] is None:
+            kept = LayerKV(self._keys[layer][:count], self._values[layer][:count])
+            tail = self._tail.write(layer, step.in_tail, new)
+            return (kept.tokens(0, step.folded.visible), tail)
         place = step.place(self._windows[layer])
         for buffers, fresh in ((self._keys, new.keys), (self._values, new.values)):
             buffer = buffers[layer]
@@ -139,17 +173,51 @@ class KVSlab:
             else:
                 buffer[step.indices, :, place.positions] = fresh[:, :, 0]
             buffers[layer] = buffer
-        return LayerKV(self._keys[layer][:count], self._values[layer][:count]).tokens(
-            0, place.visible
-        )
+        kept = LayerKV(self._keys[layer][:count], self._values[layer][:count])
+        return (kept.tokens(0, place.visible),)
 
     def begin_step(self, start: int) -> SlabStep:
         """Describe the coming step, whose batch rows begin at ``start``, and count its token."""
         lengths = [row.length for row in self.rows]
         assert lengths and max(lengths) < self.width, (lengths, self.width)
+        if self._tail is not None and self._tail.full:
+            self._fold()
+        step = SlabStep(start, tuple(lengths), self._in_tail)
         for row in self.rows:
             row.length += 1
-        return SlabStep(start, tuple(lengths))
+        if self._tail is not None:
+            self._tail.used += 1
+        return step
+
+    @property
+    def _in_tail(self) -> int:
+        """The newest tokens of each row that are not in the slab yet."""
+        return 0 if self._tail is None else self._tail.used
+
+    def _fold(self, *, drop: bool = False) -> None:
+        """Write the tail's tokens to the slab. ``drop``: other rows are about to join."""
+        if self._tail is None:
+            return
+        if self._tail.used:
+            starts = tuple(row.length - self._tail.used for row in self.rows)
+            for layer, window in enumerate(self._windows):
+                if window is None:
+                    self._tail.fold(layer, LayerKV(self._keys[layer], self._values[layer]), starts)
+        self._tail.clear()
+        if drop:
+            self._tail.drop()
+
+    def _tail_nbytes(self) -> int:
+        """Bytes of a tail for the rows that are here."""
+        if self._tail is None or not self._keys:
+            return 0
+        token = sum(
+            buffer.itemsize * buffer.shape[1] * buffer.shape[3]
+            for buffers in (self._keys, self._values)
+            for buffer, window in zip(buffers, self._windows, strict=True)
+            if window is None
+        )
+        return len(self.rows) * self._tail.num_tokens * token
 
     def _kept(self, window: int | None, tokens: int) -> int:
         return tokens if window is None else min(window, tokens)

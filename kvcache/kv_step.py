@@ -7,7 +7,11 @@ import mlx.core as mx
 from mlx_dp.kvcache.guest_chunk import GuestChunk
 from mlx_dp.kvcache.kv_row import LayerKV
 from mlx_dp.kvcache.kv_slab import KVSlab
+from mlx_dp.kvcache.kv_tail import attend_both
 from mlx_dp.kvcache.slab_step import SlabStep
+
+Seen = tuple[LayerKV, ...]
+"""What rows may see in one layer: one array of keys and values, or a slab's and then its tail's."""
 
 
 class KVStep:
@@ -43,13 +47,14 @@ class KVStep:
     @property
     def split(self) -> bool:
         """What the tokens may see does not form one array."""
-        return len(self._slabs) > 1 or bool(self._guests)
+        tails = any(slab.has_tail for slab in self._slabs)
+        return len(self._slabs) > 1 or bool(self._guests) or tails
 
     def ask_window(self, window: int | None, num_tokens: int) -> None:
         """Note the width of the mask that the model asks of caches with this window."""
         self._asked[window] = num_tokens
 
-    def write(self, layer: int, window: int | None, new: LayerKV) -> list[LayerKV]:
+    def write(self, layer: int, window: int | None, new: LayerKV) -> list[Seen]:
         """Write every token's KV; return what each slab's rows may see, the guests' last."""
         if not self.split:
             return [self._slabs[0].write(layer, self.slab_steps[0], new)]
@@ -59,13 +64,14 @@ class KVStep:
         ]
         asked = self._asked.get(window)
         for guest, start, end in self._guest_rows():
-            parts.append(guest.write(layer, _rows(new, start, end), window=window, asked=asked))
+            seen = guest.write(layer, _rows(new, start, end), window=window, asked=asked)
+            parts.append((seen,))
         return parts
 
     def attend(
         self,
         queries: mx.array,
-        parts: Sequence[LayerKV],
+        parts: Sequence[Seen],
         *,
         window: int | None,
         scale: float,
@@ -74,20 +80,15 @@ class KVStep:
         """Attend slab by slab, the guests last, to what ``write`` returned."""
         count = len(self.slab_steps)
         attended = [
-            mx.fast.scaled_dot_product_attention(
-                queries[step.start : step.end],
-                part.keys,
-                part.values,
-                scale=scale,
-                mask=step.place(window).mask,
-                sinks=sinks,
+            _attend_slab(
+                queries[step.start : step.end], seen, step, window=window, scale=scale, sinks=sinks
             )
-            for step, part in zip(self.slab_steps, parts[:count], strict=True)
+            for step, seen in zip(self.slab_steps, parts[:count], strict=True)
         ]
-        for (guest, start, end), part in zip(self._guest_rows(), parts[count:], strict=True):
+        for (guest, start, end), (seen,) in zip(self._guest_rows(), parts[count:], strict=True):
             mask = guest.mask(window)
             attended.append(
-                guest.attend(queries[start:end], part, scale=scale, mask=mask, sinks=sinks)
+                guest.attend(queries[start:end], seen, scale=scale, mask=mask, sinks=sinks)
             )
         return attended[0] if len(attended) == 1 else mx.concatenate(attended)
 
@@ -99,6 +100,25 @@ class KVStep:
             rows.append((guest, start, start + guest.num_tokens))
             start += guest.num_tokens
         return rows
+
+
+def _attend_slab(
+    queries: mx.array,
+    seen: Seen,
+    step: SlabStep,
+    *,
+    window: int | None,
+    scale: float,
+    sinks: mx.array | None,
+) -> mx.array:
+    kept, *tail = seen
+    if tail:
+        mask = step.folded.mask
+        return attend_both(queries, kept, tail[0], scale=scale, mask=mask, sinks=sinks)
+    mask = step.place(window).mask
+    return mx.fast.scaled_dot_product_attention(
+        queries, kept.keys, kept.values, scale=scale, mask=mask, sinks=sinks
+    )
 
 
 def _rows(new: LayerKV, start: int, end: int) -> LayerKV:

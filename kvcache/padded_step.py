@@ -30,28 +30,23 @@ class PaddedStep:
         """Note the width of the mask that the model asks of caches with this window."""
         self._asked[window] = num_tokens
 
-    def write(self, layer: int, window: int | None, new: LayerKV) -> list[LayerKV]:
+    def write(self, layer: int, window: int | None, new: LayerKV) -> list[tuple[LayerKV, ...]]:
         """Append each row's real tokens to its own caches; return what each may see.
 
         ``new`` is [rows, KV heads, tokens, head dim].
         """
         asked = self._asked.get(window)
-        return [
-            chunk.append(
-                layer,
-                LayerKV(new.keys[row : row + 1], new.values[row : row + 1]).tokens(
-                    0, chunk.num_tokens
-                ),
-                window=window,
-                asked=asked,
-            )
-            for row, chunk in enumerate(self._chunks)
-        ]
+        parts: list[tuple[LayerKV, ...]] = []
+        for row, chunk in enumerate(self._chunks):
+            own = LayerKV(new.keys[row : row + 1], new.values[row : row + 1])
+            real = own.tokens(0, chunk.num_tokens)
+            parts.append((chunk.append(layer, real, window=window, asked=asked),))
+        return parts
 
     def attend(
         self,
         queries: mx.array,
-        parts: Sequence[LayerKV],
+        parts: Sequence[tuple[LayerKV, ...]],
         *,
         window: int | None,
         scale: float,
@@ -59,11 +54,11 @@ class PaddedStep:
     ) -> mx.array:
         """Attend row by row to what ``write`` returned; nothing but zeros behind a chunk's end."""
         attended = []
-        for row, (chunk, part) in enumerate(zip(self._chunks, parts, strict=True)):
+        for row, (chunk, (seen,)) in enumerate(zip(self._chunks, parts, strict=True)):
             found = mx.fast.scaled_dot_product_attention(
                 queries[row : row + 1, :, : chunk.num_tokens],
-                part.keys,
-                part.values,
+                seen.keys,
+                seen.values,
                 scale=scale,
                 mask=chunk.mask(window),
                 sinks=sinks,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from mlx_dp.kvcache.cached_prefix import CachedPrefix, Save
-from mlx_dp.kvcache.kv_row import LayerKV
+from mlx_dp.kvcache.kv_row import LayerKV, joined
 from mlx_dp.kvcache.packed_arrays import PackedArrays
 from mlx_dp.kvcache.row_content import Snapshot
 
@@ -91,7 +91,7 @@ class Segments:
             [kv.tokens(0, piece.num_tokens) for kv in _layers(self._segments[piece.segment])]
             for piece in prefix.pieces
         ]
-        return [_joined(leaf) for leaf in zip(*pieces, strict=True)]
+        return [joined(leaf) for leaf in zip(*pieces, strict=True)]
 
     def forget(self, segments: Collection[int], snapshots: Collection[int]) -> None:
         """Drop what is there of these."""
@@ -140,12 +140,3 @@ class _PackedSnapshot:
 def _layers(packed: PackedArrays) -> list[LayerKV]:
     arrays: Iterable[mx.array] = iter(packed.unpacked())
     return [LayerKV(keys, values) for keys, values in zip(arrays, arrays, strict=True)]
-
-
-def _joined(parts: Sequence[LayerKV]) -> LayerKV:
-    if len(parts) == 1:
-        return parts[0]
-    return LayerKV(
-        mx.concatenate([part.keys for part in parts], axis=2),
-        mx.concatenate([part.values for part in parts], axis=2),
-    )

@@ -20,14 +20,27 @@ class WritePlace:
     mask: mx.array | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class FoldedPlace:
+    """What rows with a tail see in their slab: ``mask`` [rows, 1, 1, visible], or None: all."""
+
+    visible: int
+    mask: mx.array | None
+
+
 @dataclass(slots=True)
 class SlabStep:
-    """Batch rows ``start`` to ``end`` are the slab's; they had ``lengths`` tokens before."""
+    """Batch rows ``start`` to ``end`` are the slab's; they had ``lengths`` tokens before.
+
+    ``in_tail`` of these, the newest of each row, are in the slab's tail.
+    """
 
     start: int
     lengths: tuple[int, ...]
+    in_tail: int = 0
     _places: dict[int | None, WritePlace] = field(default_factory=dict)
     _indices: mx.array | None = None
+    _folded: FoldedPlace | None = None
 
     @property
     def end(self) -> int:
@@ -46,6 +59,18 @@ class SlabStep:
         if place is None:
             place = self._places[window] = self._placed(window)
         return place
+
+    @property
+    def folded(self) -> FoldedPlace:
+        """The same object for all layers that keep every token, where the slab has a tail."""
+        if self._folded is None:
+            lengths = [length - self.in_tail for length in self.lengths]
+            visible, mask = max(lengths), None
+            if min(lengths) < visible:
+                index = mx.arange(visible, dtype=mx.int32)
+                mask = (index < mx.array(lengths, dtype=mx.int32)[:, None])[:, None, None]
+            self._folded = FoldedPlace(visible, mask)
+        return self._folded
 
     def recent(self, window: int | None, num_tokens: int) -> mx.array | None:
         """Mask [rows, 1, 1, visible] of the last ``num_tokens`` tokens; None: that is all."""
