@@ -18,6 +18,9 @@ class LayerKV(NamedTuple):
     def tokens(self, start: int, end: int) -> "LayerKV":
         return LayerKV(self.keys[..., start:end, :], self.values[..., start:end, :])
 
+    def row(self, index: int) -> "LayerKV":
+        return LayerKV(self.keys[index : index + 1], self.values[index : index + 1])
+
     def copied(self) -> "LayerKV":
         """Keys and values in buffers of their own, never views of a larger one."""
         return LayerKV(copied(self.keys), copied(self.values))

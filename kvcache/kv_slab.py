@@ -106,17 +106,18 @@ class KVSlab:
         views: list[LayerKV] = []
         folded = self.rows[index].length - self._in_tail
         for layer, window in enumerate(self._windows):
-            kept = LayerKV(
-                self._keys[layer][index : index + 1], self._values[layer][index : index + 1]
-            )
+            slab = LayerKV(self._keys[layer], self._values[layer])
+            kept = slab.row(index)
             if window is not None:
                 views.append(kept.tokens(0, self._kept(window, end)))
             elif self._tail is None or end <= folded:
                 views.append(kept.tokens(start, end))
             else:
-                tail = self._tail.row(layer, index).tokens(max(0, start - folded), end - folded)
-                old = kept.tokens(start, folded)
-                views.append(tail if start >= folded else joined((old, tail)))
+                tail = self._tail.row(layer, index, slab)
+                newest = tail.tokens(max(0, start - folded), end - folded)
+                views.append(
+                    joined((kept.tokens(start, folded), newest)) if start < folded else newest
+                )
         return views
 
     def replace(self, index: int, row: KVRow, content: Sequence[LayerKV]) -> None:

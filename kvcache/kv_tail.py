@@ -36,22 +36,18 @@ class KVTail:
     def write(self, layer: int, column: int, new: LayerKV) -> LayerKV:
         """Write [rows, KV heads, 1, head dim] to a column; return all columns up to it."""
         rows = new.keys.shape[0]
-        if layer not in self._layers:
-            self._layers[layer] = LayerKV(self._zeros(new.keys), self._zeros(new.values))
-        kept = self._layers[layer]
+        kept = self._kept(layer, new)
         for buffer, fresh in zip(kept, new, strict=True):
             buffer[:rows, :, column : column + 1] = fresh
         return LayerKV(kept.keys[:rows], kept.values[:rows]).tokens(0, column + 1)
 
-    def row(self, layer: int, index: int) -> LayerKV:
+    def row(self, layer: int, index: int, slab: LayerKV) -> LayerKV:
         """Return a view of one row's columns."""
-        kept = self._layers[layer]
-        row = LayerKV(kept.keys[index : index + 1], kept.values[index : index + 1])
-        return row.tokens(0, self.used)
+        return self._kept(layer, slab).row(index).tokens(0, self.used)
 
     def fold(self, layer: int, slab: LayerKV, starts: tuple[int, ...]) -> None:
         """Write all columns to the rows of a slab's buffers, in each from its start on."""
-        kept = self._layers[layer].tokens(0, self.used)
+        kept = self._kept(layer, slab).tokens(0, self.used)
         rows, first = len(starts), starts[0]
         for buffer, tail in zip(slab, kept, strict=True):
             if min(starts) == max(starts):
@@ -69,6 +65,12 @@ class KVTail:
         """Give back the memory: the next columns may be of other rows."""
         assert not self.used, f"{self.used} tokens a row are not folded"
         self._layers = {}
+
+    def _kept(self, layer: int, like: LayerKV) -> LayerKV:
+        """A layer's buffers; zeros when no pass has written to it."""
+        if layer not in self._layers:
+            self._layers[layer] = LayerKV(self._zeros(like.keys), self._zeros(like.values))
+        return self._layers[layer]
 
     def _zeros(self, like: mx.array) -> mx.array:
         rows, heads, _, dim = like.shape
