@@ -28,11 +28,14 @@ class BatchMachine(RuleBasedStateMachine):
     """Joins, leaves and steps in any order, with slabs so small that rows move all the time."""
 
     form = BatchForm(split=True)
+    slab_tokens = 8
 
     @initialize(seed=st.integers(0, 2**16))
     def start(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
-        self.batch = KVBatch(MIXED, self.form, min_width=4, slab_tokens=8, tail_tokens=3)
+        self.batch = KVBatch(
+            MIXED, self.form, min_width=4, slab_tokens=self.slab_tokens, tail_tokens=2
+        )
         self.rows: dict[int, PlainRow] = {}
         self.guests: list[PlainGuest] = []
         self.next_key = 0
@@ -106,13 +109,15 @@ class OneSlabMachine(BatchMachine):
 
 
 class TailMachine(BatchMachine):
-    """Tails so short that they are folded after every third step at the latest."""
+    """Tails so short that they are folded all the time, in slabs with rows of several lengths."""
 
     form = BatchForm(split=True, tails=True)
+    slab_tokens = 32
 
 
 class TailGuestMachine(GuestMachine):
     form = BatchForm(split=True, tails=True)
+    slab_tokens = 32
 
 
 @pytest.mark.parametrize(
