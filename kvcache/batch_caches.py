@@ -7,9 +7,10 @@ import mlx.core as mx
 
 from mlx_dp.kvcache.batch_form import BatchForm
 from mlx_dp.kvcache.guest_chunk import GuestChunk
+from mlx_dp.kvcache.kinds import Store
 from mlx_dp.kvcache.kv_batch import MIN_WIDTH, SLAB_TOKENS, KVBatch
 from mlx_dp.kvcache.kv_row import LayerKV, from_ring, to_ring
-from mlx_dp.kvcache.layout import CacheLayout, LeafKind
+from mlx_dp.kvcache.layout import CacheLayout
 from mlx_dp.kvcache.row_content import RowContent, Snapshot
 from mlx_dp.kvcache.state_rows import StateRows
 
@@ -34,7 +35,7 @@ class BatchCaches:
         self._kv = KVBatch(self._windows, form, min_width=min_width, slab_tokens=slab_tokens)
         kv, states = iter(self._kv.caches), iter(self._states.caches)
         self.caches: list[Any] = layout.nest(
-            [next(states) if leaf.kind is LeafKind.STATE else next(kv) for leaf in layout.leaves]
+            [next(states) if leaf.store is Store.STATE else next(kv) for leaf in layout.leaves]
         )
 
     @property

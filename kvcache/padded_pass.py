@@ -8,7 +8,8 @@ from mlx_lm.models.cache import ArraysCache
 
 from mlx_dp.kvcache.batched_kv_cache import BatchedKVCache
 from mlx_dp.kvcache.guest_chunk import GuestChunk
-from mlx_dp.kvcache.layout import CacheLayout, LeafKind
+from mlx_dp.kvcache.kinds import Store
+from mlx_dp.kvcache.layout import CacheLayout
 from mlx_dp.kvcache.padded_step import PaddedStep
 
 
@@ -29,7 +30,7 @@ class PaddedPass:
         self._states: dict[int, ArraysCache] = {}
         leaves: list[Any] = []
         for index, leaf in enumerate(layout.leaves):
-            if leaf.kind is LeafKind.STATE:
+            if leaf.store is Store.STATE:
                 self._states[index] = self._joined(index)
                 leaves.append(self._states[index])
                 continue

@@ -6,8 +6,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache
 
-StateArrays = tuple[mx.array, ...]
-"""One leaf's arrays, [rows, ...] each."""
+from mlx_dp.kvcache.kinds import LeafArrays
 
 
 class BatchedStateCache(ArraysCache):
@@ -35,7 +34,7 @@ class StateRows:
         """``sizes``: the number of arrays in each leaf."""
         self.caches: list[Any] = [BatchedStateCache(size) for size in sizes]
         self._order: tuple[int, ...] = ()
-        self._joined: dict[int, Sequence[StateArrays]] = {}
+        self._joined: dict[int, Sequence[LeafArrays]] = {}
         self._here: set[int] = set()
 
     @property
@@ -50,7 +49,7 @@ class StateRows:
         joined = [a for leaves in self._joined.values() for leaf in leaves for a in leaf]
         return [*self.arrays(), *joined]
 
-    def join(self, key: int, state: Sequence[StateArrays]) -> None:
+    def join(self, key: int, state: Sequence[LeafArrays]) -> None:
         """Take a row's state, [1, ...] per array."""
         assert key not in self._here, f"row {key} is here already"
         self._here.add(key)
@@ -71,7 +70,7 @@ class StateRows:
             # Else what they were taken from would live on until the next step is done.
             mx.eval(self.arrays())
 
-    def content(self, key: int) -> list[StateArrays]:
+    def content(self, key: int) -> list[LeafArrays]:
         """Copy a row's state out. What it holds must not outlive the row's batch as a view."""
         assert key in self._here, f"row {key} is not here"
         if key in self._joined:
