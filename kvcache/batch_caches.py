@@ -92,11 +92,11 @@ class BatchCaches:
         self._states.compact()
 
     def begin_step(
-        self, guests: Sequence[GuestChunk] = (), *, decode: bool = True
+        self, chunks: Sequence[GuestChunk] = (), *, decode: bool = True
     ) -> tuple[int, ...]:
         """As ``KVBatch.begin_step``."""
-        assert not guests or not self._states.caches, "guests are rows without a state"
-        order = self._kv.begin_step(guests, decode=decode)
+        assert not chunks or not self._states.caches, "chunks are rows without a state"
+        order = self._kv.begin_step(chunks, decode=decode)
         if decode:
             self._states.arrange(order)
         return order

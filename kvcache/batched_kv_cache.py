@@ -17,7 +17,7 @@ class BatchedKVCache:
     """One layer's view of the batch, in mlx-lm's cache protocol, for one pass after another.
 
     With one slab, ``update_and_fetch`` returns the slab's keys and values, and any arithmetic on
-    them is right. With several, or with guests, they do not form one array: it returns the new
+    them is right. With several, or with chunks, they do not form one array: it returns the new
     tokens' own keys and values, and ``attend``, called by the shared attention function, finds
     the rest.
     """
@@ -54,7 +54,7 @@ class BatchedKVCache:
 
     def end_step(self) -> list[mx.array]:
         """Forget the step: its views, if they lived on, would make the next write a copy, and its
-        guests are of requests that may be gone by then.
+        chunks are of requests that may be gone by then.
 
         Returns what was written and not attended to: nothing else would ever compute it.
         """

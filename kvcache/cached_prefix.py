@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 
-class Piece(NamedTuple):
+class SegmentPart(NamedTuple):
     """The first ``num_tokens`` tokens of a segment."""
 
     segment: int
@@ -24,7 +24,7 @@ class CachedPrefix:
     ``num_tokens`` or, where the state can be cut back, beyond.
     """
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[SegmentPart, ...]
     num_tokens: int
     snapshot: int | None = None
 

@@ -161,19 +161,19 @@ class KVBatch:
             slab.shrink()
 
     def begin_step(
-        self, guests: Sequence[GuestChunk] = (), *, decode: bool = True
+        self, chunks: Sequence[GuestChunk] = (), *, decode: bool = True
     ) -> tuple[int, ...]:
         """Prepare one token for every row; return their keys in batch order.
 
-        After it, the model is called once with ``caches``, on tokens [rows, 1]. The guests'
+        After it, the model is called once with ``caches``, on tokens [rows, 1]. The chunks'
         tokens are further rows behind them; only a split form can have some. Without ``decode``
         they are alone.
         """
-        assert not guests or self._split, "only a split batch takes guests"
-        assert guests or decode, "nothing to run"
+        assert not chunks or self._split, "only a split batch takes chunks"
+        assert chunks or decode, "nothing to run"
         if decode:
             self._move_full_rows()
-        step = KVStep(self._slabs if decode else (), guests)
+        step = KVStep(self._slabs if decode else (), chunks)
         # A new array each step: models keep the old one past the update.
         offset = mx.array(step.offsets, dtype=mx.int32)
         for cache in self.caches:

@@ -1,15 +1,14 @@
 """The prefix cache's books: tree, auxiliary slots and store, kept in step."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from mlx_dp.kvcache.auxiliary_slots import TREE, AuxiliarySlots
-from mlx_dp.kvcache.cached_prefix import CachedPrefix, PrefixStore, Save
+from mlx_dp.kvcache.cached_prefix import CachedPrefix, PrefixStore, Save, SegmentPart
 from mlx_dp.kvcache.prefix_facts import PrefixFacts
-from mlx_dp.kvcache.prefix_match import reusable
+from mlx_dp.kvcache.prefix_match import Reuse, reusable
 from mlx_dp.kvcache.prefix_node import PrefixNode
-from mlx_dp.kvcache.prefix_request import PrefixRequest
 from mlx_dp.kvcache.prefix_tree import PrefixTree
 from mlx_dp.kvcache.snapshot_points import snapshot_points
 
@@ -37,6 +36,48 @@ class Handover:
 class Freed:
     num_tokens: int
     nbytes: int
+
+
+@dataclass(slots=True, kw_only=True)
+class PrefixRequest:
+    """What the cache knows of one running request.
+
+    ``reuse`` and ``leaf`` are set while their paths are locked: until the step is launched.
+    ``reuse`` is what the request begins with, ``leaf`` the end of what it inserted.
+    """
+
+    request_id: int
+    namespace: str
+    reuse: Reuse | None = None
+    leaf: PrefixNode | None = None
+
+    def held(self) -> Iterator[PrefixNode]:
+        """The nodes from which paths are locked."""
+        if self.reuse is not None:
+            yield self.reuse.node
+        if self.leaf is not None:
+            yield self.leaf
+
+    def prefix(self) -> CachedPrefix | None:
+        """Name what it begins with, in the numbers of now."""
+        reuse = self.reuse
+        if reuse is None:
+            return None
+        pieces = tuple(
+            SegmentPart(node.node_id, min(node.end, reuse.num_tokens) - node.start)
+            for node in reuse.node.path()
+            if node.start < reuse.num_tokens
+        )
+        snapshot = reuse.node.snapshot if reuse.stateful else None
+        return CachedPrefix(pieces=pieces, num_tokens=reuse.num_tokens, snapshot=snapshot)
+
+    def settle(self) -> tuple[Save, ...]:
+        """Name the copies that it owes, in the numbers of now; from here on they count as made."""
+        path = () if self.leaf is None else self.leaf.path()
+        owed = [node for node in path if node.writer == self.request_id]
+        for node in owed:
+            node.writer = None
+        return tuple(Save(node.node_id, node.start, node.end) for node in owed)
 
 
 class PrefixCache:

@@ -6,7 +6,6 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlx_dp.kvcache.cached_prefix import Save
 from mlx_dp.kvcache.kinds import LeafArrays, Store, arrays_in
 from mlx_dp.kvcache.kv_row import LayerKV
 from mlx_dp.kvcache.layout import CacheLayout
@@ -44,10 +43,10 @@ class RowContent:
     kv: tuple[LayerKV, ...]
     recent: Snapshot
 
-    def saved_kv(self, save: Save) -> list[LayerKV]:
+    def saved_kv(self, start: int, end: int) -> list[LayerKV]:
         """Some tokens of the leaves that keep every token, as views."""
-        assert save.end <= self.length, (save, self.length)
-        return [kv.tokens(save.start, save.end) for kv in self.kv]
+        assert end <= self.length, (start, end, self.length)
+        return [kv.tokens(start, end) for kv in self.kv]
 
 
 def read_caches(layout: CacheLayout, caches: Sequence[Any], length: int) -> RowContent | None:

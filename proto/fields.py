@@ -4,8 +4,6 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-from mlx_dp.proto.sampling_params import TokenId
-
 MAX_REQUEST_TOKENS: Final = 2**20
 """Prompt and answer of one request together; a frame holds as many token ids."""
 MAX_STOP_TOKEN_IDS: Final = 256
@@ -14,6 +12,10 @@ MAX_CACHE_SALT_CHARS: Final = 256
 MAX_GRAMMAR_CHARS: Final = 2**16
 MAX_WARNINGS: Final = 16
 
+MAX_TOKEN_ID: Final = 2**31 - 1
+"""MLX holds token ids as int32."""
+
+TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
 RequestId = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Epoch = Annotated[int, Meta(ge=0, lt=2**31)]
 Text = Annotated[str, Meta(max_length=MAX_TEXT_CHARS)]

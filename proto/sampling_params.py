@@ -6,16 +6,15 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
+from mlx_dp.proto.fields import TokenId
+
 MAX_LOGIT_BIAS: Final = 1024
 MAX_TOP_LOGPROBS: Final = 20
-MAX_TOKEN_ID: Final = 2**31 - 1
 MAX_SEED: Final = 2**63 - 1
 MAX_MIN_TOKENS: Final = 2**20
 """As long as a request may be, see ``fields.MAX_REQUEST_TOKENS``."""
 GREEDY_BELOW: Final = 1e-5
 """Temperatures so small that logits divided by them leave float32 choose the best token."""
-
-TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
 
 
 def require_finite(*values: float) -> None:

@@ -117,7 +117,7 @@ class DecodeCaches:
             return self._batch.saved_kv(key, save.start, save.end)
         content = self._solo.content(key)
         assert content is not None, f"row {key} holds nothing"
-        return content.saved_kv(save)
+        return content.saved_kv(save.start, save.end)
 
     def snapshot(self, key: int) -> Snapshot | None:
         """A row's windows and states as they are now, as views; None: it has none yet."""
