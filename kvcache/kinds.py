@@ -118,7 +118,7 @@ class GrowingKV(_KVKind):
         cache.offset = length
 
     def make_room(self, cache: Any, room: int) -> None:
-        # Else it copies all that it holds every 256 tokens.
+        # Otherwise it copies all its tokens every 256 tokens.
         cache.step = room
 
     def growth_nbytes(self, cache: Any) -> int:

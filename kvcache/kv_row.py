@@ -49,9 +49,9 @@ class KVRow:
 
 
 def to_ring(kv: LayerKV, length: int) -> LayerKV:
-    """Move the last tokens of ``length`` from their order in time to position modulo their number.
+    """Reorder the last tokens of ``length``, from order in time to position modulo their number.
 
-    A window that has not yet seen more tokens than it keeps is the same both ways.
+    Both orders are the same for a window that has seen no more tokens than it keeps.
     """
     kept = kv.keys.shape[2]
     return kv if length <= kept else _rolled(kv, kept - length % kept)
@@ -64,7 +64,7 @@ def from_ring(kv: LayerKV, length: int) -> LayerKV:
 
 
 def _rolled(kv: LayerKV, first: int) -> LayerKV:
-    """Begin with token ``first``, and go on with those before it."""
+    """Begin with token ``first``, and end with those before it."""
     kept = kv.keys.shape[2]
     if first % kept == 0:
         return kv

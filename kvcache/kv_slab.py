@@ -14,9 +14,9 @@ class KVSlab:
     """Up to ``max_rows`` rows of up to ``width`` tokens each, packed from row 0.
 
     Per layer the keys and the values are one buffer [rows, KV heads, width, head dim]. A row's
-    content starts at index 0, and zeros lie behind it: never what another row left over, since one
-    NaN of that under a mask would poison the output. A layer with a window is no wider than that,
-    and a token's place in it is its position modulo the window.
+    content starts at index 0, and zeros lie behind it, never the content of an earlier row: one
+    NaN there would poison the output even under a mask. A layer with a window is no wider than the
+    window, and a token's place in it is its position modulo the window.
 
     With a tail, layers that keep every token have their newest tokens there until it is folded.
     Windows have none: a copy of one costs its width, however long the rows are.
@@ -48,12 +48,12 @@ class KVSlab:
 
     @property
     def held_rows(self) -> int:
-        """Rows that there is memory for, in every layer."""
+        """Rows that every layer has memory for."""
         return min((buffer.shape[0] for buffer in self._keys), default=0)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all buffers, those of a tail that the next step makes anew included."""
+        """Bytes of all buffers, including a tail that the next step makes anew."""
         return sum(buffer.nbytes for buffer in (*self._keys, *self._values)) + self._tail_nbytes()
 
     @property
@@ -67,9 +67,9 @@ class KVSlab:
     def append(self, row: KVRow, content: Sequence[LayerKV], *, spare: bool) -> None:
         """Copy a row's KV behind the last row.
 
-        It is [1, KV heads, tokens that the layer keeps, head dim] per layer. Where there is no
-        memory for it the slab doubles, or with ``spare`` False grows by this row alone; so a join
-        copies at most the slab that it joins.
+        ``content`` is [1, KV heads, tokens that the layer keeps, head dim] per layer. Where there
+        is no memory for it the slab doubles, or with ``spare`` False grows by this row alone; so a
+        join copies at most the slab that it joins.
         """
         assert not self.full and row.length <= self.width, (len(self.rows), row, self.width)
         self._fold(drop=True)
@@ -79,8 +79,7 @@ class KVSlab:
         self._put(index, row.length, content, left_over=self._left_over.pop(index, 0))
 
     def prepare(self, share: float) -> None:
-        """Where no row is free, double as ``append`` would, in this share of the layers that have
-        not yet."""
+        """Where no row is free, double this share of the layers that have not doubled yet."""
         held = self.held_rows
         if len(self.rows) < held or self.full:
             return
@@ -93,8 +92,8 @@ class KVSlab:
         """Copy one row's KV of every layer out of the slab, as ``append`` takes it."""
         length = self.rows[index].length
         content = [kv.copied() for kv in self.views(index, 0, length)]
-        # Waited for: a view that is still to be read holds the buffer, and the next write to it
-        # would copy all rows instead of working in place.
+        # Evaluated now: a pending view holds the buffer, and the next write to it would copy all
+        # rows instead of working in place.
         mx.eval(content)
         return content
 
@@ -128,13 +127,13 @@ class KVSlab:
         self._put(index, row.length, content, left_over=left_over)
 
     def pop(self) -> KVRow:
-        """Forget the last row. Its content stays, unreachable, until another row comes."""
+        """Remove the last row. Its content stays, unreachable, until another row comes."""
         row = self.rows.pop()
         self._left_over[len(self.rows)] = row.length
         return row
 
     def shrink(self) -> None:
-        """Give back the memory of rows that are not there. Copies the others."""
+        """Give back the memory of rows that do not exist. Copies the others."""
         if all(buffer.shape[0] == len(self.rows) for buffer in self._keys):
             return
         self._fold(drop=True)
@@ -142,7 +141,7 @@ class KVSlab:
         for buffers in (self._keys, self._values):
             for layer, buffer in enumerate(buffers):
                 buffers[layer] = mx.contiguous(buffer[: len(self.rows)])
-        # Else the larger buffers would live on until the next step is done.
+        # Otherwise the larger buffers would live on until the next step is done.
         mx.eval(self._keys, self._values)
 
     def widen(self, width: int) -> None:
@@ -192,7 +191,7 @@ class KVSlab:
 
     @property
     def _in_tail(self) -> int:
-        """The newest tokens of each row that are not in the slab yet."""
+        """How many of each row's newest tokens are not in the slab yet."""
         return 0 if self._tail is None else self._tail.used
 
     def _fold(self, *, drop: bool = False) -> None:
@@ -253,7 +252,7 @@ class KVSlab:
         ]
 
     def _put(self, index: int, length: int, content: Sequence[LayerKV], *, left_over: int) -> None:
-        # Left lazy: whatever is evaluated by name is held until the device has done it, and the
+        # Left lazy: an array that is evaluated explicitly is held until the device is done, and the
         # next write to it would be a copy. The next step evaluates it on its way.
         for layer, (kv, window) in enumerate(zip(content, self._windows, strict=True)):
             own, old = self._kept(window, length), self._kept(window, left_over)

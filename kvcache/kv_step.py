@@ -15,7 +15,7 @@ Seen = tuple[LayerKV, ...]
 
 
 class KVStep:
-    """One token of every row, slab after slab, and behind them the chunks' tokens.
+    """One token of every row, slab after slab, and behind them the tokens of prompts' chunks.
 
     To the model each token is a row. It holds slabs and chunks, so it must not outlive its pass.
     """
@@ -33,7 +33,7 @@ class KVStep:
 
     @property
     def keys(self) -> tuple[int, ...]:
-        """The rows' keys in their order; chunks have none."""
+        """The rows' keys in their order; tokens of chunks have none."""
         return tuple(row.key for slab in self._slabs for row in slab.rows)
 
     @property
@@ -46,7 +46,7 @@ class KVStep:
 
     @property
     def split(self) -> bool:
-        """What the tokens may see does not form one array."""
+        """Whether the KV that tokens may see lies in more than one array."""
         tails = any(slab.has_tail for slab in self._slabs)
         return len(self._slabs) > 1 or bool(self._chunks) or tails
 

@@ -13,7 +13,7 @@ import mlx.core as mx
 from mlx_dp.kvcache.kv_row import LayerKV
 
 TAIL_TOKENS: Final = 32
-"""A fold may copy the slab: spread over so many steps that costs little, and so does the tail."""
+"""A fold may copy the slab; over so many steps that costs little, as does a tail of this size."""
 
 
 class KVTail:

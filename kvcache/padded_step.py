@@ -10,7 +10,7 @@ from mlx_dp.kvcache.slab_step import SlabStep
 
 
 class PaddedStep:
-    """What a ``KVStep`` is to a decode: KV is written and attended to chunk by chunk.
+    """Writes KV and attends chunk by chunk, where a ``KVStep`` does so slab by slab.
 
     So attention never sees the padding, and needs no mask for it.
     """
@@ -23,7 +23,7 @@ class PaddedStep:
 
     @property
     def split(self) -> bool:
-        """What the tokens may see does not form one array."""
+        """Always true: each chunk's KV is an array of its own."""
         return True
 
     def ask_window(self, window: int | None, num_tokens: int) -> None:
@@ -52,7 +52,7 @@ class PaddedStep:
         scale: float,
         sinks: mx.array | None,
     ) -> mx.array:
-        """Attend row by row to what ``write`` returned; nothing but zeros behind a chunk's end."""
+        """Attend row by row to the result of ``write``; zeros behind a chunk's end."""
         attended = []
         for row, (chunk, (seen,)) in enumerate(zip(self._chunks, parts, strict=True)):
             found = mx.fast.scaled_dot_product_attention(

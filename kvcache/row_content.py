@@ -1,4 +1,4 @@
-"""What the caches of one request hold, taken out of them and put back."""
+"""The content of one request's caches, read from them and put back."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,13 +44,13 @@ class RowContent:
     recent: Snapshot
 
     def saved_kv(self, start: int, end: int) -> list[LayerKV]:
-        """Some tokens of the leaves that keep every token, as views."""
+        """Views of some tokens, in the leaves that keep every token."""
         assert end <= self.length, (start, end, self.length)
         return [kv.tokens(start, end) for kv in self.kv]
 
 
 def read_caches(layout: CacheLayout, caches: Sequence[Any], length: int) -> RowContent | None:
-    """Take out what a model's own caches hold; None: a state is not all there yet."""
+    """Read a model's own caches; None: a state is not complete yet."""
     found: dict[Store, list[LeafArrays]] = {store: [] for store in Store}
     for leaf, cache in zip(layout.leaves, layout.flatten(caches), strict=True):
         content = leaf.kind.read(cache, length)
@@ -94,7 +94,7 @@ def fill_caches(
 
 
 def cache_arrays(caches: Sequence[Any]) -> list[mx.array]:
-    """All arrays in a model's own caches: they must be evaluated, or the graph piles up."""
+    """All arrays in a model's own caches. Unless they are evaluated, their graph grows."""
     return [array for cache in caches for array in arrays_in(cache.state)]
 
 
@@ -105,7 +105,7 @@ def make_room(layout: CacheLayout, caches: Sequence[Any], room: int) -> None:
 
 
 def growth_nbytes(layout: CacheLayout, caches: Sequence[Any]) -> int:
-    """Bytes that the next token adds to growing caches which have filled what they have."""
+    """Bytes that the next token adds to the growing caches that are full."""
     return sum(
         leaf.kind.growth_nbytes(cache)
         for leaf, cache in zip(layout.leaves, layout.flatten(caches), strict=True)

@@ -12,11 +12,11 @@ from mlx_dp.kvcache.row_content import Snapshot
 
 
 class Segments:
-    """Copies of what outlives its request, by the numbers that the prefix tree gives them.
+    """Copies that outlive their request, by the numbers that the prefix tree gives them.
 
     A segment is the KV of some consecutive tokens, [1, KV heads, tokens, head dim] per leaf that
-    keeps every token. Each segment and each snapshot takes a buffer or two, whatever the number
-    of layers.
+    keeps every token. Each segment and each snapshot takes a buffer or two, whatever the number of
+    layers.
     """
 
     def __init__(self, page_nbytes: int = 1) -> None:
@@ -49,7 +49,8 @@ class Segments:
         number: int | None,
         snapshot_now: Callable[[], Snapshot | None],
     ) -> list[mx.array]:
-        """Copy what is to outlive a request; ``number`` is its snapshot's, if it has one.
+        """Copy the parts of a row that are to outlive it; ``number`` is its snapshot's, if it has
+        one.
 
         Returns the copies, which are still to be evaluated.
         """
@@ -82,7 +83,7 @@ class Segments:
         self.forget((number,), ())
         copies = self._hold(head, whole.mapped(lambda stack: stack[..., :at, :]))
         copies += self._hold(number, whole.mapped(lambda stack: stack[..., at:, :]))
-        # Else both would hold the whole until somebody reads them.
+        # Otherwise both would hold the whole segment until they are read.
         mx.async_eval(copies)
 
     def read(self, prefix: CachedPrefix) -> list[LayerKV]:
@@ -94,7 +95,7 @@ class Segments:
         return [joined(leaf) for leaf in zip(*pieces, strict=True)]
 
     def forget(self, segments: Collection[int], snapshots: Collection[int]) -> None:
-        """Drop what is there of these."""
+        """Drop segments and snapshots; unknown ones are no error."""
         for number in segments:
             if (segment := self._segments.pop(number, None)) is not None:
                 self._count(segment, -1)

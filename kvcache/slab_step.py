@@ -7,9 +7,9 @@ import mlx.core as mx
 
 @dataclass(frozen=True, slots=True)
 class WritePlace:
-    """Where the step's tokens go in layers of one window, and what the rows then see.
+    """Where the step's tokens go in layers of one window, and which tokens the rows then see.
 
-    Where all rows have the same place, ``position`` is it, and no mask is needed; else
+    Where all rows have the same place, it is ``position``, and no mask is needed; otherwise
     ``positions`` has it row by row, and ``mask`` [rows, 1, 1, visible] is true where a row may
     look.
     """
@@ -22,7 +22,7 @@ class WritePlace:
 
 @dataclass(frozen=True, slots=True)
 class FoldedPlace:
-    """What rows with a tail see in their slab: ``mask`` [rows, 1, 1, visible], or None: all."""
+    """The part of a slab that rows with a tail see; ``mask`` [rows, 1, 1, visible] None: all."""
 
     visible: int
     mask: mx.array | None
@@ -32,7 +32,7 @@ class FoldedPlace:
 class SlabStep:
     """Batch rows ``start`` to ``end`` are the slab's; they had ``lengths`` tokens before.
 
-    ``in_tail`` of these, the newest of each row, are in the slab's tail.
+    The newest ``in_tail`` tokens of each row are in the slab's tail.
     """
 
     start: int
@@ -73,7 +73,7 @@ class SlabStep:
         return self._folded
 
     def recent(self, window: int | None, num_tokens: int) -> mx.array | None:
-        """Mask [rows, 1, 1, visible] of the last ``num_tokens`` tokens; None: that is all."""
+        """Return the mask [rows, 1, 1, visible] of the last ``num_tokens`` tokens; None: all."""
         visible = self.place(window).visible
         if visible <= num_tokens:
             return self.place(window).mask

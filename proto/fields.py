@@ -1,4 +1,4 @@
-"""Bounds that several messages share. The codec enforces them on arrival."""
+"""Bounded types that several messages share. The codec enforces the bounds on arrival."""
 
 from typing import Annotated, Final
 
@@ -25,9 +25,9 @@ TokenIds = Annotated[tuple[TokenId, ...], Meta(max_length=MAX_REQUEST_TOKENS)]
 
 
 def clip_text(text: str) -> str:
-    """Return any text in a form that a ``Text`` field and UTF-8 take, cut at its end.
+    """Return any text in a form that a ``Text`` field and UTF-8 accept, cut at its end.
 
-    What a library says in an error has no bound, and a name on disk need not be UTF-8.
+    An error text of a library has no bound, and a file name need not be UTF-8.
     """
     clean = text.encode("utf-8", "backslashreplace").decode("utf-8")
     if len(clean) <= MAX_TEXT_CHARS:

@@ -1,4 +1,4 @@
-"""How one request's tokens are drawn."""
+"""Sampling parameters of one request."""
 
 import math
 from dataclasses import dataclass
@@ -26,10 +26,10 @@ def require_finite(*values: float) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """Sampling of one request, in the ecosystem's names and with every bound it has.
+    """Sampling of one request, in the ecosystem's names and with all their bounds.
 
-    The order is: min_tokens, logit_bias, penalties, temperature, then top_k, top_p and min_p on the
-    distribution at that temperature (as vLLM and SGLang do; mlx-lm filters at temperature 1).
+    The order is: min_tokens, logit_bias, penalties, temperature, then top_k, top_p and min_p on
+    the distribution at that temperature (as vLLM and SGLang do; mlx-lm filters at temperature 1).
     Penalties count as OpenAI's and vLLM's: repetition over prompt and answer, presence and
     frequency over the answer alone. A draw depends on ``seed`` and the position only, so neither
     the batch nor the worker changes it.

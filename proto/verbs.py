@@ -1,4 +1,4 @@
-"""What a controller says to a worker. See ``messages``."""
+"""Commands: messages of a controller to a worker. See ``messages``."""
 
 from dataclasses import dataclass
 from enum import StrEnum
