@@ -97,7 +97,7 @@ class AuxiliarySlots:
 def _name(owner: Owner | None) -> str:
     match owner:
         case None:
-            return "nobody"
+            return "no owner"
         case _Tree():
             return "the prefix tree"
         case int():

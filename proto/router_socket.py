@@ -228,7 +228,7 @@ def check_open_address(address: str) -> None:
     """Raise ConfigError where strangers could reach a ``host:port`` that asks for no keys."""
     if not is_loopback(host_of(address)):
         raise ConfigError(
-            f"{address} can be reached from other machines, and without keys anybody there "
+            f"{address} can be reached from other machines, and without keys any program there "
             "could be a worker: make some with mlx-dp keys and give their directory as --keys"
         )
 

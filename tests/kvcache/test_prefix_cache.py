@@ -300,7 +300,7 @@ def test_two_releases_of_one_request_free_no_slot_twice() -> None:
     owner.fill(7, (1, 2, 3), points=())
     owner.cache.dropped(7, {}, live)
     free = owner.slots.free_slots
-    with pytest.raises(AssertionError, match="belongs to nobody"):
+    with pytest.raises(AssertionError, match="belongs to no owner"):
         owner.cache.dropped(7, {}, live)
     with pytest.raises(KeyError):
         owner.cache.ended(7, (1, 2, 3), live, {})
