@@ -54,7 +54,12 @@ class KVSlab:
     @property
     def nbytes(self) -> int:
         """Bytes of all buffers, including a tail that the next step makes anew."""
-        return sum(buffer.nbytes for buffer in (*self._keys, *self._values)) + self._tail_nbytes()
+        tail = 0
+        if self._tail is not None:
+            growing = [layer for layer, window in enumerate(self._windows) if window is None]
+            slabs = [LayerKV(self._keys[i], self._values[i]) for i in growing if self._keys]
+            tail = self._tail.nbytes(len(self.rows), slabs)
+        return tail + sum(buffer.nbytes for buffer in (*self._keys, *self._values))
 
     @property
     def longest(self) -> int:
@@ -206,18 +211,6 @@ class KVSlab:
         self._tail.clear()
         if drop:
             self._tail.drop()
-
-    def _tail_nbytes(self) -> int:
-        """Bytes of a tail for the rows that are here."""
-        if self._tail is None or not self._keys:
-            return 0
-        token = sum(
-            buffer.itemsize * buffer.shape[1] * buffer.shape[3]
-            for buffers in (self._keys, self._values)
-            for buffer, window in zip(buffers, self._windows, strict=True)
-            if window is None
-        )
-        return len(self.rows) * self._tail.num_tokens * token
 
     def _kept(self, window: int | None, tokens: int) -> int:
         return tokens if window is None else min(window, tokens)

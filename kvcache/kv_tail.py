@@ -6,6 +6,7 @@ that the step has read. With a tail that is the tail, a few tokens a row, instea
 slab itself is written only when the tail is folded into it.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 import mlx.core as mx
@@ -32,6 +33,12 @@ class KVTail:
     @property
     def full(self) -> bool:
         return self.used == self.num_tokens
+
+    def nbytes(self, rows: int, slabs: Sequence[LayerKV]) -> int:
+        """Bytes of the tails of so many rows in the layers of a slab."""
+        buffers = [buffer for slab in slabs for buffer in slab]
+        token = sum(b.itemsize * b.shape[1] * b.shape[3] for b in buffers)
+        return rows * self.num_tokens * token
 
     def write(self, layer: int, column: int, new: LayerKV) -> LayerKV:
         """Write [rows, KV heads, 1, head dim] to a column; return all columns up to it."""
