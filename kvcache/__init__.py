@@ -1,1 +1,1 @@
-"""What an owner holds: request slots, token budget, batched KV caches."""
+"""What one owner holds: request and auxiliary slots, batched caches, the prefix cache."""

@@ -1,9 +1,9 @@
 """The one seam in mlx-lm: the attention function that its model files share.
 
 Rows of very different lengths cannot attend as one array without padding all of them to the
-longest, which on long contexts costs more than the whole rest of a step. So the shared function
-asks our cache, when it has the rows in several slabs, to attend slab by slab. With any other
-cache it is mlx-lm's own.
+longest, which on long contexts costs more than the rest of a step. So the shared function asks a
+batched cache whose rows lie in several slabs to attend slab by slab. With any other cache it is
+mlx-lm's own.
 """
 
 import sys
@@ -39,9 +39,9 @@ def _attention(
 
 
 def install() -> None:
-    """Put our function where models look for it. Doing it twice changes nothing.
+    """Replace the attention function wherever models look for it. Idempotent.
 
-    Call it before a model is loaded: model files take the function by name when imported.
+    Call it before a model is loaded: model files import the function by name.
     """
     setattr(base, _NAME, _attention)
     for name, module in list(sys.modules.items()):

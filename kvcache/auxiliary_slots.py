@@ -1,4 +1,4 @@
-"""Auxiliary-state slots: where a model that needs them keeps states and their snapshots."""
+"""Auxiliary-state slots: numbers for the states of running requests and for snapshots of them."""
 
 import heapq
 from enum import Enum, auto
@@ -20,7 +20,7 @@ class AuxiliarySlots:
 
     A request owns its live slot and those that its next snapshots go to; a snapshot that the
     prefix tree keeps belongs to the tree alone. Only the present owner may free a slot or give it
-    away. The arrays are the store's business: a slot is only their name.
+    away. A slot is a number; the store has the arrays.
     Invariant: every slot number is either in ``_idle`` or a key of ``_owner``.
     """
 
@@ -45,14 +45,14 @@ class AuxiliarySlots:
 
     @property
     def request_slots(self) -> int:
-        """Slots of running requests, live ones and snapshots to come."""
+        """The number of slots of running requests: live ones and those of snapshots to come."""
         return len(self._owner) - self._tree_slots
 
     def owner_of(self, slot: int) -> Owner | None:
         return self._owner.get(slot)
 
     def owned_by(self, owner: Owner) -> frozenset[int]:
-        """For checks: looks at every slot."""
+        """The slots of one owner. Looks at every slot, so it is for checks only."""
         return frozenset(slot for slot, holder in self._owner.items() if holder == owner)
 
     def alloc(self, request_id: int) -> int | None:
@@ -64,7 +64,7 @@ class AuxiliarySlots:
         return slot
 
     def fork(self, slot: int, request_id: int) -> int | None:
-        """Take a slot for a request's copy of one that is owned, or return None when short."""
+        """Take another slot for a request that owns one, for a copy; None: all have an owner."""
         assert slot in self._owner, f"slot {slot} holds no state to copy"
         return self.alloc(request_id)
 
@@ -75,7 +75,7 @@ class AuxiliarySlots:
         self._tree_slots += 1
 
     def free(self, slot: int, owner: Owner) -> None:
-        """Give back a slot that this owner has."""
+        """Give back a slot of this owner."""
         self._demand(slot, owner)
         del self._owner[slot]
         if owner is TREE:
@@ -97,7 +97,7 @@ class AuxiliarySlots:
 def _name(owner: Owner | None) -> str:
     match owner:
         case None:
-            return "nobody"
+            return "no owner"
         case _Tree():
             return "the prefix tree"
         case int():

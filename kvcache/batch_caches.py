@@ -1,4 +1,4 @@
-"""The caches of all requests that decode together, whatever kinds a model has."""
+"""The caches of all requests that decode together, of every kind that a model has."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,17 +7,18 @@ import mlx.core as mx
 
 from mlx_dp.kvcache.batch_form import BatchForm
 from mlx_dp.kvcache.guest_chunk import GuestChunk
+from mlx_dp.kvcache.kinds import Store
 from mlx_dp.kvcache.kv_batch import MIN_WIDTH, SLAB_TOKENS, KVBatch
 from mlx_dp.kvcache.kv_row import LayerKV, from_ring, to_ring
-from mlx_dp.kvcache.layout import CacheLayout, LeafKind
+from mlx_dp.kvcache.layout import CacheLayout
 from mlx_dp.kvcache.row_content import RowContent, Snapshot
 from mlx_dp.kvcache.state_rows import StateRows
 
 
 class BatchCaches:
-    """Rows of KV, of windows and of states under one order, and ``caches`` for the model.
+    """Rows of KV, windows and states in one order, and ``caches`` for the model.
 
-    ``state_sizes`` has the number of arrays of every state.
+    ``state_sizes`` is the number of arrays in each state.
     """
 
     def __init__(
@@ -34,7 +35,7 @@ class BatchCaches:
         self._kv = KVBatch(self._windows, form, min_width=min_width, slab_tokens=slab_tokens)
         kv, states = iter(self._kv.caches), iter(self._states.caches)
         self.caches: list[Any] = layout.nest(
-            [next(states) if leaf.kind is LeafKind.STATE else next(kv) for leaf in layout.leaves]
+            [next(states) if leaf.store is Store.STATE else next(kv) for leaf in layout.leaves]
         )
 
     @property
@@ -54,7 +55,7 @@ class BatchCaches:
         return self._kv
 
     def join(self, key: int, content: RowContent, *, room: int) -> None:
-        """Copy in a row. ``room`` is how many tokens it is expected to reach."""
+        """Copy a row in. ``room`` is how many tokens it is expected to reach."""
         grown, windows = iter(content.kv), iter(content.recent.windows)
         kv = [
             next(grown) if window is None else to_ring(next(windows), content.length)
@@ -71,12 +72,12 @@ class BatchCaches:
         return self._kv.length(key)
 
     def saved_kv(self, key: int, start: int, end: int) -> list[LayerKV]:
-        """A row's tokens of the leaves that keep every token, as views."""
+        """Views of a row's tokens, in the leaves that keep every token."""
         views = self._kv.views(key, start, end)
         return [view for view, window in zip(views, self._windows, strict=True) if window is None]
 
     def snapshot(self, key: int) -> Snapshot:
-        """A row's windows and states as they are now, as views."""
+        """Views of a row's present windows and states."""
         length = self._kv.length(key)
         views = self._kv.views(key, length, length)
         windows = [
@@ -91,21 +92,21 @@ class BatchCaches:
         self._states.compact()
 
     def begin_step(
-        self, guests: Sequence[GuestChunk] = (), *, decode: bool = True
+        self, chunks: Sequence[GuestChunk] = (), *, decode: bool = True
     ) -> tuple[int, ...]:
-        """As ``KVBatch.begin_step``."""
-        assert not guests or not self._states.caches, "guests are rows without a state"
-        order = self._kv.begin_step(guests, decode=decode)
+        """Prepare one token for every row, see ``KVBatch.begin_step``."""
+        assert not chunks or not self._states.caches, "chunks are rows without a state"
+        order = self._kv.begin_step(chunks, decode=decode)
         if decode:
             self._states.arrange(order)
         return order
 
     def end_step(self) -> list[mx.array]:
-        """As ``KVBatch.end_step``."""
+        """Check the pass, see ``KVBatch.end_step``."""
         return self._kv.end_step()
 
     def arrays(self) -> list[mx.array]:
-        """What must be evaluated with each step beside what it yields."""
+        """Arrays to evaluate with each step, beside its output."""
         return self._states.arrays()
 
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""What the model sees of the batch's KV in one layer."""
+"""One layer of the batch's KV, as the model sees it."""
 
 from typing import Any
 
@@ -10,16 +10,16 @@ from mlx_dp.kvcache.padded_step import PaddedStep
 
 
 class NotSplittableError(Exception):
-    """The model does its own arithmetic on cached KV, so its batch must stay one rectangle."""
+    """The model does its own arithmetic on cached KV, so its batch must stay one array."""
 
 
 class BatchedKVCache:
-    """One layer's view of the batch, in mlx-lm's cache protocol, for one pass after another.
+    """One layer of the batch in mlx-lm's cache protocol, for one pass after another.
 
-    With one slab, ``update_and_fetch`` returns the slab's keys and values, and any arithmetic on
-    them is right. With several, or with guests, they do not form one array: it returns the new
-    tokens' own keys and values, and ``attend``, called by the shared attention function, finds
-    the rest.
+    In a single slab, ``update_and_fetch`` returns the slab's keys and values, and any arithmetic
+    on them is right. Several slabs, tails and chunks of prompts do not form one array: then it
+    returns the new tokens' own keys and values, and ``attend``, called by the shared attention
+    function, finds the rest.
     """
 
     def __init__(self, layer: int, *, window: int | None, grouped_mask: bool) -> None:
@@ -29,11 +29,11 @@ class BatchedKVCache:
         self._step: KVStep | PaddedStep | None = None
         self._attended = False
         self._fetched: LayerKV | None = None
-        self._parts: list[LayerKV] = []
+        self._parts: list[tuple[LayerKV, ...]] = []
         self.offset: mx.array = mx.zeros((0,), dtype=mx.int32)
         self.asks_wide = False
-        # Some models hang other work on these. They are what was fetched, and nothing reads back
-        # what a model puts here.
+        # The fetched arrays, since some models make other work depend on them. Values that a
+        # model stores here are never read.
         self.keys: Any = None
         self.values: Any = None
 
@@ -53,10 +53,10 @@ class BatchedKVCache:
         self._attended = False
 
     def end_step(self) -> list[mx.array]:
-        """Forget the step: its views, if they lived on, would make the next write a copy, and its
-        guests are of requests that may be gone by then.
+        """Forget the step: its views would make the next write a copy, and the requests of its
+        chunks may be gone by then.
 
-        Returns what was written and not attended to: nothing else would ever compute it.
+        Returns arrays that were written and not attended to: nothing else would ever compute them.
         """
         fetched, self._fetched = self._fetched, None
         split, self._step = self.split, None
@@ -69,19 +69,19 @@ class BatchedKVCache:
         return list(fetched)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Append [rows, KV heads, width, head dim] and return what attention may see."""
+        """Append [rows, KV heads, width, head dim] and return the KV that attention may see."""
         assert keys.shape[2] == self.step.width, (keys.shape, self.step.width)
         self._parts = self.step.write(self._layer, self._window, LayerKV(keys, values))
-        self._fetched = LayerKV(keys, values) if self.split else self._parts[0]
+        self._fetched = LayerKV(keys, values) if self.split else self._parts[0][0]
         self.keys, self.values = self._fetched
         return self._fetched
 
     def attended(self) -> None:
-        """The shared attention function has looked at what was fetched."""
+        """Note that the shared attention function has used the fetched arrays."""
         self._attended = True
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
-        """What the step's ``update_and_fetch`` returned, for layers that share it."""
+        """Return the result of the step's ``update_and_fetch``, for layers that share it."""
         assert self._fetched is not None, f"layer {self._layer} has written nothing yet"
         return self._fetched
 
@@ -122,9 +122,9 @@ class BatchedKVCache:
         scale: float,
         sinks: mx.array | None,
     ) -> mx.array:
-        """Attend to all that the tokens may see.
+        """Attend to all tokens that each row may see.
 
-        ``fetched`` must be what ``update_and_fetch`` returned.
+        ``fetched`` must be the result of ``update_and_fetch``.
         """
         if self._fetched is None or fetched.keys is not self._fetched.keys:
             raise NotSplittableError("the model changes keys after it cached them")

@@ -1,7 +1,7 @@
-"""How the books of the prefix cache and the arrays behind them speak of each other.
+"""The names that the prefix cache's bookkeeping and its arrays share.
 
-The tree knows tokens, the store knows arrays; both name a piece of KV by its segment, and a
-snapshot of state by its auxiliary slot. Neither number is used twice while it lives.
+The tree knows tokens, the store knows arrays; both name a run of KV by its segment, and a snapshot
+of state by its auxiliary slot. No number is used twice while it lives.
 """
 
 from collections.abc import Collection
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 
-class Piece(NamedTuple):
+class SegmentPart(NamedTuple):
     """The first ``num_tokens`` tokens of a segment."""
 
     segment: int
@@ -18,13 +18,13 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedPrefix:
-    """What a request need not compute: ``pieces`` in order, ``num_tokens`` in all.
+    """The part of a prompt that need not be computed: ``pieces`` in order, ``num_tokens`` in all.
 
-    ``snapshot`` names the state to begin with, for models that have one. It lies at
-    ``num_tokens`` or, where the state can be cut back, beyond.
+    ``snapshot`` names the state to begin with, for models that have one. It lies at ``num_tokens``
+    or, where the state can be cut back, beyond.
     """
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[SegmentPart, ...]
     num_tokens: int
     snapshot: int | None = None
 
@@ -38,10 +38,12 @@ class Save(NamedTuple):
 
 
 class PrefixStore(Protocol):
-    """Holds the arrays of segments and snapshots. Nothing here waits for the device."""
+    """The arrays of segments and snapshots. No method waits for the device."""
 
     def split(self, segment: int, at: int, head: int) -> None:
         """Move the first ``at`` tokens of a segment into a new one, ``head``."""
 
     def forget(self, segments: Collection[int], snapshots: Collection[int]) -> None:
-        """Drop what the tree has dropped. Neither needs to exist: a save may still be to come."""
+        """Drop segments and snapshots that left the tree. Unknown ones are no error: their save
+        may still be to come.
+        """

@@ -1,11 +1,11 @@
-"""How far two runs of token ids agree."""
+"""The common prefix of two runs of token ids."""
 
 
 def common_prefix(left: tuple[int, ...], right: tuple[int, ...], start: int = 0) -> int:
     """Count the first ids of ``left`` that ``right`` has from ``start`` on.
 
-    Slices are compared whole, and a difference is found by halving: prompts have tens of
-    thousands of tokens, and a loop over them in Python would hold up every step.
+    Slices are compared whole, and a difference is found by bisection: prompts have tens of
+    thousands of tokens, and a loop over them in Python would delay every step.
     """
     limit = min(len(left), len(right) - start)
     if limit <= 0 or left[0] != right[start]:

@@ -1,4 +1,4 @@
-"""Who was not used for the longest time."""
+"""Eviction candidates in the order of their last use."""
 
 import heapq
 from collections.abc import Callable
@@ -10,12 +10,12 @@ SLACK = 64
 class EvictionQueue:
     """Candidates by the number of their last use; stale entries are skipped when met.
 
-    Whoever becomes a candidate, or is used while one, is pushed again: moving an entry inside a
-    heap costs more than leaving the old one behind.
+    A new candidate, and one that is used again, is pushed: moving an entry within a heap costs
+    more than leaving the stale one behind.
     """
 
     def __init__(self, last_use: Callable[[int], int | None]) -> None:
-        """``last_use`` of a candidate by its id; None when it is none at present."""
+        """``last_use`` of a candidate by its id; None: it is no candidate at present."""
         self._last_use = last_use
         self._entries: list[tuple[int, int]] = []
 
@@ -23,7 +23,7 @@ class EvictionQueue:
         return len(self._entries)
 
     def push(self, candidate: int, *, living: int) -> None:
-        """Enter a candidate; ``living`` bounds how many there can be."""
+        """Enter a candidate. ``living`` bounds how many candidates there can be."""
         use = self._last_use(candidate)
         assert use is not None, f"{candidate} cannot be evicted"
         heapq.heappush(self._entries, (use, candidate))

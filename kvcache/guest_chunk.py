@@ -1,4 +1,4 @@
-"""A piece of a prompt that rides along in a decode step, or with other short prompts."""
+"""A chunk of a prompt in a decode step, or in one pass with chunks of other prompts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,9 +13,9 @@ from mlx_dp.kvcache.kv_row import LayerKV
 class GuestChunk:
     """The next ``num_tokens`` of one prompt, from ``position`` on, as the batch's last rows.
 
-    To everything but attention a token is a row, whoever's it is; so one forward pass, which
+    Outside attention a token is a row, whichever request it belongs to; so one forward pass, which
     reads the weights once, serves decode and prefill. In attention the rows are one sequence
-    again, over the KV in ``caches``, the model's own caches of that request, leaf by leaf.
+    again, over the KV in ``caches``: the model's own caches of that request, leaf by leaf.
     """
 
     caches: Sequence[Any]
@@ -32,7 +32,7 @@ class GuestChunk:
         return self.append(layer, turned, window=window, asked=asked)
 
     def append(self, layer: int, new: LayerKV, *, window: int | None, asked: int | None) -> LayerKV:
-        """As ``write``, with one row of tokens, [1, KV heads, tokens, head dim]."""
+        """Append one row of tokens, [1, KV heads, tokens, head dim], as ``write`` does."""
         cache = self.caches[layer]
         if window not in self._masks:
             # Before the first write, since the mask depends on what was there.
@@ -43,13 +43,13 @@ class GuestChunk:
         return LayerKV(keys, values)
 
     def mask(self, window: int | None) -> Any:
-        """None, "causal" or booleans [tokens, seen]."""
+        """Return None, "causal" or booleans [tokens, seen]."""
         return self._masks[window]
 
     def attend(
         self, queries: mx.array, seen: LayerKV, *, scale: float, mask: Any, sinks: mx.array | None
     ) -> mx.array:
-        """Attend with rows [tokens, heads, 1, head dim]; the result is alike."""
+        """Attend with rows [tokens, heads, 1, head dim]; the result has that shape too."""
         return _turn(
             mx.fast.scaled_dot_product_attention(
                 _turn(queries), seen.keys, seen.values, scale=scale, mask=mask, sinks=sinks

@@ -12,6 +12,7 @@ from mlx_dp.kvcache.guest_chunk import GuestChunk
 from mlx_dp.kvcache.kv_row import KVRow, LayerKV
 from mlx_dp.kvcache.kv_slab import KVSlab
 from mlx_dp.kvcache.kv_step import KVStep
+from mlx_dp.kvcache.kv_tail import TAIL_TOKENS
 
 MIN_WIDTH: Final = 256
 SLAB_TOKENS: Final = 8192
@@ -19,17 +20,17 @@ SLAB_TOKENS: Final = 8192
 
 
 class KVBatch:
-    """Rows of KV in slabs by length, seen by the model as one batch.
+    """Rows of KV in slabs by width, seen by the model as one batch.
 
-    Rows lie in slabs by width, so a long request costs short ones neither memory nor attention.
+    A long request costs short ones neither memory nor attention, since they lie in other slabs.
     Widths are powers of two as long as rows share a slab, and sixteenths of the next power of two
-    beyond. A row that fills its width moves to the next one, which copies that row
-    alone; a leave moves at most one row. The batch order is slab after slab, and changes with
-    every join, leave and move: ``begin_step`` returns it.
+    beyond. A row that fills its width moves to the next one, which copies that row alone; a leave
+    moves at most one row. The batch order is slab after slab, and changes with every join, leave
+    and move: ``begin_step`` returns it.
 
     A form that is not split keeps all rows in one slab, for models that do their own attention
-    arithmetic on what the cache returns. It then widens for the longest row, and copies all when
-    it does.
+    arithmetic on the fetched arrays. The slab then widens for the longest row, which copies all
+    rows.
     """
 
     def __init__(
@@ -39,9 +40,14 @@ class KVBatch:
         *,
         min_width: int = MIN_WIDTH,
         slab_tokens: int = SLAB_TOKENS,
+        tail_tokens: int = TAIL_TOKENS,
     ) -> None:
-        """``windows`` has one entry per layer; None: the layer keeps every token."""
+        """``windows`` has one entry per layer; None: the layer keeps every token.
+
+        ``tail_tokens``: the size of a tail, in a form that has them.
+        """
         self._windows = tuple(windows)
+        self.tail_tokens = tail_tokens if form.tails else 0
         self._split = form.split
         self._min_width = min_width
         self._slab_tokens = slab_tokens
@@ -61,11 +67,12 @@ class KVBatch:
 
     @property
     def num_buffers(self) -> int:
-        return 2 * len(self._windows) * len(self._slabs)
+        tails = self._windows.count(None) if self.tail_tokens else 0
+        return 2 * (len(self._windows) + tails) * len(self._slabs)
 
     @property
     def asks_wide(self) -> bool:
-        """The model has asked for a mask that is wider than the caches it is for."""
+        """The model has asked for a mask that is wider than the cache that it is for."""
         return any(cache.asks_wide for cache in self.caches)
 
     @property
@@ -73,7 +80,7 @@ class KVBatch:
         return sum(row.length for slab in self._slabs for row in slab.rows)
 
     def width_for(self, num_tokens: int) -> int:
-        """Tokens that a row has memory for when it needs so many."""
+        """Tokens that there is memory for in a row that needs so many."""
         width = self._min_width
         while width < num_tokens:
             width *= 2
@@ -81,7 +88,7 @@ class KVBatch:
             return max(width, self._slabs[0].width) if self._slabs else width
         if width <= self._slab_tokens:
             return width
-        # Such a row is alone in its slab, so that an equal width is worth nothing to it.
+        # Such a row is alone in its slab, so it gains nothing from a width that others share.
         step = max(self._min_width, width // 16)
         return -(-num_tokens // step) * step
 
@@ -93,7 +100,7 @@ class KVBatch:
         return (self.width_for(num_tokens) - slab.width) * slab.held_rows
 
     def growing_widths(self) -> list[int]:
-        """Widths of the rows that the next step makes anew, since those that it has are full."""
+        """Widths of the rows that the next step makes anew, because their present ones are full."""
         if not self._split:
             return [2 * s.width for s in self._slabs if s.longest == s.width for _ in s.rows]
         full = [row for slab in self._slabs for row in slab.rows if row.length == slab.width]
@@ -103,17 +110,17 @@ class KVBatch:
         """Copy in a row's KV, [1, KV heads, tokens that the layer keeps, head dim] per layer.
 
         ``room`` is how many tokens the row is expected to reach; it may outgrow it. Windows come
-        as ``to_ring`` makes them.
+        in ``to_ring``'s order.
         """
         assert key not in self._home, f"row {key} is here already"
         self._append(KVRow(key, length), content, room=max(room, length + 1))
 
     def prepare(self, room: int, share: float, *, set_aside: int = 0) -> None:
-        """Make this share of the memory that a row of ``room`` tokens will lack when it joins.
+        """Make a share of the memory that a row of ``room`` tokens will lack when it joins.
 
-        A slab that grows copies all its rows. The join, which comes after several such calls,
-        would else do so in its own step. ``set_aside`` bytes are for rows to come, this one too:
-        made twice, they must not cost anybody else's.
+        A slab that grows copies all its rows. Several such calls spread that over the steps before
+        the join. ``set_aside`` bytes are for rows to come, this one included: memory that is made
+        early must not displace anything else.
         """
         if not self._split:
             return
@@ -143,8 +150,9 @@ class KVBatch:
         return slab.content(slab.index(key))
 
     def views(self, key: int, start: int, end: int) -> list[LayerKV]:
-        """Views of a row's tokens. They must be copied, evaluated and dropped before the next
-        step, which would else copy the slab."""
+        """Views of a row's tokens. Copy, evaluate and drop them before the next step, which would
+        otherwise copy the slab.
+        """
         slab = self._home[key]
         return slab.views(slab.index(key), start, end)
 
@@ -154,19 +162,19 @@ class KVBatch:
             slab.shrink()
 
     def begin_step(
-        self, guests: Sequence[GuestChunk] = (), *, decode: bool = True
+        self, chunks: Sequence[GuestChunk] = (), *, decode: bool = True
     ) -> tuple[int, ...]:
         """Prepare one token for every row; return their keys in batch order.
 
-        After it, the model is called once with ``caches``, on tokens [rows, 1]. The guests'
-        tokens are further rows behind them; only a split form can have some. Without ``decode``
-        they are alone.
+        Afterwards the model is called once with ``caches``, on tokens [rows, 1]. Tokens of
+        prompts' chunks are further rows behind them, in a split form only. Without ``decode`` they
+        are the only rows.
         """
-        assert not guests or self._split, "only a split batch takes guests"
-        assert guests or decode, "nothing to run"
+        assert not chunks or self._split, "only a split batch takes chunks"
+        assert chunks or decode, "nothing to run"
         if decode:
             self._move_full_rows()
-        step = KVStep(self._slabs if decode else (), guests)
+        step = KVStep(self._slabs if decode else (), chunks)
         # A new array each step: models keep the old one past the update.
         offset = mx.array(step.offsets, dtype=mx.int32)
         for cache in self.caches:
@@ -174,10 +182,10 @@ class KVBatch:
         return step.keys
 
     def end_step(self) -> list[mx.array]:
-        """Check that the model looked at the KV through the shared attention function.
+        """Check that the model has attended to the KV through the shared attention function.
 
-        Returns arrays that only the caller can have computed. Raises NotSplittableError when a
-        split batch was not attended to, so that the model's output is worthless.
+        Returns arrays that only the caller can have computed. Raises NotSplittableError where a
+        split batch was not attended to, which makes the model's output worthless.
         """
         return [array for cache in self.caches for array in cache.end_step()]
 
@@ -215,7 +223,7 @@ class KVBatch:
 
     def _remove(self, slab: KVSlab, index: int) -> None:
         if len(slab.rows) == 1:
-            # It leaves no gap that another slab's row would have to fill.
+            # No gap remains for another slab's row to fill.
             self._slabs.remove(slab)
             return
         last = next(s for s in reversed(self._slabs) if s.width == slab.width)
@@ -236,7 +244,12 @@ class KVBatch:
         for slab in self._slabs:
             if slab.width == width and not slab.full:
                 return slab
-        slab = KVSlab(width, max(1, self._slab_tokens // width), self._windows)
+        slab = KVSlab(
+            width,
+            max(1, self._slab_tokens // width),
+            self._windows,
+            tail_tokens=self.tail_tokens,
+        )
         # Narrow slabs first, so that the batch order is stable under growth.
         at = next((i for i, s in enumerate(self._slabs) if s.width > width), len(self._slabs))
         self._slabs.insert(at, slab)

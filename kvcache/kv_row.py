@@ -1,5 +1,6 @@
 """One request's row of KV."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,6 +18,9 @@ class LayerKV(NamedTuple):
     def tokens(self, start: int, end: int) -> "LayerKV":
         return LayerKV(self.keys[..., start:end, :], self.values[..., start:end, :])
 
+    def row(self, index: int) -> "LayerKV":
+        return LayerKV(self.keys[index : index + 1], self.values[index : index + 1])
+
     def copied(self) -> "LayerKV":
         """Keys and values in buffers of their own, never views of a larger one."""
         return LayerKV(copied(self.keys), copied(self.values))
@@ -24,6 +28,16 @@ class LayerKV(NamedTuple):
     @property
     def nbytes(self) -> int:
         return self.keys.nbytes + self.values.nbytes
+
+
+def joined(parts: Sequence[LayerKV]) -> LayerKV:
+    """The tokens of several parts of one row, one part after another."""
+    if len(parts) == 1:
+        return parts[0]
+    return LayerKV(
+        mx.concatenate([part.keys for part in parts], axis=2),
+        mx.concatenate([part.values for part in parts], axis=2),
+    )
 
 
 @dataclass(slots=True)
@@ -35,9 +49,9 @@ class KVRow:
 
 
 def to_ring(kv: LayerKV, length: int) -> LayerKV:
-    """Move the last tokens of ``length`` from their order in time to position modulo their number.
+    """Reorder the last tokens of ``length``, from order in time to position modulo their number.
 
-    A window that has not yet seen more tokens than it keeps is the same both ways.
+    Both orders are the same for a window that has seen no more tokens than it keeps.
     """
     kept = kv.keys.shape[2]
     return kv if length <= kept else _rolled(kv, kept - length % kept)
@@ -50,12 +64,8 @@ def from_ring(kv: LayerKV, length: int) -> LayerKV:
 
 
 def _rolled(kv: LayerKV, first: int) -> LayerKV:
-    """Begin with token ``first``, and go on with those before it."""
+    """Begin with token ``first``, and end with those before it."""
     kept = kv.keys.shape[2]
     if first % kept == 0:
         return kv
-    ahead, behind = kv.tokens(first, kept), kv.tokens(0, first)
-    return LayerKV(
-        mx.concatenate([ahead.keys, behind.keys], axis=2),
-        mx.concatenate([ahead.values, behind.values], axis=2),
-    )
+    return joined((kv.tokens(first, kept), kv.tokens(0, first)))

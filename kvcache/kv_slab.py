@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from mlx_dp.kvcache.kv_row import KVRow, LayerKV
+from mlx_dp.kvcache.kv_row import KVRow, LayerKV, joined
+from mlx_dp.kvcache.kv_tail import KVTail
 from mlx_dp.kvcache.slab_step import SlabStep
 
 
@@ -13,13 +14,21 @@ class KVSlab:
     """Up to ``max_rows`` rows of up to ``width`` tokens each, packed from row 0.
 
     Per layer the keys and the values are one buffer [rows, KV heads, width, head dim]. A row's
-    content starts at index 0, and zeros lie behind it: never what another row left over, since one
-    NaN of that under a mask would poison the output. A layer with a window is no wider than that,
-    and a token's place in it is its position modulo the window.
+    content starts at index 0, and zeros lie behind it, never the content of an earlier row: one
+    NaN there would poison the output even under a mask. A layer with a window is no wider than the
+    window, and a token's place in it is its position modulo the window.
+
+    With a tail, layers that keep every token have their newest tokens there until it is folded.
+    Windows have none: a copy of one costs its width, however long the rows are.
     """
 
-    def __init__(self, width: int, max_rows: int, windows: Sequence[int | None]) -> None:
-        """``windows`` has one entry per layer; None: the layer keeps every token."""
+    def __init__(
+        self, width: int, max_rows: int, windows: Sequence[int | None], *, tail_tokens: int = 0
+    ) -> None:
+        """``windows`` has one entry per layer; None: the layer keeps every token.
+
+        ``tail_tokens``: the size of the tail; 0: tokens are written in place.
+        """
         self.width = width
         self.max_rows = max_rows
         self.rows: list[KVRow] = []
@@ -27,6 +36,11 @@ class KVSlab:
         self._keys: list[mx.array] = []
         self._values: list[mx.array] = []
         self._left_over: dict[int, int] = {}
+        self._tail = KVTail(tail_tokens) if tail_tokens and None in windows else None
+
+    @property
+    def has_tail(self) -> bool:
+        return self._tail is not None
 
     @property
     def full(self) -> bool:
@@ -34,12 +48,18 @@ class KVSlab:
 
     @property
     def held_rows(self) -> int:
-        """Rows that there is memory for, in every layer."""
+        """Rows that every layer has memory for."""
         return min((buffer.shape[0] for buffer in self._keys), default=0)
 
     @property
     def nbytes(self) -> int:
-        return sum(buffer.nbytes for buffer in (*self._keys, *self._values))
+        """Bytes of all buffers, including a tail that the next step makes anew."""
+        tail = 0
+        if self._tail is not None:
+            growing = [layer for layer, window in enumerate(self._windows) if window is None]
+            slabs = [LayerKV(self._keys[i], self._values[i]) for i in growing if self._keys]
+            tail = self._tail.nbytes(len(self.rows), slabs)
+        return tail + sum(buffer.nbytes for buffer in (*self._keys, *self._values))
 
     @property
     def longest(self) -> int:
@@ -52,19 +72,19 @@ class KVSlab:
     def append(self, row: KVRow, content: Sequence[LayerKV], *, spare: bool) -> None:
         """Copy a row's KV behind the last row.
 
-        It is [1, KV heads, tokens that the layer keeps, head dim] per layer. Where there is no
-        memory for it the slab doubles, or with ``spare`` False grows by this row alone; so a join
-        copies at most the slab that it joins.
+        ``content`` is [1, KV heads, tokens that the layer keeps, head dim] per layer. Where there
+        is no memory for it the slab doubles, or with ``spare`` False grows by this row alone; so a
+        join copies at most the slab that it joins.
         """
         assert not self.full and row.length <= self.width, (len(self.rows), row, self.width)
+        self._fold(drop=True)
         index = len(self.rows)
         self._reserve(index + 1, content, spare=spare)
         self.rows.append(row)
         self._put(index, row.length, content, left_over=self._left_over.pop(index, 0))
 
     def prepare(self, share: float) -> None:
-        """Where no row is free, double as ``append`` would, in this share of the layers that have
-        not yet."""
+        """Where no row is free, double this share of the layers that have not doubled yet."""
         held = self.held_rows
         if len(self.rows) < held or self.full:
             return
@@ -77,41 +97,56 @@ class KVSlab:
         """Copy one row's KV of every layer out of the slab, as ``append`` takes it."""
         length = self.rows[index].length
         content = [kv.copied() for kv in self.views(index, 0, length)]
-        # Waited for: a view that is still to be read holds the buffer, and the next write to it
-        # would copy all rows instead of working in place.
+        # Evaluated now: a pending view holds the buffer, and the next write to it would copy all
+        # rows instead of working in place.
         mx.eval(content)
         return content
 
     def views(self, index: int, start: int, end: int) -> list[LayerKV]:
-        """Views of one row's tokens, in the layers with a window of all that they keep."""
-        return [
-            LayerKV(keys[index : index + 1], values[index : index + 1]).tokens(
-                start if window is None else 0, self._kept(window, end)
-            )
-            for keys, values, window in zip(self._keys, self._values, self._windows, strict=True)
-        ]
+        """Views of one row's tokens, in the layers with a window of all that they keep.
+
+        Tokens that lie partly in the tail are joined.
+        """
+        views: list[LayerKV] = []
+        folded = self.rows[index].length - self._in_tail
+        for layer, window in enumerate(self._windows):
+            slab = LayerKV(self._keys[layer], self._values[layer])
+            kept = slab.row(index)
+            if window is not None:
+                views.append(kept.tokens(0, self._kept(window, end)))
+            elif self._tail is None or end <= folded:
+                views.append(kept.tokens(start, end))
+            else:
+                tail = self._tail.row(layer, index, slab)
+                newest = tail.tokens(max(0, start - folded), end - folded)
+                views.append(
+                    joined((kept.tokens(start, folded), newest)) if start < folded else newest
+                )
+        return views
 
     def replace(self, index: int, row: KVRow, content: Sequence[LayerKV]) -> None:
         """Put a row in the place of one that left."""
+        self._fold()
         left_over = self.rows[index].length
         self.rows[index] = row
         self._put(index, row.length, content, left_over=left_over)
 
     def pop(self) -> KVRow:
-        """Forget the last row. Its content stays, unreachable, until another row comes."""
+        """Remove the last row. Its content stays, unreachable, until another row comes."""
         row = self.rows.pop()
         self._left_over[len(self.rows)] = row.length
         return row
 
     def shrink(self) -> None:
-        """Give back the memory of rows that are not there. Copies the others."""
+        """Give back the memory of rows that do not exist. Copies the others."""
         if all(buffer.shape[0] == len(self.rows) for buffer in self._keys):
             return
+        self._fold(drop=True)
         self._left_over = {}
         for buffers in (self._keys, self._values):
             for layer, buffer in enumerate(buffers):
                 buffers[layer] = mx.contiguous(buffer[: len(self.rows)])
-        # Else the larger buffers would live on until the next step is done.
+        # Otherwise the larger buffers would live on until the next step is done.
         mx.eval(self._keys, self._values)
 
     def widen(self, width: int) -> None:
@@ -124,12 +159,16 @@ class KVSlab:
                     buffers[layer] = mx.concatenate([buffer, pad], axis=2)
         self.width = width
 
-    def write(self, layer: int, step: SlabStep, new: LayerKV) -> LayerKV:
-        """Write one token a row at the row's own position; return what the rows may see.
+    def write(self, layer: int, step: SlabStep, new: LayerKV) -> tuple[LayerKV, ...]:
+        """Write one token a row; return what the rows may see: in the slab, then in the tail.
 
         ``new`` is [rows, KV heads, 1, head dim].
         """
         count = len(self.rows)
+        if self._tail is not None and self._windows[layer] is None:
+            kept = LayerKV(self._keys[layer][:count], self._values[layer][:count])
+            tail = self._tail.write(layer, step.in_tail, new)
+            return (kept.tokens(0, step.folded.visible), tail)
         place = step.place(self._windows[layer])
         for buffers, fresh in ((self._keys, new.keys), (self._values, new.values)):
             buffer = buffers[layer]
@@ -139,17 +178,39 @@ class KVSlab:
             else:
                 buffer[step.indices, :, place.positions] = fresh[:, :, 0]
             buffers[layer] = buffer
-        return LayerKV(self._keys[layer][:count], self._values[layer][:count]).tokens(
-            0, place.visible
-        )
+        kept = LayerKV(self._keys[layer][:count], self._values[layer][:count])
+        return (kept.tokens(0, place.visible),)
 
     def begin_step(self, start: int) -> SlabStep:
         """Describe the coming step, whose batch rows begin at ``start``, and count its token."""
         lengths = [row.length for row in self.rows]
         assert lengths and max(lengths) < self.width, (lengths, self.width)
+        if self._tail is not None and self._tail.full:
+            self._fold()
+        step = SlabStep(start, tuple(lengths), self._in_tail)
         for row in self.rows:
             row.length += 1
-        return SlabStep(start, tuple(lengths))
+        if self._tail is not None:
+            self._tail.used += 1
+        return step
+
+    @property
+    def _in_tail(self) -> int:
+        """How many of each row's newest tokens are not in the slab yet."""
+        return 0 if self._tail is None else self._tail.used
+
+    def _fold(self, *, drop: bool = False) -> None:
+        """Write the tail's tokens to the slab. ``drop``: other rows are about to join."""
+        if self._tail is None:
+            return
+        if self._tail.used:
+            starts = tuple(row.length - self._tail.used for row in self.rows)
+            for layer, window in enumerate(self._windows):
+                if window is None:
+                    self._tail.fold(layer, LayerKV(self._keys[layer], self._values[layer]), starts)
+        self._tail.clear()
+        if drop:
+            self._tail.drop()
 
     def _kept(self, window: int | None, tokens: int) -> int:
         return tokens if window is None else min(window, tokens)
@@ -184,7 +245,7 @@ class KVSlab:
         ]
 
     def _put(self, index: int, length: int, content: Sequence[LayerKV], *, left_over: int) -> None:
-        # Left lazy: whatever is evaluated by name is held until the device has done it, and the
+        # Left lazy: an array that is evaluated explicitly is held until the device is done, and the
         # next write to it would be a copy. The next step evaluates it on its way.
         for layer, (kv, window) in enumerate(zip(content, self._windows, strict=True)):
             own, old = self._kept(window, length), self._kept(window, left_over)

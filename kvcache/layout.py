@@ -6,29 +6,25 @@ caches can differ from the number of layers, so indices here count caches.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
-from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
+from mlx_lm.models.cache import CacheList
 
-
-class LeafKind(StrEnum):
-    """KV grows with every token, a WINDOW keeps the last ones, a STATE has a fixed size."""
-
-    KV = "KV"
-    WINDOW = "window"
-    STATE = "state"
-    OTHER = "other"
+from mlx_dp.kvcache.kinds import CacheKind, Store, kind_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheLeaf:
-    """One cache, or one member of a cache list. ``window``: the tokens that a WINDOW keeps."""
+    """One cache, or one member of a cache list. ``window``: the tokens that a window keeps."""
 
-    kind: LeafKind
+    kind: CacheKind
     name: str
     window: int | None = None
+
+    @property
+    def store(self) -> Store:
+        return self.kind.store
 
 
 @dataclass(frozen=True)
@@ -49,21 +45,20 @@ class CacheLayout:
     @cached_property
     def attention(self) -> tuple[int, ...]:
         """The caches that hold attention KV alone, windows included."""
-        return self._entries_of(LeafKind.KV, LeafKind.WINDOW)
+        return self._entries_of(Store.TOKENS, Store.WINDOW)
 
     @cached_property
     def auxiliary(self) -> tuple[int, ...]:
         """The caches that hold recurrent state alone."""
-        return self._entries_of(LeafKind.STATE)
+        return self._entries_of(Store.STATE)
 
     @cached_property
     def mixed(self) -> tuple[int, ...]:
         """The cache lists that hold a recurrent state beside KV."""
-        known = {LeafKind.KV, LeafKind.WINDOW, LeafKind.STATE}
         return tuple(
             index
             for index, entry in enumerate(self.entries)
-            if {leaf.kind for leaf in entry} <= known
+            if Store.NONE not in {leaf.store for leaf in entry}
             and index not in self.attention
             and index not in self.auxiliary
         )
@@ -71,7 +66,7 @@ class CacheLayout:
     @cached_property
     def other_kinds(self) -> tuple[str, ...]:
         """Names of the caches that only their own model understands."""
-        names = (leaf.name for leaf in self.leaves if leaf.kind is LeafKind.OTHER)
+        names = (leaf.name for leaf in self.leaves if leaf.store is Store.NONE)
         return tuple(dict.fromkeys(names))
 
     @property
@@ -82,12 +77,12 @@ class CacheLayout:
 
     @property
     def hybrid(self) -> bool:
-        return any(leaf.kind is LeafKind.STATE for leaf in self.leaves)
+        return any(leaf.store is Store.STATE for leaf in self.leaves)
 
     @property
     def stateful(self) -> bool:
         """A prefix can be continued only where a snapshot was taken."""
-        return any(leaf.kind in (LeafKind.STATE, LeafKind.WINDOW) for leaf in self.leaves)
+        return any(leaf.store in (Store.STATE, Store.WINDOW) for leaf in self.leaves)
 
     @property
     def trims_to(self) -> int:
@@ -99,8 +94,8 @@ class CacheLayout:
     @cached_property
     def kv_windows(self) -> tuple[int | None, ...]:
         """For every leaf with KV its window; None: it keeps every token."""
-        kinds = (LeafKind.KV, LeafKind.WINDOW)
-        return tuple(leaf.window for leaf in self.leaves if leaf.kind in kinds)
+        stores = (Store.TOKENS, Store.WINDOW)
+        return tuple(leaf.window for leaf in self.leaves if leaf.store in stores)
 
     def pool_index(self, cache: int) -> int:
         """Place of an attention cache among the attention caches."""
@@ -110,8 +105,8 @@ class CacheLayout:
         """Say what the model's caches are, for people."""
         counts: dict[str, int] = {}
         for leaf in self.leaves:
-            name = f"window {leaf.window}" if leaf.window is not None else leaf.kind.value
-            name = leaf.name if leaf.kind is LeafKind.OTHER else name
+            name = leaf.kind.name if leaf.window is None else f"{leaf.kind.name} {leaf.window}"
+            name = leaf.name if leaf.store is Store.NONE else name
             counts[name] = counts.get(name, 0) + 1
         return ", ".join(f"{count} {name}" for name, count in counts.items())
 
@@ -131,11 +126,11 @@ class CacheLayout:
             caches.append(CacheList(*own) if is_list else own[0])  # type: ignore[no-untyped-call]
         return caches
 
-    def _entries_of(self, *kinds: LeafKind) -> tuple[int, ...]:
+    def _entries_of(self, *stores: Store) -> tuple[int, ...]:
         return tuple(
             index
             for index, entry in enumerate(self.entries)
-            if all(leaf.kind in kinds for leaf in entry)
+            if all(leaf.store in stores for leaf in entry)
         )
 
 
@@ -151,11 +146,5 @@ def inspect_caches(caches: Sequence[Any]) -> CacheLayout:
 
 
 def _leaf(cache: Any) -> CacheLeaf:
-    name = type(cache).__name__
-    if type(cache) is KVCache:
-        return CacheLeaf(kind=LeafKind.KV, name=name)
-    if type(cache) is RotatingKVCache and not cache.keep:
-        return CacheLeaf(kind=LeafKind.WINDOW, name=name, window=cache.max_size)
-    if isinstance(cache, ArraysCache):
-        return CacheLeaf(kind=LeafKind.STATE, name=name)
-    return CacheLeaf(kind=LeafKind.OTHER, name=name)
+    kind = kind_of(cache)
+    return CacheLeaf(kind=kind, name=type(cache).__name__, window=kind.window(cache))

@@ -1,4 +1,4 @@
-"""What one running request holds of its owner by number, taken and given back as a whole."""
+"""The numbered slots that a running request holds, taken and given back as a whole."""
 
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -21,7 +21,7 @@ class Lease:
 
 
 class Shortage(Enum):
-    """What an owner has too little of to take one more request."""
+    """The kind of slot that an owner lacks for one more request."""
 
     SLOTS = auto()
     STATES = auto()
@@ -70,13 +70,13 @@ class OwnerPools:
         return self._auxiliary.alloc(request_id)
 
     def release(self, lease: Lease) -> None:
-        """Give back what nobody else has to give back."""
+        """Free the slots that the prefix cache does not free."""
         if self.cache is None and lease.auxiliary_slot is not None:
             self._auxiliary.free(lease.auxiliary_slot, lease.request_id)
         self._slots.free(lease.slot)
 
     def check(self) -> None:
-        """Verify the books; looks at every slot, and at every node of the prefix cache."""
+        """Assert that all slots and nodes are consistent. Looks at every one."""
         self._slots.check()
         self._auxiliary.check()
         if self.cache is not None:

@@ -1,7 +1,7 @@
 """Many arrays of few shapes, held as one array per shape.
 
-Metal allows a process a fixed number of buffers, and each takes whole pages: the KV of a short
-prompt in a buffer per layer reaches that number long before its bytes matter.
+Metal allows a process a fixed number of buffers, and each takes whole pages: with a buffer per
+layer, the KV of short prompts reaches that number long before its bytes matter.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,7 +37,7 @@ class PackedArrays:
 
     @property
     def buffers(self) -> list[mx.array]:
-        """The arrays that hold it all."""
+        """The arrays with all the content."""
         return [stack for stack in self._stacks.values() if stack.size]
 
     def nbytes(self, page_nbytes: int = 1) -> int:

@@ -8,16 +8,17 @@ from mlx_lm.models.cache import ArraysCache
 
 from mlx_dp.kvcache.batched_kv_cache import BatchedKVCache
 from mlx_dp.kvcache.guest_chunk import GuestChunk
-from mlx_dp.kvcache.layout import CacheLayout, LeafKind
+from mlx_dp.kvcache.kinds import Store
+from mlx_dp.kvcache.layout import CacheLayout
 from mlx_dp.kvcache.padded_step import PaddedStep
 
 
 class PaddedPass:
     """``caches`` for one call of the model on tokens [chunks, longest], padded on the right.
 
-    For models with recurrent states, where a token cannot be a row of its own. It is up to the
-    model to keep the padding out of the states, by the lengths and the mask that they offer: not
-    all do, so only a model that was seen to may be run like this.
+    For models with recurrent states, where a token cannot be a row of its own. The model has to
+    keep the padding out of its states, by the lengths and the mask that they offer. Not all do:
+    only a model that has passed the check at load may run like this.
     """
 
     def __init__(self, layout: CacheLayout, chunks: Sequence[GuestChunk]) -> None:
@@ -29,7 +30,7 @@ class PaddedPass:
         self._states: dict[int, ArraysCache] = {}
         leaves: list[Any] = []
         for index, leaf in enumerate(layout.leaves):
-            if leaf.kind is LeafKind.STATE:
+            if leaf.store is Store.STATE:
                 self._states[index] = self._joined(index)
                 leaves.append(self._states[index])
                 continue
@@ -40,8 +41,11 @@ class PaddedPass:
         self.caches: list[Any] = layout.nest(leaves)
 
     def end(self) -> list[mx.array]:
-        """Give every prompt its states, as views of those of all: the next pass replaces them, and
-        whoever keeps one copies it. As ``KVBatch.end_step`` else."""
+        """Give every prompt views of its states. The next pass replaces the states, so a view that
+        is kept has to be copied.
+
+        Returns arrays to evaluate, as ``KVBatch.end_step``.
+        """
         for index, state in self._states.items():
             for row, chunk in enumerate(self._chunks):
                 chunk.caches[index].cache = [
@@ -50,7 +54,7 @@ class PaddedPass:
         return [array for cache in self._kv for array in cache.end_step()]
 
     def _joined(self, index: int) -> ArraysCache:
-        """The states of all prompts in one leaf. Those of one that has none yet are zeros."""
+        """Join all prompts' states of one leaf; zeros for a prompt that has none yet."""
         rows = [chunk.caches[index].cache for chunk in self._chunks]
         joined: Any = ArraysCache(len(rows[0]))
         joined.cache = [_stacked(arrays) for arrays in zip(*rows, strict=True)]

@@ -10,7 +10,7 @@ from mlx_dp.kvcache.slab_step import SlabStep
 
 
 class PaddedStep:
-    """What a ``KVStep`` is to a decode: KV is written and attended to chunk by chunk.
+    """Writes KV and attends chunk by chunk, where a ``KVStep`` does so slab by slab.
 
     So attention never sees the padding, and needs no mask for it.
     """
@@ -23,47 +23,42 @@ class PaddedStep:
 
     @property
     def split(self) -> bool:
-        """What the tokens may see does not form one array."""
+        """Always true: each chunk's KV is an array of its own."""
         return True
 
     def ask_window(self, window: int | None, num_tokens: int) -> None:
         """Note the width of the mask that the model asks of caches with this window."""
         self._asked[window] = num_tokens
 
-    def write(self, layer: int, window: int | None, new: LayerKV) -> list[LayerKV]:
+    def write(self, layer: int, window: int | None, new: LayerKV) -> list[tuple[LayerKV, ...]]:
         """Append each row's real tokens to its own caches; return what each may see.
 
         ``new`` is [rows, KV heads, tokens, head dim].
         """
         asked = self._asked.get(window)
-        return [
-            chunk.append(
-                layer,
-                LayerKV(new.keys[row : row + 1], new.values[row : row + 1]).tokens(
-                    0, chunk.num_tokens
-                ),
-                window=window,
-                asked=asked,
-            )
-            for row, chunk in enumerate(self._chunks)
-        ]
+        parts: list[tuple[LayerKV, ...]] = []
+        for row, chunk in enumerate(self._chunks):
+            own = LayerKV(new.keys[row : row + 1], new.values[row : row + 1])
+            real = own.tokens(0, chunk.num_tokens)
+            parts.append((chunk.append(layer, real, window=window, asked=asked),))
+        return parts
 
     def attend(
         self,
         queries: mx.array,
-        parts: Sequence[LayerKV],
+        parts: Sequence[tuple[LayerKV, ...]],
         *,
         window: int | None,
         scale: float,
         sinks: mx.array | None,
     ) -> mx.array:
-        """Attend row by row to what ``write`` returned; nothing but zeros behind a chunk's end."""
+        """Attend row by row to the result of ``write``; zeros behind a chunk's end."""
         attended = []
-        for row, (chunk, part) in enumerate(zip(self._chunks, parts, strict=True)):
+        for row, (chunk, (seen,)) in enumerate(zip(self._chunks, parts, strict=True)):
             found = mx.fast.scaled_dot_product_attention(
                 queries[row : row + 1, :, : chunk.num_tokens],
-                part.keys,
-                part.values,
+                seen.keys,
+                seen.values,
                 scale=scale,
                 mask=chunk.mask(window),
                 sinks=sinks,

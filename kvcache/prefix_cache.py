@@ -1,15 +1,14 @@
-"""The prefix cache's books: tree, auxiliary slots and store, kept in step."""
+"""The prefix cache's bookkeeping: tree, auxiliary slots and store, kept consistent."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from mlx_dp.kvcache.auxiliary_slots import TREE, AuxiliarySlots
-from mlx_dp.kvcache.cached_prefix import CachedPrefix, PrefixStore, Save
+from mlx_dp.kvcache.cached_prefix import CachedPrefix, PrefixStore, Save, SegmentPart
 from mlx_dp.kvcache.prefix_facts import PrefixFacts
-from mlx_dp.kvcache.prefix_match import reusable
+from mlx_dp.kvcache.prefix_match import Reuse, reusable
 from mlx_dp.kvcache.prefix_node import PrefixNode
-from mlx_dp.kvcache.prefix_request import PrefixRequest
 from mlx_dp.kvcache.prefix_tree import PrefixTree
 from mlx_dp.kvcache.snapshot_points import snapshot_points
 
@@ -27,7 +26,7 @@ class Beginning:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handover:
-    """What a request's next chunk takes from the store before it runs, and saves there after."""
+    """Content that a request's next chunk takes from the store before it runs, and saves after."""
 
     prefix: CachedPrefix | None
     saves: tuple[Save, ...]
@@ -39,16 +38,58 @@ class Freed:
     nbytes: int
 
 
+@dataclass(slots=True, kw_only=True)
+class PrefixRequest:
+    """One running request, as the cache sees it.
+
+    ``reuse`` and ``leaf`` are set while their paths are locked: until the step is launched. The
+    request begins with ``reuse``, and ``leaf`` is the end of the tokens that it inserted.
+    """
+
+    request_id: int
+    namespace: str
+    reuse: Reuse | None = None
+    leaf: PrefixNode | None = None
+
+    def held(self) -> Iterator[PrefixNode]:
+        """The nodes from which paths are locked."""
+        if self.reuse is not None:
+            yield self.reuse.node
+        if self.leaf is not None:
+            yield self.leaf
+
+    def prefix(self) -> CachedPrefix | None:
+        """Name the prefix that it begins with, by the present segments."""
+        reuse = self.reuse
+        if reuse is None:
+            return None
+        pieces = tuple(
+            SegmentPart(node.node_id, min(node.end, reuse.num_tokens) - node.start)
+            for node in reuse.node.path()
+            if node.start < reuse.num_tokens
+        )
+        snapshot = reuse.node.snapshot if reuse.stateful else None
+        return CachedPrefix(pieces=pieces, num_tokens=reuse.num_tokens, snapshot=snapshot)
+
+    def settle(self) -> tuple[Save, ...]:
+        """Name the copies that it owes, by the present segments, and count them as made."""
+        path = () if self.leaf is None else self.leaf.path()
+        owed = [node for node in path if node.writer == self.request_id]
+        for node in owed:
+            node.writer = None
+        return tuple(Save(node.node_id, node.start, node.end) for node in owed)
+
+
 class PrefixCache:
-    """Which prefixes the owner keeps, for whom, and what is dropped when room is short.
+    """Decides which prefixes the owner keeps, and which it drops when memory is short.
 
     Calls for one request: ``begin``, ``prefilled``, ``ended``; ``dropped`` at any time instead.
     Numbers of segments change when nodes are split, which any request's insertion can do. So
-    nothing names a segment before ``hand_over``, which is called for each planned chunk, in
-    order, when the plan is complete; no other call may come between that and the step.
+    nothing names a segment before ``hand_over``, which is called for each planned chunk, in order,
+    when the plan is complete; no other call may come between that and the step.
 
-    A path is locked from ``begin`` or ``prefilled`` to ``hand_over``: rows have copies, so that
-    what a running request shares can be dropped before anybody is preempted.
+    A path is locked from ``begin`` or ``prefilled`` to ``hand_over``. Rows have copies, so the
+    prefixes that running requests share can be dropped before any request is preempted.
     """
 
     def __init__(self, store: PrefixStore, slots: AuxiliarySlots, facts: PrefixFacts) -> None:
@@ -77,7 +118,7 @@ class PrefixCache:
         return len(ids) - self._tree.match(tuple(ids), namespace).kv_tokens
 
     def begin(self, request_id: int, ids: Sequence[int], namespace: str) -> Beginning:
-        """Find what the tree has of a prompt, and hold it. The last token is never part of it."""
+        """Find and lock the cached part of a prompt. The last token is never part of it."""
         assert request_id not in self._requests, f"request {request_id} begins twice"
         prompt = tuple(ids)
         assert prompt, f"request {request_id} has no tokens"
@@ -97,9 +138,10 @@ class PrefixCache:
         return Beginning(num_tokens=num_tokens, snapshot_points=points)
 
     def snapshot_slot(self, request_id: int) -> int | None:
-        """Take a slot for a request's live state or a snapshot to come, if need be from the tree.
+        """Take a slot for a request's live state or a coming snapshot, from the tree if none is
+        free.
 
-        None: all slots are in use, and the request goes without.
+        None: all slots are in use, and the request continues without a snapshot.
         """
         slot = self._slots.alloc(request_id)
         if slot is not None:
@@ -114,11 +156,11 @@ class PrefixCache:
     def prefilled(
         self, request_id: int, ids: Sequence[int], tracked: Mapping[int, int]
     ) -> frozenset[int]:
-        """Take a prompt whose last chunk is in the plan, but for its last token.
+        """Insert a prompt whose last chunk is in the plan, without its last token.
 
-        ``tracked`` has the slots of its snapshots by token count: the tree takes each or frees
-        it. Returns those taken: nobody wants the others written any more. The request keeps its
-        live slot.
+        ``tracked`` has the slots of its snapshots by token count: the tree takes or frees each.
+        Returns those taken: the others need not be written any more. The request keeps its live
+        slot.
         """
         request = self._requests[request_id]
         assert request.leaf is None, f"request {request_id} was not handed over"
@@ -130,7 +172,7 @@ class PrefixCache:
         return frozenset(slot for slot in tracked.values() if self._slots.owner_of(slot) is TREE)
 
     def hand_over(self, request_id: int) -> Handover:
-        """Name what the request's chunk takes and saves, once, and let go of it."""
+        """Name the content that the request's chunk takes and saves, once, and unlock its paths."""
         request = self._requests[request_id]
         handover = Handover(prefix=request.prefix(), saves=request.settle())
         self._let_go(request)
@@ -143,9 +185,10 @@ class PrefixCache:
         live_slot: int | None,
         tracked: Mapping[int, int],
     ) -> tuple[tuple[Save, ...], int | None]:
-        """Take all tokens that were fed, and the live state if their end has none yet.
+        """Insert all tokens that were fed, and the live state unless their end has one already.
 
-        Returns what the store has to copy now, and the slot for the live state; None: freed.
+        Returns the copies that the store has to make now, and the slot for the live state; None:
+        freed.
         """
         request = self._requests.pop(request_id)
         assert request.leaf is None, f"request {request_id} was not handed over"
@@ -165,7 +208,7 @@ class PrefixCache:
         return saves, kept
 
     def dropped(self, request_id: int, tracked: Mapping[int, int], live_slot: int | None) -> None:
-        """Keep nothing of a request that was given up, perhaps before it began."""
+        """Free the slots and locks of a request that was given up, perhaps before it began."""
         self._free(request_id, *tracked.values())
         if live_slot is not None:
             self._slots.free(live_slot, request_id)
@@ -186,14 +229,14 @@ class PrefixCache:
         return True
 
     def flush(self) -> Freed:
-        """Drop all that no planned chunk names."""
+        """Drop all prefixes that no planned chunk names."""
         num_tokens, nbytes = self.num_tokens, self.nbytes
         while self.evict():
             pass
         return Freed(num_tokens=num_tokens - self.num_tokens, nbytes=nbytes - self.nbytes)
 
     def check(self) -> None:
-        """Verify all books; looks at every node."""
+        """Assert that tree, slots and locks are consistent. Looks at every node."""
         self._tree.check()
         self._slots.check()
         nodes = self._tree.nodes.values()
@@ -224,7 +267,7 @@ class PrefixCache:
         return insertion.leaf
 
     def _free(self, request_id: int, *slots: int) -> None:
-        """Free slots of a request, which may hold states already."""
+        """Free slots of a request, whose states the store may hold already."""
         if slots:
             self._store.forget((), slots)
         for slot in slots:

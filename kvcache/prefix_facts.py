@@ -1,4 +1,4 @@
-"""What the prefix cache has to know of the model."""
+"""The properties of a model that matter to the prefix cache."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ class PrefixFacts:
     """``stateful``: a prefix can be continued only from a snapshot of state.
 
     ``trims_to`` is how many tokens such a state may cover and still be cut back to fewer; 0:
-    never. ``shape`` has the bytes. ``page_nbytes``: what the device allocates multiples of.
+    never. ``shape`` has the bytes. ``page_nbytes``: the device allocates multiples of it.
     """
 
     shape: ModelShape
@@ -28,5 +28,7 @@ class PrefixFacts:
 
     @property
     def slack_nbytes(self) -> int:
-        """What a segment or a snapshot takes at most to fill its pages: it has two shapes or so."""
+        """Bytes that a segment or a snapshot takes at most to fill its pages: its arrays have
+        about two shapes.
+        """
         return 2 * (self.page_nbytes - 1)

@@ -1,4 +1,4 @@
-"""How much of what the tree holds a request can use."""
+"""The part of a match in the prefix tree that a request can use."""
 
 from dataclasses import dataclass
 
@@ -48,7 +48,7 @@ def _deepest_snapshot(last: PrefixNode, longest: int) -> Reuse | None:
 
 
 def _deepest_cut(last: PrefixNode, longest: int) -> Reuse | None:
-    """Find a state that can be cut back, on the path or off it: what is shared decides."""
+    """Find a state that can be cut back, on the path or below it: tokens that both share decide."""
     for node in last.up():
         if node.trimmable:
             found = _trimmable_below(node)
@@ -57,7 +57,7 @@ def _deepest_cut(last: PrefixNode, longest: int) -> Reuse | None:
 
 
 def _trimmable_below(node: PrefixNode) -> PrefixNode:
-    """Follow the counts down to the first snapshot; none before a trimmable one is too deep."""
+    """Follow the counts down to the first snapshot; before a trimmable one, none is too deep."""
     while node.snapshot is None:
         node = next(child for child in node.children.values() if child.trimmable)
     return node

@@ -1,4 +1,4 @@
-"""One node of the prefix tree: a run of tokens whose KV is kept in one piece."""
+"""One node of the prefix tree: a run of tokens whose KV is one segment."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -10,10 +10,10 @@ class PrefixNode:
     """The tokens between its parent's end and its own.
 
     ``node_id`` is the number of its segment. ``end`` counts tokens from the root, and never
-    changes. ``locks`` counts those who hold this node or one below it. ``writer`` is the request
+    changes. ``locks`` counts the holders of this node or one below it. ``writer`` is the request
     whose row still has to be copied into the segment; None: the store has it. ``snapshot`` is the
-    auxiliary slot with the state after ``end`` tokens. ``trimmable`` counts the snapshots here
-    and below that can be cut back to any shorter prefix.
+    auxiliary slot with the state after ``end`` tokens. ``trimmable`` counts the snapshots here and
+    below that can be cut back to any shorter prefix.
     """
 
     node_id: int

@@ -1,4 +1,4 @@
-"""All nodes of the prefix tree, and how they hang together."""
+"""All nodes of the prefix tree, and their order."""
 
 from collections.abc import Iterator, Mapping
 from itertools import count
@@ -8,7 +8,7 @@ from mlx_dp.kvcache.prefix_node import PrefixNode
 
 
 class PrefixNodes:
-    """Nodes by number, below one root a namespace. A number is never given twice.
+    """Nodes by number, below one root per namespace. No number is given twice.
 
     Invariant: a node begins where its parent ends, and siblings differ in their first token. A
     root has no tokens and no segment, and goes with its last child.
@@ -52,7 +52,7 @@ class PrefixNodes:
     def split(self, node: PrefixNode, cut: int) -> PrefixNode:
         """Put the tokens up to ``cut`` into a node of their own, and return it.
 
-        The number stays with the tail, as does the snapshot; whoever holds the tail holds both.
+        Number and snapshot stay with the tail. A holder of the tail then holds both nodes.
         """
         assert node.start < cut < node.end, (node.start, cut, node.end)
         parent, at = above(node), cut - node.start

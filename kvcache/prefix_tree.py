@@ -1,4 +1,4 @@
-"""A radix tree over token ids: which prefixes are cached, and under which numbers."""
+"""A radix tree over token ids: the cached prefixes and the numbers of their segments."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from mlx_dp.kvcache.prefix_nodes import PrefixNodes, above
 
 
 class Split(NamedTuple):
-    """The first ``at`` tokens of a segment that the store has become the segment ``head``."""
+    """The first ``at`` tokens of a segment of the store have become the segment ``head``."""
 
     segment: int
     at: int
@@ -32,7 +32,7 @@ class Insertion:
 class PrefixTree:
     """Nodes with locks, uses and snapshots. No arrays, and no clock.
 
-    A locked node is never evicted, nor one above it. A node is used when it is locked, but a
+    A locked node is never evicted, nor any node above it. A node is used when it is locked, but a
     snapshot only when it is taken or begun with: those in the middle of a long conversation age.
     """
 
@@ -76,7 +76,9 @@ class PrefixTree:
     def insert(
         self, ids: tuple[int, ...], namespace: str, cuts: Collection[int], writer: int
     ) -> Insertion:
-        """Add what is missing of ``ids``, owed by ``writer``, so that a node ends at each cut."""
+        """Add the nodes of ``ids`` that are missing, owed by ``writer``, so that a node ends at
+        each cut.
+        """
         assert ids and all(0 < cut <= len(ids) for cut in cuts), (len(ids), cuts)
         match = self.match(ids, namespace)
         shared = match.kv_tokens
@@ -107,7 +109,7 @@ class PrefixTree:
         return splits
 
     def lock(self, node: PrefixNode) -> None:
-        """Hold a path, from this node up."""
+        """Lock a path, from this node up."""
         use = next(self._uses)
         for held in node.up():
             held.locks += 1
@@ -120,7 +122,7 @@ class PrefixTree:
             self._offer(held)
 
     def attach(self, node: PrefixNode, slot: int) -> None:
-        """Keep the state after the node's last token."""
+        """Keep a snapshot of the state after the node's last token."""
         assert node.snapshot is None, f"node {node.node_id} has a snapshot"
         node.snapshot = slot
         self._snapshot_nbytes += self._facts.snapshot_nbytes(node.end)
@@ -133,7 +135,7 @@ class PrefixTree:
         self._offer(node)
 
     def evict_leaf(self) -> PrefixNode | None:
-        """Remove the least recently used leaf that nobody holds, and return it as it was."""
+        """Remove the least recently used leaf without locks, and return it as it was."""
         found = self._leaves.pop()
         if found is None:
             return None
@@ -146,7 +148,7 @@ class PrefixTree:
         return leaf
 
     def evict_snapshot(self) -> int | None:
-        """Take the least recently used snapshot of a node that nobody holds; the node stays."""
+        """Take the least recently used snapshot of a node without locks; the node stays."""
         found = self._snapshots.pop()
         if found is None:
             return None
@@ -166,7 +168,7 @@ class PrefixTree:
                 counted.trimmable += change
 
     def _offer(self, node: PrefixNode) -> None:
-        """Enter a node in the queues of which it is a candidate from now on."""
+        """Enter a node in the queues that it is a candidate of from now on."""
         if self._leaf_use(node.node_id) is not None:
             self._leaves.push(node.node_id, living=len(self.nodes))
         if self._snapshot_use(node.node_id) is not None:
@@ -181,7 +183,7 @@ class PrefixTree:
         return None if node is None or node.snapshot is None or node.locks else node.snapshot_use
 
     def check(self) -> None:
-        """Verify all books; looks at every node."""
+        """Assert that nodes, locks and queues are consistent. Looks at every node."""
         self._nodes.check()
         snapshots: list[int] = []
         nbytes = 0

@@ -6,17 +6,17 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from mlx_dp.kvcache.cached_prefix import CachedPrefix, Save
-from mlx_dp.kvcache.kv_row import LayerKV
+from mlx_dp.kvcache.kv_row import LayerKV, joined
 from mlx_dp.kvcache.packed_arrays import PackedArrays
 from mlx_dp.kvcache.row_content import Snapshot
 
 
 class Segments:
-    """Copies of what outlives its request, by the numbers that the prefix tree gives them.
+    """Copies that outlive their request, by the numbers that the prefix tree gives them.
 
     A segment is the KV of some consecutive tokens, [1, KV heads, tokens, head dim] per leaf that
-    keeps every token. Each segment and each snapshot takes a buffer or two, whatever the number
-    of layers.
+    keeps every token. Each segment and each snapshot takes a buffer or two, whatever the number of
+    layers.
     """
 
     def __init__(self, page_nbytes: int = 1) -> None:
@@ -49,7 +49,8 @@ class Segments:
         number: int | None,
         snapshot_now: Callable[[], Snapshot | None],
     ) -> list[mx.array]:
-        """Copy what is to outlive a request; ``number`` is its snapshot's, if it has one.
+        """Copy the parts of a row that are to outlive it; ``number`` is its snapshot's, if it has
+        one.
 
         Returns the copies, which are still to be evaluated.
         """
@@ -82,7 +83,7 @@ class Segments:
         self.forget((number,), ())
         copies = self._hold(head, whole.mapped(lambda stack: stack[..., :at, :]))
         copies += self._hold(number, whole.mapped(lambda stack: stack[..., at:, :]))
-        # Else both would hold the whole until somebody reads them.
+        # Otherwise both would hold the whole segment until they are read.
         mx.async_eval(copies)
 
     def read(self, prefix: CachedPrefix) -> list[LayerKV]:
@@ -91,10 +92,10 @@ class Segments:
             [kv.tokens(0, piece.num_tokens) for kv in _layers(self._segments[piece.segment])]
             for piece in prefix.pieces
         ]
-        return [_joined(leaf) for leaf in zip(*pieces, strict=True)]
+        return [joined(leaf) for leaf in zip(*pieces, strict=True)]
 
     def forget(self, segments: Collection[int], snapshots: Collection[int]) -> None:
-        """Drop what is there of these."""
+        """Drop segments and snapshots; unknown ones are no error."""
         for number in segments:
             if (segment := self._segments.pop(number, None)) is not None:
                 self._count(segment, -1)
@@ -140,12 +141,3 @@ class _PackedSnapshot:
 def _layers(packed: PackedArrays) -> list[LayerKV]:
     arrays: Iterable[mx.array] = iter(packed.unpacked())
     return [LayerKV(keys, values) for keys, values in zip(arrays, arrays, strict=True)]
-
-
-def _joined(parts: Sequence[LayerKV]) -> LayerKV:
-    if len(parts) == 1:
-        return parts[0]
-    return LayerKV(
-        mx.concatenate([part.keys for part in parts], axis=2),
-        mx.concatenate([part.values for part in parts], axis=2),
-    )

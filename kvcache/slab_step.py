@@ -7,9 +7,9 @@ import mlx.core as mx
 
 @dataclass(frozen=True, slots=True)
 class WritePlace:
-    """Where the step's tokens go in layers of one window, and what the rows then see.
+    """Where the step's tokens go in layers of one window, and which tokens the rows then see.
 
-    Where all rows have the same place, ``position`` is it, and no mask is needed; else
+    Where all rows have the same place, it is ``position``, and no mask is needed; otherwise
     ``positions`` has it row by row, and ``mask`` [rows, 1, 1, visible] is true where a row may
     look.
     """
@@ -20,14 +20,27 @@ class WritePlace:
     mask: mx.array | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class FoldedPlace:
+    """The part of a slab that rows with a tail see; ``mask`` [rows, 1, 1, visible] None: all."""
+
+    visible: int
+    mask: mx.array | None
+
+
 @dataclass(slots=True)
 class SlabStep:
-    """Batch rows ``start`` to ``end`` are the slab's; they had ``lengths`` tokens before."""
+    """Batch rows ``start`` to ``end`` are the slab's; they had ``lengths`` tokens before.
+
+    The newest ``in_tail`` tokens of each row are in the slab's tail.
+    """
 
     start: int
     lengths: tuple[int, ...]
+    in_tail: int = 0
     _places: dict[int | None, WritePlace] = field(default_factory=dict)
     _indices: mx.array | None = None
+    _folded: FoldedPlace | None = None
 
     @property
     def end(self) -> int:
@@ -47,8 +60,20 @@ class SlabStep:
             place = self._places[window] = self._placed(window)
         return place
 
+    @property
+    def folded(self) -> FoldedPlace:
+        """The same object for all layers that keep every token, where the slab has a tail."""
+        if self._folded is None:
+            lengths = [length - self.in_tail for length in self.lengths]
+            visible, mask = max(lengths), None
+            if min(lengths) < visible:
+                index = mx.arange(visible, dtype=mx.int32)
+                mask = (index < mx.array(lengths, dtype=mx.int32)[:, None])[:, None, None]
+            self._folded = FoldedPlace(visible, mask)
+        return self._folded
+
     def recent(self, window: int | None, num_tokens: int) -> mx.array | None:
-        """Mask [rows, 1, 1, visible] of the last ``num_tokens`` tokens; None: that is all."""
+        """Return the mask [rows, 1, 1, visible] of the last ``num_tokens`` tokens; None: all."""
         visible = self.place(window).visible
         if visible <= num_tokens:
             return self.place(window).mask

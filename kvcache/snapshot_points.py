@@ -1,4 +1,4 @@
-"""Where in a prompt a stateful model's state is kept."""
+"""The places in a prompt at which a stateful model's state is kept."""
 
 from typing import Final
 
@@ -9,9 +9,9 @@ SNAPSHOT_INTERVAL: Final = 64
 def snapshot_points(prompt_tokens: int, cached: int, kv_tokens: int) -> tuple[int, ...]:
     """Return the token counts, ascending and beyond ``cached``, at which prefill stops.
 
-    The last boundary serves prompts that part from this one near its end, and the prompt's end
-    those that go on from it. ``kv_tokens`` is how far another prompt went along with this one: if
-    no state lies there, the next prompt that parts at the same place shall find one.
+    The last boundary serves prompts that differ from this one near its end, and the prompt's end
+    serves those that continue it. ``kv_tokens`` is the length that another prompt shared with this
+    one: a state is kept there, so that the next prompt that differs at the same place finds one.
     """
     end = prompt_tokens - 1
     wanted = {end, _boundary(end), _boundary(min(kv_tokens, end))}

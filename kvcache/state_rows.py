@@ -6,8 +6,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache
 
-StateArrays = tuple[mx.array, ...]
-"""One leaf's arrays, [rows, ...] each."""
+from mlx_dp.kvcache.kinds import LeafArrays
 
 
 class BatchedStateCache(ArraysCache):
@@ -27,15 +26,15 @@ class BatchedStateCache(ArraysCache):
 class StateRows:
     """One row of state per request and leaf, in the batch's order.
 
-    A state does not grow and the model makes it anew in every step, so that whoever joins or
-    leaves costs one more copy of the rows, and only then.
+    A state does not grow, and the model makes it anew in every step. So a join or leave costs one
+    more copy of the rows, once.
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:
         """``sizes``: the number of arrays in each leaf."""
         self.caches: list[Any] = [BatchedStateCache(size) for size in sizes]
         self._order: tuple[int, ...] = ()
-        self._joined: dict[int, Sequence[StateArrays]] = {}
+        self._joined: dict[int, Sequence[LeafArrays]] = {}
         self._here: set[int] = set()
 
     @property
@@ -50,7 +49,7 @@ class StateRows:
         joined = [a for leaves in self._joined.values() for leaf in leaves for a in leaf]
         return [*self.arrays(), *joined]
 
-    def join(self, key: int, state: Sequence[StateArrays]) -> None:
+    def join(self, key: int, state: Sequence[LeafArrays]) -> None:
         """Take a row's state, [1, ...] per array."""
         assert key not in self._here, f"row {key} is here already"
         self._here.add(key)
@@ -68,11 +67,11 @@ class StateRows:
         stay = tuple(key for key in self._order if key in self._here)
         if stay != self._order:
             self.arrange((*stay, *self._joined))
-            # Else what they were taken from would live on until the next step is done.
+            # Otherwise the former arrays would live on until the next step is done.
             mx.eval(self.arrays())
 
-    def content(self, key: int) -> list[StateArrays]:
-        """Copy a row's state out. What it holds must not outlive the row's batch as a view."""
+    def content(self, key: int) -> list[LeafArrays]:
+        """Copy a row's state. A view would keep the whole batch's state alive."""
         assert key in self._here, f"row {key} is not here"
         if key in self._joined:
             return [tuple(mx.contiguous(a) for a in leaf) for leaf in self._joined[key]]
@@ -107,7 +106,7 @@ class StateRows:
         self._joined = {}
 
     def arrays(self) -> list[mx.array]:
-        """What must be evaluated with each step, or its graph would pile up."""
+        """Arrays to evaluate with each step, or their graph would grow."""
         return [array for cache in self.caches for array in cache.cache if array is not None]
 
     @staticmethod

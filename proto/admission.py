@@ -1,4 +1,4 @@
-"""One admission arithmetic, for the edge that refuses and for the owner that admits."""
+"""The limits of one request: the same arithmetic for the controller and for the owner."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -11,7 +11,7 @@ NEXT_ANSWER_TOKENS: Final = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionLimits:
-    """What bounds a single request on one owner. ``pool_tokens`` None: no token pool."""
+    """The limits of a single request on one owner. ``pool_tokens`` None: no token pool."""
 
     context_length: int
     pool_tokens: int | None
@@ -26,7 +26,7 @@ class AdmissionLimits:
 
 
 def answer_tokens(limits: AdmissionLimits, prompt_tokens: int, asked: int | None = None) -> int:
-    """The longest answer: what the client asks for, as far as the prompt leaves it. At least 1."""
+    """The longest answer: the tokens that the client asks for and the prompt leaves, at least 1."""
     left = max(1, limits.max_request_tokens - prompt_tokens)
     return left if asked is None else min(asked, left)
 
@@ -45,10 +45,10 @@ def reserved_tokens(prompt_tokens: int, max_tokens: int) -> int:
 
 
 def next_tokens(held_tokens: int, left_tokens: int) -> int:
-    """KV tokens that a request needs next: those it has, and room for the next of its answer.
+    """KV tokens that a request needs next: those it has, and room for the next part of its answer.
 
-    Most answers end long before ``max_tokens``, so that owners would stand half empty if all of it
-    were set aside. Never more than ``reserved_tokens``, with ``left_tokens`` of the answer to come.
+    Most answers end long before ``max_tokens``; setting all of it aside would leave owners half
+    empty. Never more than ``reserved_tokens``, with ``left_tokens`` of the answer to come.
     """
     return held_tokens + min(left_tokens, NEXT_ANSWER_TOKENS) - 1
 
@@ -80,9 +80,9 @@ def prompt_overflow(limits: AdmissionLimits, size: str) -> str:
 
 
 def _overflow(limits: AdmissionLimits, excess: str) -> str:
-    """OpenAI's words, which vLLM has too: clients look for them to shorten a prompt, or to retry.
+    """OpenAI's wording, which vLLM uses too: clients parse it to shorten a prompt, or to retry.
 
-    The limit is the one that holds for requests, wherever it comes from.
+    The limit is the effective one, wherever it comes from.
     """
     most = limits.max_request_tokens
     said = f"This model's maximum context length is {most} tokens. However, {excess}"

@@ -7,6 +7,8 @@ class Batching(StrEnum):
     """The form of a model's batch, chosen when it is loaded: the first that gives right results."""
 
     SEVERAL_SLABS = "several_slabs"
+    SLABS_WITH_TAILS = "several_slabs_with_tails"
+    """As ``SEVERAL_SLABS``, for devices on which a step's writes would copy the slabs."""
     ONE_SLAB = "one_slab"
     GROUPED_MASK = "one_slab_grouped_mask"
     ONE_BY_ONE = "one_by_one"

@@ -1,4 +1,4 @@
-"""How far a connection has come, as ZeroMQ's monitor tells it."""
+"""The progress of a connection, as ZeroMQ's monitor reports it."""
 
 from collections.abc import Mapping
 from enum import Enum, auto, unique
@@ -10,7 +10,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 @unique
 class ConnectionState(Enum):
-    """The last that is known of one end's attempts."""
+    """The latest known state of one end's attempts to connect."""
 
     UNREACHED = auto()
     """Nothing took the connection."""
@@ -32,7 +32,7 @@ _STATES: Final[Mapping[int, ConnectionState]] = {
     zmq.EVENT_HANDSHAKE_FAILED_AUTH: ConnectionState.KEY_REFUSED,
     zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: ConnectionState.OTHER_MECHANISM,
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: ConnectionState.BROKEN_OFF,
-    # After a greeting that failed, this is what follows; alone it means that nothing listens there.
+    # It follows a failed handshake; alone it means that nothing listens there.
     zmq.EVENT_CLOSED: ConnectionState.UNREACHED,
 }
 _FAILED: Final = (
@@ -52,7 +52,7 @@ class ConnectionMonitor:
 
     @property
     def state(self) -> ConnectionState:
-        """What is known now. A greeting that failed stays known while another is tried."""
+        """The present state. A failed handshake stays known while another is tried."""
         while self._events.poll(0):
             new = _STATES.get(int(recv_monitor_message(self._events)["event"]))
             tried_again = new is ConnectionState.GREETING and self._state in _FAILED

@@ -35,11 +35,11 @@ _T = TypeVar("_T")
 
 
 class ControllerChannel:
-    """Sends verbs to workers by identity, and receives their facts. Owned by the event loop.
+    """Sends commands to workers by identity, and receives their events. Owned by the event loop.
 
     A send acknowledges nothing: a request is delivered only once the worker answers. Only
-    identities that were announced with ``expect`` are heard, and each of them is used once, so
-    that nothing of an earlier incarnation gets through.
+    identities that were announced with ``expect`` are heard, and each is used once, so that
+    nothing of an earlier incarnation gets through.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class ControllerChannel:
         self._socket: Final = RouterSocket(high_water_mark=high_water_mark, keys=keys)
         try:
             self._endpoint: Final = self._bind(base if zmq.has("ipc") else None)
-            # Last, since the keys then hold for whatever is bound.
+            # Last, since the keys then hold for all later endpoints.
             self._remote: Final = None if remote is None else self._socket.bind_tcp(remote)
         except BaseException:
             self.close()
@@ -101,12 +101,12 @@ class ControllerChannel:
 
     @property
     def remote_endpoint(self) -> str | None:
-        """Where those of other machines do, None where there are none."""
+        """Where workers of other machines connect; None: there are none."""
         return self._remote
 
     @property
     def unknown_frames(self) -> int:
-        """Messages that were dropped, since their sender is not expected (any longer)."""
+        """Messages that were dropped because their sender is not expected, or no longer."""
         return self._unknown_frames
 
     def expect(self, identity: str) -> None:
@@ -114,7 +114,7 @@ class ControllerChannel:
         self._known.add(identity.encode())
 
     def forget(self, identity: str) -> None:
-        """Never hear this identity again, even if its process wakes up later."""
+        """Stop hearing this identity for good, even if its process wakes up later."""
         self._known.discard(identity.encode())
         self._forgotten.add(identity.encode())
 
@@ -126,7 +126,7 @@ class ControllerChannel:
         self._socket.send(identity.encode(), encode(message))
 
     def hear_hosts(self, take: TakeHost) -> None:
-        """Give what the hosts of remote workers say to ``take``, from within ``drain``."""
+        """Pass messages of the hosts of remote workers to ``take``, from within ``drain``."""
         self._take_host = take
 
     def send_host(self, identity: str, message: HostDown) -> None:
@@ -134,7 +134,9 @@ class ControllerChannel:
         self._socket.send(identity.encode(), encode(message))
 
     def drain(self) -> list[tuple[str, Up | ProtocolError]]:
-        """Return what has arrived, in order; at most so much that the event loop keeps turning."""
+        """Return the messages that have arrived, in order; few enough to keep the event loop
+        turning.
+        """
         arrived: list[tuple[str, Up | ProtocolError]] = []
         for _ in range(MAX_DRAINED_MESSAGES):
             received = self._socket.receive()
@@ -152,10 +154,10 @@ class ControllerChannel:
         return arrived
 
     def _send_away(self, identity: bytes) -> None:
-        """Have one that was given up, and still speaks, end by itself. Strangers get no answer."""
+        """Tell a worker that was given up and still speaks to exit. Strangers get no answer."""
         if identity not in self._forgotten:
             return
-        # One that does not read, or has gone, is answered again when it speaks next.
+        # A peer that does not read, or has gone, is answered again at its next message.
         with suppress(PeerCongestedError, PeerLostError):
             self._socket.send(identity, encode(Shutdown()))
             self._forgotten.discard(identity)
@@ -165,7 +167,7 @@ class ControllerChannel:
         self._socket.attach(loop, on_arrival)
 
     def close(self) -> None:
-        """Drop what was not sent, and remove the endpoint. Idempotent."""
+        """Drop unsent messages, and remove the endpoint. Idempotent."""
         self._socket.close()
         if self._directory is not None:
             self._directory.close()
@@ -173,7 +175,7 @@ class ControllerChannel:
 
 
 def _file_id(path: Path) -> tuple[int, int] | None:
-    """Tells the file at a path from another that has taken its place; None: there is no file."""
+    """Tells a file from another that has taken its path; None: there is no file."""
     try:
         found = path.lstat()
     except OSError:

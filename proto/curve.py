@@ -1,4 +1,4 @@
-"""Encrypted sockets: what makes one end of a TCP connection prove itself to the other.
+"""Encrypted sockets (CurveZMQ): both ends of a TCP connection prove who they are.
 
 A socket gets its keys before it binds or connects, since each endpoint keeps the options that the
 socket had then: one socket may have an open ipc endpoint and a closed TCP one.
@@ -29,23 +29,23 @@ _KEEPALIVE_PROBES: Final = 3
 
 
 def make_keys() -> CurveKeys:
-    """A new pair."""
+    """Make a new pair."""
     public, secret = zmq.curve_keypair()
     return CurveKeys(public=public.decode(), secret=secret.decode())
 
 
 def serve_curve(socket: zmq.Socket[bytes], keys: CurveKeys) -> None:
-    """Let what the socket binds from now on take only whom the context's ``KeyGuard`` lets in."""
+    """Accept on endpoints bound from now on only peers that the context's ``KeyGuard`` accepts."""
     watch_connection(socket)
     socket.setsockopt(zmq.CURVE_SERVER, 1)
     socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode())
     socket.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN)
-    # Without this, a guard that is not there lets everybody in.
+    # Without this, a missing guard would accept every client.
     socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
 
 
 def serve_openly(socket: zmq.Socket[bytes], *, guarded: bool) -> None:
-    """Undo ``serve_curve`` and ``watch_connection`` for what the socket binds from now on.
+    """Undo ``serve_curve`` and ``watch_connection`` for endpoints bound from now on.
 
     For endpoints in a private directory. ``guarded``: the socket's context has a ``KeyGuard``.
     """
@@ -57,7 +57,7 @@ def serve_openly(socket: zmq.Socket[bytes], *, guarded: bool) -> None:
 
 
 def join_curve(socket: zmq.Socket[bytes], keys: CurveKeys, server_public: str) -> None:
-    """Let what the socket connects to from now on be the holder of that server's secret."""
+    """Connect from now on only to the holder of that server's secret key."""
     watch_connection(socket)
     socket.setsockopt(zmq.CURVE_SERVERKEY, server_public.encode())
     socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public.encode())
@@ -65,7 +65,7 @@ def join_curve(socket: zmq.Socket[bytes], keys: CurveKeys, server_public: str) -
 
 
 def watch_connection(socket: zmq.Socket[bytes]) -> None:
-    """Have a connection end that a cut cable or a stopped machine leaves open."""
+    """End a connection that a cut cable or a stopped machine would leave open."""
     socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_INTERVAL_MS)
     socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_INTERVAL_MS)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
@@ -76,7 +76,7 @@ def watch_connection(socket: zmq.Socket[bytes]) -> None:
 
 
 class KeyGuard:
-    """Says who may connect to the sockets of a context: holders of the keys given, nobody else.
+    """Accepts connections to the sockets of a context from holders of the given keys only.
 
     Endpoints that were bound after ``serve_openly`` are open. libzmq names an endpoint's domain by
     the options that it was bound with, so that no client can choose this one.
@@ -115,7 +115,7 @@ class KeyGuard:
             return False
         version, _, domain, _, _, mechanism, key = request
         known = (version, domain, mechanism) == (_ZAP_VERSION, _DOMAIN, b"CURVE")
-        # The key is public: comparing it gives nothing away by the time that it takes.
+        # The key is public, so the time of the comparison reveals nothing.
         return known and len(key) == _KEY_NBYTES and z85.encode(key) in self._allowed
 
     def close(self) -> None:

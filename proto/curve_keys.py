@@ -1,4 +1,4 @@
-"""A pair of CURVE keys, in the text form that ZeroMQ has for them."""
+"""A pair of CURVE keys, in ZeroMQ's text form."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Final
@@ -13,7 +13,7 @@ CurveKey = Annotated[str, Meta(min_length=KEY_CHARS, max_length=KEY_CHARS)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurveKeys:
-    """Both halves of one pair; whoever has them both may speak as its owner."""
+    """Both halves of one pair. The secret half proves the identity of its holder."""
 
     public: CurveKey
     secret: CurveKey = field(repr=False)

@@ -1,4 +1,4 @@
-"""A DEALER socket that is about to connect to the controller."""
+"""Makes DEALER sockets that connect to the controller."""
 
 from typing import Final
 
@@ -14,7 +14,7 @@ HIGH_WATER_MARK: Final = 256
 def dealer_socket(
     context: zmq.Context[zmq.Socket[bytes]], endpoint: str, identity: str, keys: WorkerKeys | None
 ) -> zmq.Socket[bytes]:
-    """``keys`` are for a controller on another machine. The caller connects it."""
+    """Return a socket that is ready to connect. ``keys``: for a controller on another machine."""
     socket = context.socket(zmq.DEALER)
     socket.setsockopt(zmq.IDENTITY, identity.encode())
     socket.setsockopt(zmq.LINGER, 0)

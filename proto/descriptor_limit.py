@@ -10,7 +10,7 @@ MLX_LM_LIMIT: Final = 4096
 
 
 def check_descriptor_limit() -> None:
-    """Raises ConfigError in a process that could not import mlx-lm."""
+    """Raise ConfigError in a process that could not import mlx-lm."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard == resource.RLIM_INFINITY or hard >= MLX_LM_LIMIT:
         return

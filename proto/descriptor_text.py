@@ -1,6 +1,6 @@
-"""Text output over a file descriptor that never fails, on either side of the wire.
+"""Text output over a file descriptor that never fails, for both processes.
 
-Imports nothing of ours: both programs need it before anything else is loaded.
+Imports no module of ours: both programs need it before anything else is loaded.
 """
 
 import io
@@ -9,7 +9,7 @@ from typing import Final
 
 
 class DescriptorText(io.TextIOBase):
-    """What ``sys.stderr`` has to have. ``write`` is for the class that has this one."""
+    """The attributes that ``sys.stderr`` needs. Subclasses add ``write``."""
 
     def __init__(self, descriptor: int, encoding: str = "utf-8") -> None:
         self._descriptor: Final = descriptor
@@ -34,5 +34,5 @@ class DescriptorText(io.TextIOBase):
 
 
 def dropped_words(lines: int) -> str:
-    """How a notice begins that stands in place of lines."""
+    """The beginning of a notice that replaces dropped lines."""
     return "1 line was dropped here" if lines == 1 else f"{lines} lines were dropped here"

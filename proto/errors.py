@@ -1,12 +1,12 @@
-"""Errors that cross folder borders."""
+"""Errors that cross the borders of folders."""
 
 
 class ConfigError(Exception):
-    """The start cannot go on as configured.
+    """The configuration does not allow a start.
 
     Raised before any request is served, by both processes. The message is one sentence in the
     user's own terms: the flag, its value, and what would work. It is printed without a traceback,
-    and nothing restarts because of it.
+    and does not cause a restart.
     """
 
 

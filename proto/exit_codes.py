@@ -1,6 +1,6 @@
-"""What a worker's exit status means, when its last message was lost or never sent.
+"""The meaning of a worker's exit status, for when its last message was lost or never sent.
 
-Imports nothing of ours: the parent watch needs it before anything else is loaded.
+Imports no module of ours: the parent watch needs it before anything else is loaded.
 """
 
 from enum import IntEnum, unique
@@ -8,7 +8,7 @@ from enum import IntEnum, unique
 
 @unique
 class ExitCode(IntEnum):
-    """How a worker ended by itself. A negative status is the signal that killed it.
+    """The status of a worker that ended by itself. A negative status is the signal that killed it.
 
     Each ``FailureKind`` has a member of its name.
     """

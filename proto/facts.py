@@ -1,4 +1,4 @@
-"""What a worker says to its controller. See ``messages``."""
+"""Events: messages of a worker to its controller. See ``messages``."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -23,7 +23,7 @@ class FinishReason(StrEnum):
 
 
 class WorkerPhase(StrEnum):
-    """What a worker is doing, as it says itself."""
+    """The phase of a worker's start, as the worker reports it."""
 
     FORMING = "forming"
     """It meets the other ranks of its group, and cannot go on without them."""
@@ -34,7 +34,7 @@ class WorkerPhase(StrEnum):
 
 
 class FailureKind(StrEnum):
-    """Why a worker gives up. Those that are not ``transient`` would fail again: no retry."""
+    """Why a worker gives up. Kinds that are not ``transient`` would fail again: no retry."""
 
     CONFIG = "config"
     UNSUPPORTED_MODEL = "unsupported_model"
@@ -111,9 +111,9 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefilled:
-    """Worker to controller: the whole prompt is in, ``cached_tokens`` of it without being computed.
+    """Worker to controller: the prompt is complete, ``cached_tokens`` of it without computing.
 
-    Sent once a grant, before its first ``Tokens``.
+    Sent once per grant, before its first ``Tokens``.
     """
 
     tag: ClassVar[str] = "prefilled"
@@ -125,7 +125,7 @@ class Prefilled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
-    """Worker to controller: what one step yielded, for all its requests."""
+    """Worker to controller: the new tokens of one step, for all its requests."""
 
     tag: ClassVar[str] = "tokens"
 
@@ -136,7 +136,7 @@ class Tokens:
 class Preempted:
     """Worker to controller: memory ran short, so the request was given up, and its slot is free.
 
-    Nothing is wrong with it: it goes on elsewhere, or here later. ``num_tokens`` counts the whole
+    The request is sound: it continues elsewhere, or here later. ``num_tokens`` counts the whole
     answer so far, as in ``Finished``.
     """
 
@@ -149,7 +149,7 @@ class Preempted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flushed:
-    """Worker to controller: what a ``Flush`` has freed."""
+    """Worker to controller: how much a ``Flush`` has freed."""
 
     tag: ClassVar[str] = "flushed"
 
@@ -162,7 +162,7 @@ class Flushed:
 class Finished:
     """Worker to controller: the request ended, and its slot is free.
 
-    ``num_tokens`` counts the whole answer, so that a lost frame shows.
+    ``num_tokens`` counts the whole answer, so that a lost frame is noticed.
     """
 
     tag: ClassVar[str] = "finished"
@@ -215,7 +215,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """Worker to controller: it cannot go on, and exits right after this."""
+    """Worker to controller: it cannot continue, and exits right after this."""
 
     tag: ClassVar[str] = "failed"
 

@@ -1,4 +1,4 @@
-"""How the engine that needs no model behaves."""
+"""Options of the engine that needs no model."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -10,7 +10,7 @@ from mlx_dp.proto.fields import Seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FakeEngineOptions:
-    """The behaviour of the engine that needs no model. Rates of 0 mean at full speed."""
+    """The behaviour of the engine that needs no model. A rate of 0 means full speed."""
 
     decode_tokens_per_s: Annotated[float, Meta(ge=0.0, le=1e9)] = 0.0
     """Steps per second; each step yields one token for every running request."""

@@ -1,4 +1,4 @@
-"""What a structured answer must match."""
+"""The grammar that a structured answer must match."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -26,7 +26,7 @@ class Grammar:
 
 
 def complaint_line(message: str) -> str:
-    """Return the line of a compiler's complaint that says it, in printable ASCII and never long.
+    """Return the essential line of a compiler's error, short and in printable ASCII.
 
     The parser of patterns quotes the whole pattern first.
     """

@@ -11,9 +11,9 @@ JSON_WHITESPACE: Final = r" |\n{1,2}[ \t]{0,20}"
 
 
 def guidance_source(grammar: Grammar) -> str:
-    """Return the grammar in the library's own form, which says nothing about its validity.
+    """Return the grammar in the library's own form, without checking its validity.
 
-    Raises ValueError for a schema that is no JSON.
+    Raises ValueError for a schema that is not JSON.
     """
     match grammar.kind:
         case GrammarKind.JSON_SCHEMA:
@@ -29,7 +29,7 @@ def guidance_source(grammar: Grammar) -> str:
 
 
 def guidance_limits() -> LLParserLimits:
-    """What one grammar may cost, the same wherever it is compiled.
+    """Return the limits of one grammar, the same wherever it is compiled.
 
     Verbose errors would quote the answer so far.
     """

@@ -1,4 +1,4 @@
-"""One process's place in a group that computes in lockstep."""
+"""The place of one process in a group that computes in lockstep."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,9 +14,9 @@ EachRank = Annotated[tuple[Text, ...], Meta(min_length=1, max_length=MAX_OWNERS)
 
 
 class DistributedBackend(StrEnum):
-    """What carries the collectives of a group, in MLX's names.
+    """The transport of a group's collectives, in MLX's names.
 
-    Not ``mpi``: mpirun wants to start the ranks, and so do we.
+    ``mpi`` is left out: mpirun insists on starting the ranks, which is the controller's task.
     """
 
     RING = "ring"
@@ -26,10 +26,11 @@ class DistributedBackend(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupPlace:
-    """Who the others are, and where they are met. No two generations share an address.
+    """The ranks of a group and their addresses. No two generations share an address.
 
-    ``addresses`` are of the collectives (host:port), bound by the backend itself; ``peers`` are
-    ZeroMQ endpoints of the ranks' exchange, each bound by its rank. Both are in the order of ranks.
+    ``addresses`` are those of the collectives (host:port), bound by the backend itself; ``peers``
+    are ZeroMQ endpoints of the ranks' exchange, each bound by its rank. Both are in the order of
+    ranks.
     """
 
     backend: DistributedBackend

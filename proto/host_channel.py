@@ -27,23 +27,25 @@ class HostChannel:
 
     @property
     def connection(self) -> ConnectionState:
-        """How far the connection has come."""
+        """The progress of the connection."""
         return self._monitor.state
 
     @property
     def descriptor(self) -> int:
-        """Readable when something may have arrived; edge triggered, so look now and then too."""
+        """Readable when a message may have arrived; edge triggered, so poll now and then too."""
         return int(self._socket.fileno())
 
     def send(self, message: HostUp) -> None:
-        """Send, or drop it where nothing has left for long: silence then tells enough."""
+        """Send, or drop the message where nothing has left for long: the peer then notices
+        silence.
+        """
         try:
             self._socket.send(encode(message), zmq.NOBLOCK)
         except zmq.Again:
             _logger.debug("dropped a %s: the controller does not read", message.tag)
 
     def drain(self) -> list[HostDown]:
-        """Return what has arrived, in order."""
+        """Return the messages that have arrived, in order."""
         messages: list[HostDown] = []
         while True:
             try:

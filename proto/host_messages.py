@@ -1,9 +1,10 @@
-"""What a controller and the hosts of its remote workers say to each other.
+"""Messages between a controller and the hosts of its remote workers.
 
 A host is ``mlx-dp worker`` on another machine: the process that starts, watches and kills one
-worker there, on the controller's word. The worker itself speaks to the controller as every other
-one does. Both sides say something at least every ``beat_s``, and who has not heard the other for
-``silence_s`` gives it up: the host ends its worker, and the controller counts it as ended.
+worker there, on the controller's command. The worker itself speaks to the controller as every
+other one does. Both sides send a message at least every ``beat_s``. A side that has heard nothing
+for ``silence_s`` gives the other up: the host ends its worker, and the controller counts the
+worker as ended.
 """
 
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ Identity = Annotated[str, Meta(min_length=1, max_length=64)]
 
 
 def host_identity(rank: int, incarnation: int) -> str:
-    """The identity of one connection of a host. Never use one twice."""
+    """Return the identity of one connection of a host. Never use one twice."""
     return f"{_PREFIX}{rank}-{incarnation:016x}"
 
 
@@ -67,7 +68,7 @@ class Leave:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Welcome:
-    """Controller to host: it has the place, and is to keep to these times."""
+    """Controller to host: it has the place, and has to keep to these times."""
 
     tag: ClassVar[str] = "welcome"
 
@@ -77,7 +78,7 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deny:
-    """Controller to host: it does not get the place. ``final``: not later either."""
+    """Controller to host: it does not get the place. ``final``: nor later."""
 
     tag: ClassVar[str] = "deny"
 

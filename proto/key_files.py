@@ -1,7 +1,8 @@
-"""Keys in a directory: who may speak to whom over TCP, in files of one line each.
+"""Keys in a directory: which peers may connect over TCP, in files of one line each.
 
-``NAME.key`` is a secret and ``NAME.pub`` its public half. The controller has ``controller.key`` and
-the ``.pub`` of each worker that it lets in; a worker has its own ``.key`` and ``controller.pub``.
+``NAME.key`` is a secret and ``NAME.pub`` its public half. The controller has ``controller.key``
+and the ``.pub`` of each worker that it accepts; a worker has its own ``.key`` and
+``controller.pub``.
 """
 
 import os
@@ -25,7 +26,7 @@ _MAX_NBYTES: Final = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerKeys:
-    """The controller's pair, and the public keys of those whom it lets in."""
+    """The controller's pair, and the public keys of the workers that it accepts."""
 
     own: CurveKeys
     allowed: frozenset[str]
@@ -42,7 +43,7 @@ class WorkerKeys:
 def write_keys(directory: Path, names: Sequence[str]) -> tuple[Path, ...]:
     """Make the pairs of the controller, unless it has one, and of the workers called ``names``.
 
-    Returns what was written. Raises ConfigError before it writes anything over.
+    Returns the paths written. Raises ConfigError before it overwrites anything.
     """
     for name in names:
         if name == CONTROLLER or not name.isascii() or not name.replace("-", "").isalnum():
@@ -78,7 +79,7 @@ def _write_pair(directory: Path, name: str) -> tuple[Path, Path]:
 
 
 def read_controller_keys(directory: Path) -> ControllerKeys:
-    """Raises ConfigError when something is missing, or a secret lies open."""
+    """Read the keys. Raises ConfigError where one is missing, or others can read a secret."""
     allowed = frozenset(
         _read(path) for path in sorted(directory.glob(f"*{_PUBLIC}")) if path.stem != CONTROLLER
     )
@@ -91,7 +92,9 @@ def read_controller_keys(directory: Path) -> ControllerKeys:
 
 
 def read_worker_keys(directory: Path) -> WorkerKeys:
-    """Raises ConfigError when something is missing, not clear, or a secret lies open."""
+    """Read the keys. Raises ConfigError where one is missing or ambiguous, or others can read a
+    secret.
+    """
     own = [path for path in sorted(directory.glob(f"*{_SECRET}")) if path.stem != CONTROLLER]
     if len(own) != 1:
         found = ", ".join(path.name for path in own) or "none"
@@ -118,7 +121,7 @@ def _read(path: Path) -> str:
             text = file.read(_MAX_NBYTES).decode("ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"no key can be read from {path}: {error}") from None
-    # The public half of a text that is no key cannot be computed either.
+    # No public half can be computed from a text that is not a key.
     if len(text) != KEY_CHARS or not _is_key(text):
         raise ConfigError(f"{path} holds no key: make one with mlx-dp keys")
     return text

@@ -1,4 +1,4 @@
-"""Which libzmq sockets are made of."""
+"""The version of libzmq that sockets need."""
 
 from typing import Final
 
@@ -11,7 +11,7 @@ LEAST_LIBZMQ: Final = (4, 3, 5)
 
 
 def new_context() -> zmq.Context[zmq.Socket[bytes]]:
-    """Raises ConfigError where pyzmq brings, or was built with, a libzmq that is too old."""
+    """Return a context. Raises ConfigError where pyzmq's libzmq is too old."""
     if zmq.zmq_version_info() < LEAST_LIBZMQ:
         least = ".".join(map(str, LEAST_LIBZMQ))
         raise ConfigError(

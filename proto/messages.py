@@ -1,11 +1,10 @@
-"""Everything that controller and worker say to each other.
+"""All messages between controller and worker.
 
-Down, controller to worker, go verbs: Start, Submit, Abort, Flush, Drain, Shutdown. Up go facts:
+Commands go down, controller to worker: Start, Submit, Abort, Flush, Drain, Shutdown. Events go up:
 Hello, Ready, Accepted, Rejected, Prefilled, Tokens, Preempted, Finished, Flushed, Heartbeat,
-Failed. Every field is bounded where it is declared, in ``verbs`` and ``facts``, and the codec
-enforces the bounds on arrival.
+Failed. Every field is bounded where it is declared, and the codec enforces the bounds on arrival.
 
-``epoch`` counts the grants of one request: a fact with another epoch than the request's present
+``epoch`` counts the grants of one request: an event with another epoch than the request's present
 one is stale and dropped. The sender's incarnation is its socket identity, so it is on every frame.
 """
 

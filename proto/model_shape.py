@@ -1,4 +1,4 @@
-"""What capacity arithmetic needs to know of a model."""
+"""The sizes of a model that capacity arithmetic needs."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -12,7 +12,7 @@ Count = Annotated[int, Meta(ge=0, lt=2**53)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheWindow:
-    """Layers that keep the last ``tokens`` tokens only, and what each of those takes in all."""
+    """Layers that keep the last ``tokens`` tokens only, and the bytes of each of those tokens."""
 
     tokens: Annotated[int, Meta(ge=1, lt=2**31)]
     bytes_per_token: Count
@@ -48,7 +48,7 @@ class ModelShape:
         return self.kv_nbytes(num_tokens) + self.auxiliary_bytes_per_slot
 
     def longest_request(self, nbytes: int) -> int | None:
-        """Tokens of the longest request whose KV takes no more; None: any length does."""
+        """Tokens of the longest request whose KV fits into so many bytes; None: any length does."""
         tokens = 0
         per_token = self.kv_bytes_per_token + sum(w.bytes_per_token for w in self.windows)
         for window in sorted(self.windows, key=lambda window: window.tokens):
@@ -62,12 +62,12 @@ class ModelShape:
 
     @property
     def has_kv(self) -> bool:
-        """Some layers hold KV, so that longer requests take more."""
+        """Whether some layers hold KV, so that longer requests take more."""
         return self.kv_bytes_per_token > 0 or any(w.bytes_per_token for w in self.windows)
 
     @property
     def hybrid(self) -> bool:
-        """Some layers hold auxiliary state, so that requests need auxiliary slots."""
+        """Whether some layers hold auxiliary state, so that requests need auxiliary slots."""
         return self.auxiliary_layers > 0
 
 

@@ -1,4 +1,4 @@
-"""Who owns what: the one place where limits are divided.
+"""Divides the limits among owners: the one place that does.
 
 The arithmetic is SGLang's MLX rule (sglang #30547, #32115): ``max_running_requests`` and an
 explicit ``max_mamba_cache_size`` are divided by ``attn_dp_size`` and never by ``dp_size``, so they
@@ -63,7 +63,7 @@ class Ownership:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnerCapacity:
-    """What one owner may hold. Slots are a ceiling, not an allocation.
+    """The capacity of one owner. Slots are a ceiling, not an allocation.
 
     ``pool_tokens`` is None for a model without attention KV.
     """

@@ -1,4 +1,4 @@
-"""What a rank of a group says of its forward passes."""
+"""Counters of a rank's forward passes."""
 
 from dataclasses import dataclass
 
@@ -8,10 +8,10 @@ from mlx_dp.proto.model_shape import Count
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassTotals:
-    """Counts of one process, from the moment on that it serves.
+    """Counts of one process since it began to serve.
 
-    ``waited_s`` is how long it stood ready for a pass that a peer had not come to yet; its device
-    may have had work of the pass before meanwhile.
+    ``waited_s`` is the time that it was ready for a pass that a peer had not come to yet; its
+    device may have had work of the pass before meanwhile.
     """
 
     passes: Count

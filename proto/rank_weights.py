@@ -1,4 +1,4 @@
-"""What the ranks of a group would hold of a model's weights."""
+"""The share of a model's weights that each rank of a group would hold."""
 
 from dataclasses import dataclass
 from typing import Annotated

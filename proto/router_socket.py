@@ -27,16 +27,16 @@ MAX_PARTS_AT_A_TIME: Final = 256
 
 
 class PeerLostError(Exception):
-    """Nobody with this identity is connected. What was sent to it earlier may be lost too."""
+    """No peer with this identity is connected. Messages sent to it earlier may be lost too."""
 
 
 class PeerCongestedError(Exception):
-    """The peer takes no more for now; the message was not sent. It may be alive."""
+    """The peer takes no more for now; the message was not sent. The peer may be alive."""
 
 
 @dataclass(slots=True)
 class Received:
-    """A message from a peer. Only the first of its parts is kept, and no copy is made of it."""
+    """A message from a peer. Only the first of its parts is kept, and it is not copied."""
 
     identity: bytes
     parts: int = 0
@@ -56,11 +56,11 @@ class Received:
 
 
 class RouterSocket:
-    """Frames to and from peers by identity. Owned by the event loop; ``close`` it.
+    """Sends and receives frames by peer identity. Owned by the event loop; ``close`` it.
 
-    What it keeps of a message is bounded by MAX_FRAME_BYTES. libzmq is not to be bounded so: it
-    collects all parts of a message before it gives us the first, and neither MAXMSGSIZE nor a
-    high water mark limits their number. One message of 150 parts of 1 MiB costs 158 MB until it is
+    Its own part of a message is bounded by MAX_FRAME_BYTES. libzmq cannot be bounded so: it
+    collects all parts of a message before it returns the first, and neither MAXMSGSIZE nor a high
+    water mark limits their number. One message of 150 parts of 1 MiB costs 158 MB until it is
     dropped. So the sockets must be out of strangers' reach: see ``bind_ipc`` and ``bind_tcp``.
     """
 
@@ -83,12 +83,12 @@ class RouterSocket:
         self._socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_INTERVAL_MS)
 
     def bind_loopback(self) -> str:
-        """Bind a free port that nobody else can reach, where there are no ipc sockets."""
+        """Bind a free loopback port, where there are no ipc sockets."""
         self._socket.bind("tcp://127.0.0.1:0")
         return self._bound()
 
     def bind_ipc(self, path: Path) -> str:
-        """Raises ConfigError as ``check_ipc_path``."""
+        """Bind a path. Raises ConfigError as ``check_ipc_path``."""
         check_ipc_path(path)
         self._socket.bind(f"ipc://{path}")
         return self._bound()
@@ -127,11 +127,11 @@ class RouterSocket:
         return self._bound()
 
     def _bound(self) -> str:
-        """Never a guess: it is read back from the bound socket."""
+        """Return the endpoint as the bound socket reports it."""
         return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def send(self, identity: bytes, frame: bytes) -> None:
-        """At once or not at all. Raises PeerLostError or PeerCongestedError."""
+        """Send at once or not at all. Raises PeerLostError or PeerCongestedError."""
         try:
             self._socket.send_multipart((identity, frame), zmq.DONTWAIT)
         except zmq.Again:
@@ -145,7 +145,7 @@ class RouterSocket:
             self.rearm()
 
     def receive(self) -> Received | None:
-        """The next message, or None. ``rearm`` where one stops before None.
+        """Return the next message, or None. Call ``rearm`` when stopping before None.
 
         A message without end is dropped over several turns of the event loop.
         """
@@ -189,8 +189,8 @@ class RouterSocket:
     def rearm(self) -> None:
         """Look again soon where the descriptor will stay silent.
 
-        It is edge triggered: neither a send, which takes the edge, nor a drain that stops early
-        is followed by another edge for what already lies in the queue.
+        It is edge triggered: after a send, which takes the edge, and after a drain that stops
+        early, no other edge reports what already lies in the queue.
         """
         if self._loop is None or self._rearmed:
             return
@@ -204,7 +204,7 @@ class RouterSocket:
             self._readable()
 
     def close(self) -> None:
-        """Drop what was not sent. Idempotent."""
+        """Drop unsent messages. Idempotent."""
         if self._socket.closed:
             return
         self.detach()
@@ -215,7 +215,7 @@ class RouterSocket:
 
 
 def check_ipc_path(path: Path) -> None:
-    """Raises ConfigError for a path that is longer than this system allows."""
+    """Raise ConfigError for a path that is longer than this system allows."""
     length = len(str(path).encode())
     if length > zmq.IPC_PATH_MAX_LEN:
         raise ConfigError(
@@ -225,14 +225,14 @@ def check_ipc_path(path: Path) -> None:
 
 
 def check_open_address(address: str) -> None:
-    """Raises ConfigError where strangers could reach a ``host:port`` that asks for no keys."""
+    """Raise ConfigError where strangers could reach a ``host:port`` that asks for no keys."""
     if not is_loopback(host_of(address)):
         raise ConfigError(
-            f"{address} can be reached from other machines, and without keys anybody there "
+            f"{address} can be reached from other machines, and without keys any program there "
             "could be a worker: make some with mlx-dp keys and give their directory as --keys"
         )
 
 
 def host_of(address: str) -> str:
-    """The host of ``host:port``."""
+    """Return the host of ``host:port``."""
     return address.rpartition(":")[0].strip("[]")

@@ -1,4 +1,4 @@
-"""How one request's tokens are drawn."""
+"""Sampling parameters of one request."""
 
 import math
 from dataclasses import dataclass
@@ -6,16 +6,15 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
+from mlx_dp.proto.fields import TokenId
+
 MAX_LOGIT_BIAS: Final = 1024
 MAX_TOP_LOGPROBS: Final = 20
-MAX_TOKEN_ID: Final = 2**31 - 1
 MAX_SEED: Final = 2**63 - 1
 MAX_MIN_TOKENS: Final = 2**20
 """As long as a request may be, see ``fields.MAX_REQUEST_TOKENS``."""
 GREEDY_BELOW: Final = 1e-5
 """Temperatures so small that logits divided by them leave float32 choose the best token."""
-
-TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
 
 
 def require_finite(*values: float) -> None:
@@ -27,10 +26,10 @@ def require_finite(*values: float) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """Sampling of one request, in the ecosystem's names and with every bound it has.
+    """Sampling of one request, in the ecosystem's names and with all their bounds.
 
-    The order is: min_tokens, logit_bias, penalties, temperature, then top_k, top_p and min_p on the
-    distribution at that temperature (as vLLM and SGLang do; mlx-lm filters at temperature 1).
+    The order is: min_tokens, logit_bias, penalties, temperature, then top_k, top_p and min_p on
+    the distribution at that temperature (as vLLM and SGLang do; mlx-lm filters at temperature 1).
     Penalties count as OpenAI's and vLLM's: repetition over prompt and answer, presence and
     frequency over the answer alone. A draw depends on ``seed`` and the position only, so neither
     the batch nor the worker changes it.

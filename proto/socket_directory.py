@@ -1,4 +1,4 @@
-"""A private directory for sockets, removed at close, or by a later start if we are killed."""
+"""A private directory for sockets, removed at close, or by a later start after a kill."""
 
 import errno
 import fcntl
@@ -16,13 +16,14 @@ PREFIX: Final = "mlx-dp-"
 _LOCK: Final = "lock"
 
 REFRESH_S: Final = 6 * 3600.0
-"""macOS removes files of its temporary folder that nobody has used for three days."""
+"""macOS removes files of its temporary folder that were not used for three days."""
 
 
 def refresh_due(touched_at: float, now: float) -> bool:
     """Whether files whose times are ``touched_at`` should get new ones, by the wall clock.
 
-    That clock goes on while the machine sleeps, and those that clean go by it. It may be set back.
+    The wall clock goes on while the machine sleeps, and cleaners of temporary files use it. It may
+    be set back.
     """
     return not 0.0 <= now - touched_at < REFRESH_S
 
@@ -35,7 +36,7 @@ class SocketDirectory:
     """
 
     def __init__(self, base: Path) -> None:
-        """Raises ConfigError when no directory can be made under ``base``."""
+        """Make it. Raises ConfigError when no directory can be made under ``base``."""
         try:
             _sweep(base)
             # mkdtemp makes it 0700; the socket file itself would be open to everyone.
@@ -49,7 +50,8 @@ class SocketDirectory:
         return self._path
 
     def keep(self, now: float) -> None:
-        """Make again what was removed of the directory and its lock, and keep all files in use.
+        """Restore the directory and its lock where they were removed, and refresh all files'
+        times.
 
         ``now`` is the time of the wall clock. Raises OSError where they cannot be made again.
         """
@@ -61,7 +63,7 @@ class SocketDirectory:
             raise OSError(
                 f"the socket directory {self._path} is gone and cannot be made again: {error}"
             ) from None
-        # The lock is the oldest of them, since nobody else touches it.
+        # The lock is the oldest of them, since nothing else touches it.
         if refresh_due((self._path / _LOCK).stat().st_mtime, now):
             for path in (self._path, *self._path.iterdir()):
                 # A group's socket may be removed meanwhile.
@@ -81,7 +83,7 @@ class SocketDirectory:
         os.close(lock)
 
     def close(self) -> None:
-        """Remove it with all it holds. Idempotent."""
+        """Remove the directory with all its files. Idempotent."""
         if self._lock is not None:
             shutil.rmtree(self._path, ignore_errors=True)
             os.close(self._lock)
@@ -102,14 +104,14 @@ def _is_ours(found: os.stat_result) -> bool:
 
 
 def _sweep(base: Path) -> None:
-    """Remove the directories of processes that were killed. Nobody else's are touched."""
+    """Remove the directories of our processes that were killed. Other directories stay."""
     for path in base.glob(f"{PREFIX}*"):
         try:
             if not _is_ours(path.lstat()):
                 continue
             lock = os.open(path / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:
-            # Just made, just removed, or none of ours: all the same to us.
+            # Just made, just removed, or not ours: it stays in each case.
             continue
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -5,8 +5,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from mlx_dp.proto.fields import MAX_REQUEST_TOKENS, Epoch, RequestId, TokenIds
-from mlx_dp.proto.sampling_params import MAX_TOP_LOGPROBS, TokenId, require_finite
+from mlx_dp.proto.fields import MAX_REQUEST_TOKENS, Epoch, RequestId, TokenId, TokenIds
+from mlx_dp.proto.sampling_params import MAX_TOP_LOGPROBS, require_finite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What fits into one worker's memory: the one estimate, for the plan and for the worker itself."""
+"""The division of one worker's memory: one estimate for the plan and for the worker itself."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -33,7 +33,7 @@ class MemoryDivision:
 
     @property
     def cache_nbytes(self) -> int:
-        """What rows, cached prefixes and states may take together."""
+        """Bytes for rows, cached prefixes and states together."""
         return self.auxiliary_nbytes + self.kv_nbytes
 
     @property
@@ -56,7 +56,7 @@ def cache_nbytes(
     *,
     prefix_cache: bool,
 ) -> int | None:
-    """What rows, cached prefixes and states of one owner may take together; None: unbounded."""
+    """Bytes of one owner's rows, cached prefixes and states together; None: unbounded."""
     if memory_nbytes is not None:
         return divide_memory(memory_nbytes, shape, share, prefix_cache=prefix_cache).cache_nbytes
     if capacity.pool_tokens is None:
@@ -127,9 +127,9 @@ def _unmeasured(shape: ModelShape, share: OwnerSlice) -> MemoryDivision:
 def _auxiliary_nbytes(
     shape: ModelShape, share: OwnerSlice, free_nbytes: int, *, prefix_cache: bool
 ) -> int:
-    """Bytes that the states may take: what the slots need, at most half of what is free.
+    """Bytes for the states: as much as the slots need, at most half of the free bytes.
 
-    Slots are a ceiling, not an allocation, so that thousands of them must not leave KV nothing.
+    Slots are a ceiling, not an allocation: thousands of them must not leave no room for KV.
     """
     slots = share.max_mamba_cache_size
     if slots is None:

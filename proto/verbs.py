@@ -1,4 +1,4 @@
-"""What a controller says to a worker. See ``messages``."""
+"""Commands: messages of a controller to a worker. See ``messages``."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,13 +14,14 @@ from mlx_dp.proto.fields import (
     Epoch,
     RequestId,
     Text,
+    TokenId,
     TokenIds,
 )
 from mlx_dp.proto.grammar import Grammar
 from mlx_dp.proto.group import GroupPlace
 from mlx_dp.proto.model_shape import Count
 from mlx_dp.proto.ownership import OwnerSlice
-from mlx_dp.proto.sampling_params import SamplingParams, TokenId
+from mlx_dp.proto.sampling_params import SamplingParams
 
 
 class EngineKind(StrEnum):

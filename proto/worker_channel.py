@@ -21,11 +21,11 @@ _logger = logging.getLogger(__name__)
 
 
 class WorkerChannel:
-    """Sends facts up and receives verbs. Owned by one thread.
+    """Sends events and receives commands. Owned by one thread.
 
-    Nothing that was sent is ever dropped here: a frame that the socket refuses, since the
-    controller has stopped reading, waits in a backlog and goes out first once there is room.
-    ``congested`` says that one waits; the loop then stops stepping, which bounds the backlog.
+    No message is ever dropped here: a frame that the socket refuses, because the controller has
+    stopped reading, waits in a backlog and goes out first once there is room. ``congested`` says
+    that one waits; the loop then stops stepping, which bounds the backlog.
     """
 
     def __init__(self, endpoint: str, identity: str, keys: WorkerKeys | None = None) -> None:
@@ -35,25 +35,25 @@ class WorkerChannel:
         self._backlog: Final[deque[bytes]] = deque()
         self._malformed = 0
         if endpoint.startswith("tcp:"):
-            # What was under way when a connection was cut is lost, so that none may follow it.
+            # Frames under way are lost with their connection, so no other connection may follow it.
             self._socket.setsockopt(zmq.RECONNECT_IVL, -1)
         self._socket.connect(endpoint)
 
     @property
     def congested(self) -> bool:
-        """Frames wait for the controller to read. Tries to send them first."""
+        """Whether frames wait for the controller to read. Tries to send them first."""
         self._flush()
         return bool(self._backlog)
 
     @property
     def malformed_frames(self) -> int:
-        """Frames from the controller that were dropped, since they broke the protocol."""
+        """Frames from the controller that were dropped because they broke the protocol."""
         return self._malformed
 
     def send(self, message: Up) -> None:
         """Send, or keep for later, in order.
 
-        Raises ProtocolError when the message is too big, or the controller sends verbs without
+        Raises ProtocolError when the message is too big, or the controller sends commands without
         end and reads no answer.
         """
         if len(self._backlog) >= MAX_BACKLOG_FRAMES:
@@ -70,7 +70,7 @@ class WorkerChannel:
             self._backlog.popleft()
 
     def drain(self) -> list[Down]:
-        """Return what has arrived, at most so much that the loop keeps turning."""
+        """Return messages that have arrived, few enough to keep the loop turning."""
         messages: list[Down] = []
         while len(messages) < MAX_DRAINED_MESSAGES:
             try:
@@ -85,7 +85,7 @@ class WorkerChannel:
         return messages
 
     def wait(self, timeout_s: float, beside: int | None = None) -> bool:
-        """Block until something can be read (True), a backlog can move, or the time is up.
+        """Block until a message can be read (True), a backlog can move, or the time is up.
 
         It ends as well when the file descriptor ``beside`` can be read.
         """

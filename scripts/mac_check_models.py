@@ -15,6 +15,7 @@ from mlx_dp.kvcache.batch_caches import BatchCaches
 from mlx_dp.kvcache.batch_form import BatchForm
 from mlx_dp.kvcache.row_content import read_caches
 from mlx_dp.worker.batch_check import choose_form
+from mlx_dp.worker.kv_writes import COPIED, copied_share
 from mlx_dp.worker.loaded_model import LoadedModel, load
 from mlx_dp.worker.rounding import MARGIN, difference, tolerance
 
@@ -71,31 +72,63 @@ def decoded(loaded: LoadedModel, rows: int) -> list[mx.array]:
 
 
 def slab_widths(folder: Path, sizes: Sizes) -> Part:
-    """Decode the same rows in slabs of different widths: only a copy of the slab sees the width."""
+    """Decode the same rows in slabs of several widths, with KV written in place and to tails.
+
+    Nothing but a copy of the slab depends on its width.
+    """
     loaded = loaded_of(folder, sizes, "float16")
     if loaded.batch is None:
         return Part(name="slabs", skipped="this model has no batch")
-    times = {width: decode_s(loaded, width, sizes.steps) for width in sizes.widths}
     first, last = sizes.widths[0], sizes.widths[-1]
-    token = ROWS * loaded.shape.kv_bytes_per_token
-    copied = copy_s((last - first) * token, 2 * sizes.layers)
+    copied = copy_s((last - first) * ROWS * loaded.shape.kv_bytes_per_token, 2 * sizes.layers)
+    chosen = choose_form(loaded)
     lines = [
         Line(
-            name=f"decode step, {ROWS} rows of {PROMPT} tokens, slab {width} wide",
-            value=f"{taken * 1e3:.2f} ms",
-            good="as at the other widths",
+            name="the form that the worker would choose",
+            value=chosen.batching.value,
+            good="several_slabs where writes are in place, else several_slabs_with_tails",
+            verdict=Verdict.GOOD if chosen.split else Verdict.BAD,
         )
-        for width, taken in times.items()
     ]
-    lines.append(
-        judged(
-            f"what the widest adds, in copies of it ({copied * 1e3:.2f} ms)",
-            (times[last] - times[first]) / copied,
-            most=COPIES,
-            why="new KV is written in place; towards 1, each step copies the slab",
-        )
-    )
+    for form in (BatchForm(split=True), BatchForm(split=True, tails=True)):
+        times = {width: decode_s(loaded, form, width, sizes.steps) for width in sizes.widths}
+        lines += [
+            told(
+                f"{form}: decode step, {ROWS} rows of {PROMPT} tokens, slab {width} wide",
+                f"{taken * 1e3:.2f} ms",
+            )
+            for width, taken in times.items()
+        ]
+        added = (times[last] - times[first]) / copied
+        share = copied_share(loaded, form)
+        # What the form that is not chosen costs is worth knowing, and no fault.
+        judge = judged if form.tails == chosen.tails else compared
+        lines += [
+            judge(
+                f"{form}: time that the widest adds, in copies of it ({copied * 1e3:.2f} ms)",
+                added,
+                most=COPIES,
+                why="about 0 where steps copy nothing, 1 where each step copies the slab",
+            ),
+            judge(
+                f"{form}: memory that a wider slab adds to steps, in its own bytes",
+                share,
+                most=COPIED,
+                why="0 where steps copy nothing, 1 where they copy all; above it tails are chosen",
+            ),
+        ]
     return Part(name="slabs", lines=tuple(lines))
+
+
+def told(name: str, value: str) -> Line:
+    return Line(name=name, value=value, good="the same at all widths")
+
+
+def compared(name: str, value: float, *, most: float, why: str) -> Line:
+    """A line of a form that is not in use, which is not judged."""
+    return Line(
+        name=name, value=f"{value:.4g}", good=f"not in use; good is at most {most:g}: {why}"
+    )
 
 
 def copy_s(nbytes: int, pieces: int) -> float:
@@ -111,10 +144,10 @@ def copy_s(nbytes: int, pieces: int) -> float:
     return median(taken[WARM_STEPS:])
 
 
-def decode_s(loaded: LoadedModel, width: int, steps: int) -> float:
+def decode_s(loaded: LoadedModel, form: BatchForm, width: int, steps: int) -> float:
     """The median step, each launched before the one before it is read, as the engine does it."""
     assert loaded.batch is not None, "there are no slabs"
-    batch = BatchCaches(loaded.layout, BatchForm(split=True), loaded.batch.state_sizes)
+    batch = BatchCaches(loaded.layout, form, loaded.batch.state_sizes)
     for row in range(ROWS):
         caches: list[Any] = make_prompt_cache(loaded.model)
         prompt = [(row + 7 * i) % loaded.shape.vocab_size for i in range(PROMPT)]

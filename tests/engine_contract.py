@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from mlx_dp.kvcache.cached_prefix import CachedPrefix, Piece, Save
+from mlx_dp.kvcache.cached_prefix import CachedPrefix, Save, SegmentPart
 from mlx_dp.proto.ownership import OwnerCapacity
 from mlx_dp.proto.sampling_params import SamplingParams
 from mlx_dp.worker.engine import Drawn, Engine, EngineRequest, PrefillChunk, StepPlan
@@ -74,7 +74,7 @@ def chunk(
 def prefix(engine: Engine, *pieces: tuple[int, int], snapshot: int) -> CachedPrefix:
     """``pieces`` are segments and how many tokens of them."""
     return CachedPrefix(
-        pieces=tuple(Piece(*piece) for piece in pieces),
+        pieces=tuple(SegmentPart(*piece) for piece in pieces),
         num_tokens=sum(num_tokens for _, num_tokens in pieces),
         snapshot=snapshot if engine.facts.stateful else None,
     )

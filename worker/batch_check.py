@@ -15,6 +15,7 @@ from mlx_dp.kvcache.guest_chunk import GuestChunk
 from mlx_dp.kvcache.kv_batch import MIN_WIDTH
 from mlx_dp.kvcache.row_content import read_caches
 from mlx_dp.worker.failure import says_of_model
+from mlx_dp.worker.kv_writes import steps_copy
 from mlx_dp.worker.loaded_model import LoadedModel
 from mlx_dp.worker.padding_check import keeps_padding_out
 from mlx_dp.worker.rounding import Trial, compare
@@ -53,11 +54,26 @@ def choose_form(loaded: LoadedModel) -> BatchForm:
                 fault = _fault(loaded, form) if chooses else None
         if fault is None:
             pads = loaded.layout.hybrid and form.split and keeps_padding_out(loaded)
-            return replace(form, resumes=_resumes(loaded, form), pads=pads)
+            form = replace(form, resumes=_resumes(loaded, form), pads=pads)
+            return _with_tails(loaded, form) if steps_copy(loaded, form) else form
         logger.info("batch check: %s this model %s", form, fault)
         faults[form] = fault
     # The other forms fail most models for reasons of their own, which say nothing about this one.
     return replace(ALONE, reason=f"this model {faults[PLAIN]}")
+
+
+def _with_tails(loaded: LoadedModel, form: BatchForm) -> BatchForm:
+    """Return the form for a device on which steps copy the slabs that they write to."""
+    fault = "attends to one array" if not form.split else None
+    if fault is None:
+        tails = replace(form, tails=True)
+        fault = _fault(loaded, tails)
+        if fault is None:
+            return tails
+    logger.warning(
+        "batch check: on this device each step copies all KV, since with tails this model %s", fault
+    )
+    return form
 
 
 def _fault(loaded: LoadedModel, form: BatchForm) -> str | None:

@@ -63,7 +63,7 @@ class DecodeCaches:
         if self._batch is None:
             return shape.request_nbytes(num_tokens)
         kv = self._batch.kv
-        own = shape.request_nbytes(kv.width_for(num_tokens))
+        own = shape.request_nbytes(kv.width_for(num_tokens) + kv.tail_tokens)
         return own + kv.widened_tokens(num_tokens) * shape.request_nbytes(1)
 
     def growth_nbytes(self) -> int:
@@ -71,7 +71,8 @@ class DecodeCaches:
         if self._batch is None:
             return self._solo.growth_nbytes()
         moving = sum(self.row_nbytes(self._room[key]) for key in self._solo.keys)
-        widths = self._batch.kv.growing_widths()
+        kv = self._batch.kv
+        widths = [width + kv.tail_tokens for width in kv.growing_widths()]
         return moving + sum(self._loaded.shape.request_nbytes(width) for width in widths)
 
     def set_spare(self, nbytes: int | None) -> None:
@@ -116,7 +117,7 @@ class DecodeCaches:
             return self._batch.saved_kv(key, save.start, save.end)
         content = self._solo.content(key)
         assert content is not None, f"row {key} holds nothing"
-        return content.saved_kv(save)
+        return content.saved_kv(save.start, save.end)
 
     def snapshot(self, key: int) -> Snapshot | None:
         """A row's windows and states as they are now, as views; None: it has none yet."""

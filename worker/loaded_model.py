@@ -9,9 +9,9 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
 from mlx_dp.kvcache import attention
-from mlx_dp.kvcache.kv_row import LayerKV
-from mlx_dp.kvcache.layout import CacheLayout, LeafKind, inspect_caches
-from mlx_dp.kvcache.row_content import RowContent, Snapshot
+from mlx_dp.kvcache.kinds import LeafArrays, Store
+from mlx_dp.kvcache.layout import CacheLayout, inspect_caches
+from mlx_dp.kvcache.row_content import RowContent, row_content
 from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.model_shape import ModelShape
 from mlx_dp.worker.engine import UnsupportedModelError
@@ -100,18 +100,12 @@ def _batch_layout(model: Any, layout: CacheLayout) -> BatchLayout | None:
     caches = make_prompt_cache(model)
     model(mx.zeros((1, _PROBE_TOKENS), dtype=mx.int32), cache=caches)
     model(mx.zeros((1, 1), dtype=mx.int32), cache=caches)
-    kv: list[LayerKV] = []
-    windows: list[LayerKV] = []
-    shapes: list[tuple[tuple[int, ...], ...]] = []
+    empty: dict[Store, list[LeafArrays]] = {store: [] for store in Store}
     for leaf, cache in zip(layout.leaves, layout.flatten(caches), strict=True):
-        held = cache.cache if leaf.kind is LeafKind.STATE else [cache.keys, cache.values]
-        if any(array is None for array in held):
+        content = leaf.kind.empty(cache)
+        if content is None:
             # Something that is written some other time, or never.
             return None
-        if leaf.kind is LeafKind.STATE:
-            shapes.append(tuple(array.shape for array in held))
-            continue
-        empty = LayerKV(*(mx.zeros((*a.shape[:2], 0, a.shape[3]), dtype=a.dtype) for a in held))
-        (kv if leaf.kind is LeafKind.KV else windows).append(empty)
-    empty_row = RowContent(0, tuple(kv), Snapshot(0, tuple(windows), ()))
-    return BatchLayout(empty=empty_row, state_shapes=tuple(shapes))
+        empty[leaf.store].append(content)
+    shapes = tuple(tuple(array.shape for array in state) for state in empty[Store.STATE])
+    return BatchLayout(empty=row_content(0, {**empty, Store.STATE: ()}), state_shapes=shapes)

@@ -6,8 +6,8 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
-from mlx_dp.kvcache.layout import LeafKind, inspect_caches
-from mlx_dp.kvcache.row_content import cache_arrays
+from mlx_dp.kvcache.kinds import Store
+from mlx_dp.kvcache.layout import inspect_caches
 from mlx_dp.proto.model_shape import CacheWindow, ModelShape
 
 # Models that name no limit (pure state models) have none; this one only keeps numbers finite.
@@ -16,7 +16,6 @@ _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_l
 
 # MLX ships no types for its modules, and mlx-lm's caches share no base that a plan could use.
 Model: TypeAlias = Any
-CacheEntry: TypeAlias = Any
 
 
 def measure_shape(model: Model, config: dict[str, Any]) -> ModelShape:
@@ -32,14 +31,15 @@ def measure_shape(model: Model, config: dict[str, Any]) -> ModelShape:
     windows: dict[int, int] = {}
     state = 0
     for leaf, cache in zip(layout.leaves, layout.flatten(caches), strict=True):
-        match leaf.kind:
-            case LeafKind.KV | LeafKind.OTHER:
-                grown += _bytes_per_token(cache)
-            case LeafKind.WINDOW:
+        nbytes = leaf.kind.nbytes(cache)
+        match leaf.store:
+            case Store.TOKENS | Store.NONE:
+                grown += nbytes
+            case Store.WINDOW:
                 assert leaf.window is not None, "a window has a width"
-                windows[leaf.window] = windows.get(leaf.window, 0) + _bytes_per_token(cache)
-            case LeafKind.STATE:
-                state += sum(int(array.nbytes) for array in cache_arrays([cache]))
+                windows[leaf.window] = windows.get(leaf.window, 0) + nbytes
+            case Store.STATE:
+                state += nbytes
     return ModelShape(
         num_layers=len(model.layers),
         attention_layers=len(layout.entries) - len(layout.auxiliary),
@@ -60,12 +60,6 @@ def weights_nbytes(module: Model) -> int:
     """Return the bytes of all weights of a module, evaluated or not."""
     named: Any = tree_flatten(module.parameters())
     return sum(int(array.nbytes) for _, array in named)
-
-
-def _bytes_per_token(cache: CacheEntry) -> int:
-    """Bytes of all that a cache keeps per position; 0 for one that nothing wrote."""
-    arrays = [array for array in cache_arrays([cache]) if array.ndim > 1]
-    return sum(int(array.nbytes) // int(array.shape[-2]) for array in arrays)
 
 
 def _context_length(config: dict[str, Any]) -> int:

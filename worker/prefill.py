@@ -76,7 +76,7 @@ class Prefill:
         """The KV of some tokens, as views."""
         content = self.content()
         assert content is not None, "the caches hold nothing"
-        return content.saved_kv(save)
+        return content.saved_kv(save.start, save.end)
 
     def snapshot(self) -> Snapshot | None:
         """Windows and states as they are now, as views; None: there are none yet."""

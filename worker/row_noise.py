@@ -6,7 +6,6 @@ from typing import Any, Final
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
-from mlx_dp.kvcache.layout import LeafKind
 from mlx_dp.worker.loaded_model import LoadedModel
 from mlx_dp.worker.rounding import difference
 
@@ -61,9 +60,5 @@ def _repeated(loaded: LoadedModel, caches: list[Any], rows: int) -> list[Any]:
     """Make several equal rows of one, in its caches."""
     layout = loaded.layout
     for leaf, cache in zip(layout.leaves, layout.flatten(caches), strict=True):
-        if leaf.kind is LeafKind.STATE:
-            cache.cache = [mx.repeat(array, rows, axis=0) for array in cache.cache]
-        else:
-            cache.keys = mx.repeat(cache.keys, rows, axis=0)
-            cache.values = mx.repeat(cache.values, rows, axis=0)
+        leaf.kind.repeat(cache, rows)
     return caches

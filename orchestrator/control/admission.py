@@ -21,8 +21,8 @@ from mlx_dp.orchestrator.service import (
     queue_full,
 )
 from mlx_dp.proto.admission import AdmissionLimits, answer_tokens, fits, refusal
-from mlx_dp.proto.fields import MAX_CACHE_SALT_CHARS, MAX_STOP_TOKEN_IDS
-from mlx_dp.proto.sampling_params import MAX_TOKEN_ID, SamplingParams
+from mlx_dp.proto.fields import MAX_CACHE_SALT_CHARS, MAX_STOP_TOKEN_IDS, MAX_TOKEN_ID
+from mlx_dp.proto.sampling_params import SamplingParams
 
 
 class Admission:

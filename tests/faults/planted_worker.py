@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from mlx_dp.kvcache.prefix_cache import PrefixCache
-from mlx_dp.kvcache.prefix_request import PrefixRequest
+from mlx_dp.kvcache.prefix_cache import PrefixCache, PrefixRequest
 from mlx_dp.kvcache.request_slots import RequestSlots
 from mlx_dp.proto.messages import FinishReason, Prefilled
 from mlx_dp.worker.loop import WorkerLoop

@@ -21,10 +21,11 @@ pytestmark = pytest.mark.mlx
 LENGTHS = (1, 7, 3, 12, 5)
 
 
-def batch_of(lengths=LENGTHS, *, split: bool = True) -> KVBatch:
+def batch_of(lengths=LENGTHS, *, split: bool = True, tails: bool = False) -> KVBatch:
     """The same rows at every call: in slabs of width 4, 8 and 16 where it may be split."""
     rng = np.random.default_rng(1)
-    batch = KVBatch(PLAIN, BatchForm(split=split), min_width=4, slab_tokens=16)
+    form = BatchForm(split=split, tails=tails)
+    batch = KVBatch(PLAIN, form, min_width=4, slab_tokens=16, tail_tokens=2)
     for key, length in enumerate(lengths):
         batch.join(key, random_row(rng, length).content(), length=length, room=length + 1)
     return batch
@@ -35,12 +36,14 @@ def token(key: int, heads: int) -> mx.array:
     return mx.random.normal((heads, 1, KEY_DIM), key=mx.random.key(10 * key + heads))
 
 
-def attend(batch: KVBatch, *, slabs: int, sinks: mx.array | None = None) -> dict[int, np.ndarray]:
+def attend(
+    batch: KVBatch, *, slabs: int | None, sinks: mx.array | None = None
+) -> dict[int, np.ndarray]:
     """One layer of one step on so many slabs, through the function that models call."""
     order = batch.begin_step()
     cache = batch.caches[0]
-    assert len(cache.step.slab_steps) == slabs
-    assert cache.split == (slabs > 1)
+    assert slabs in (None, len(cache.step.slab_steps))
+    assert cache.split == (len(cache.step.slab_steps) > 1 or batch.tail_tokens > 0)
     mask = cache.make_mask(1)
     fresh = mx.stack([token(key, KV_HEADS) for key in order])
     keys, values = cache.update_and_fetch(fresh, fresh[..., :3])
@@ -75,6 +78,24 @@ def test_slab_by_slab_equals_one_padded_rectangle(sinks):
     found = attend(in_slabs, slabs=3, sinks=sinks)
     expected = attend(in_one, slabs=1, sinks=sinks)
     for key in range(len(LENGTHS)):
+        np.testing.assert_allclose(found[key], expected[key], atol=1e-6)
+
+
+@pytest.mark.parametrize("sinks", [None, mx.array([0.5, -1.0, 2.0, 0.0])])
+def test_slabs_with_tails_equal_one_padded_rectangle(sinks):
+    with_tails, in_one = batch_of(tails=True), batch_of(split=False)
+    for step in range(5):
+        # Rows move to wider slabs meanwhile, and the tails are folded.
+        found = attend(with_tails, slabs=None, sinks=sinks)
+        expected = attend(in_one, slabs=1, sinks=sinks)
+        for key in range(len(LENGTHS)):
+            np.testing.assert_allclose(found[key], expected[key], atol=1e-6, err_msg=str(step))
+
+
+def test_rows_without_any_token_attend_to_their_tail_alone():
+    with_tails, in_one = batch_of((0, 0), tails=True), batch_of((0, 0), split=False)
+    found, expected = attend(with_tails, slabs=1), attend(in_one, slabs=1)
+    for key in (0, 1):
         np.testing.assert_allclose(found[key], expected[key], atol=1e-6)
 
 

@@ -121,7 +121,7 @@ def test_two_releases_of_one_slot_are_an_assertion_and_free_it_once() -> None:
     slot = slots.alloc(7)
     assert slot is not None
     slots.free(slot, 7)
-    with pytest.raises(AssertionError, match="belongs to nobody"):
+    with pytest.raises(AssertionError, match="belongs to no owner"):
         slots.free(slot, 7)
     assert slots.free_slots == 2
 

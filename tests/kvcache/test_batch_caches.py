@@ -168,5 +168,5 @@ def test_what_a_row_takes_is_counted_and_given_back():
 
 def test_rows_with_states_take_no_guests():
     batch, _ = batch_of(3)
-    with pytest.raises(AssertionError, match="guests are rows without a state"):
+    with pytest.raises(AssertionError, match="chunks are rows without a state"):
         batch.begin_step([GuestChunk(own_caches(WINDOWS), position=0, num_tokens=2)])

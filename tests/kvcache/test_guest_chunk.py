@@ -82,7 +82,7 @@ def test_a_step_of_nothing_is_our_bug():
 def test_one_slab_takes_no_guests():
     rng = np.random.default_rng(1)
     guest = empty_guest(rng).chunk(2)
-    with pytest.raises(AssertionError, match="only a split batch takes guests"):
+    with pytest.raises(AssertionError, match="only a split batch takes chunks"):
         KVBatch(PLAIN, BatchForm(split=False)).begin_step([guest])
 
 

@@ -27,12 +27,15 @@ pytestmark = pytest.mark.mlx
 class BatchMachine(RuleBasedStateMachine):
     """Joins, leaves and steps in any order, with slabs so small that rows move all the time."""
 
-    split = True
+    form = BatchForm(split=True)
+    slab_tokens = 8
 
     @initialize(seed=st.integers(0, 2**16))
     def start(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
-        self.batch = KVBatch(MIXED, BatchForm(split=self.split), min_width=4, slab_tokens=8)
+        self.batch = KVBatch(
+            MIXED, self.form, min_width=4, slab_tokens=self.slab_tokens, tail_tokens=2
+        )
         self.rows: dict[int, PlainRow] = {}
         self.guests: list[PlainGuest] = []
         self.next_key = 0
@@ -102,10 +105,24 @@ class GuestMachine(BatchMachine):
 
 
 class OneSlabMachine(BatchMachine):
-    split = False
+    form = BatchForm(split=False)
 
 
-@pytest.mark.parametrize("machine", [BatchMachine, GuestMachine, OneSlabMachine])
+class TailMachine(BatchMachine):
+    """Tails so short that they are folded all the time, in slabs with rows of several lengths."""
+
+    form = BatchForm(split=True, tails=True)
+    slab_tokens = 32
+
+
+class TailGuestMachine(GuestMachine):
+    form = BatchForm(split=True, tails=True)
+    slab_tokens = 32
+
+
+@pytest.mark.parametrize(
+    "machine", [BatchMachine, GuestMachine, OneSlabMachine, TailMachine, TailGuestMachine]
+)
 def test_every_row_is_exactly_what_was_written_after_any_joins_leaves_and_steps(machine):
     run_state_machine_as_test(
         machine,

@@ -8,10 +8,12 @@ import pytest
 pytest.importorskip("mlx.core")
 
 import mlx.core as mx
+from held_inputs import inputs_held
 
 from mlx_dp.kvcache.batch_form import BatchForm
 from mlx_dp.kvcache.kv_batch import KVBatch
 from mlx_dp.kvcache.kv_row import LayerKV
+from mlx_dp.kvcache.kv_tail import TAIL_TOKENS
 
 pytestmark = pytest.mark.mlx
 
@@ -25,6 +27,9 @@ ROW_NBYTES = WIDTH * TOKEN_NBYTES
 SMALL = 2 * 2**20
 """Activations and masks of a step: far less than one layer of any slab here."""
 
+IN_SLABS = BatchForm(split=True)
+ONE_SLAB = BatchForm(split=False)
+WITH_TAILS = BatchForm(split=True, tails=True)
 EVEN = (300,) * 8
 MIXED = (300, 310, 290, 305, 295, 312, 301, 299)
 SPLIT = (100,) * 4 + (300, 310, 290, 305, 295, 312, 301, 299)
@@ -58,9 +63,12 @@ def step(batch: KVBatch) -> mx.array:
 
 
 def warm_batch(
-    lengths: Sequence[int], *, split: bool = True, windows: Sequence[int | None] = PLAIN
+    lengths: Sequence[int],
+    *,
+    form: BatchForm = IN_SLABS,
+    windows: Sequence[int | None] = PLAIN,
 ) -> KVBatch:
-    batch = KVBatch(windows, BatchForm(split=split))
+    batch = KVBatch(windows, form)
     for key, length in enumerate(lengths):
         batch.join(key, content(length, windows), length=length, room=length + 20)
     for _ in range(2):
@@ -78,31 +86,61 @@ def peak_nbytes(work: Callable[[], None]) -> int:
     return mx.get_peak_memory() - before
 
 
+def run_overlapped(batch: KVBatch, steps: int = 5) -> None:
+    """As the engine does: the next step is built on a step that still runs."""
+    running = step(batch)
+    for _ in range(steps):
+        launched = step(batch)
+        mx.eval(running)
+        running = launched
+    mx.eval(running)
+
+
 @pytest.mark.parametrize(
-    ("lengths", "split", "windows"),
+    ("lengths", "form", "windows"),
     [
-        pytest.param(EVEN, True, PLAIN, id="equal lengths"),
-        pytest.param(MIXED, True, PLAIN, id="mixed lengths"),
-        pytest.param(SPLIT, True, PLAIN, id="two slabs"),
-        pytest.param(MIXED, False, PLAIN, id="one slab by order"),
-        pytest.param(MIXED, True, WINDOWED, id="full windows"),
-        pytest.param(SPLIT, True, WINDOWED, id="windows in two slabs"),
+        pytest.param(EVEN, IN_SLABS, PLAIN, id="equal lengths"),
+        pytest.param(MIXED, IN_SLABS, PLAIN, id="mixed lengths"),
+        pytest.param(SPLIT, IN_SLABS, PLAIN, id="two slabs"),
+        pytest.param(MIXED, ONE_SLAB, PLAIN, id="one slab by order"),
+        pytest.param(MIXED, IN_SLABS, WINDOWED, id="full windows"),
+        pytest.param(SPLIT, IN_SLABS, WINDOWED, id="windows in two slabs"),
+        pytest.param(SPLIT, WITH_TAILS, PLAIN, id="tails"),
+        pytest.param(SPLIT, WITH_TAILS, WINDOWED, id="tails and windows"),
     ],
 )
-def test_a_steady_step_copies_none_of_the_kv(lengths, split, windows):
-    batch = warm_batch(lengths, split=split, windows=windows)
+def test_a_steady_step_copies_none_of_the_kv(lengths, form, windows):
+    batch = warm_batch(lengths, form=form, windows=windows)
     assert batch.nbytes > (90 if windows is PLAIN else 70) * 10**6
+    assert peak_nbytes(partial(run_overlapped, batch)) < SMALL
 
-    def overlapped() -> None:
-        # As the engine does: the next step is built on a step that still runs.
-        running = step(batch)
-        for _ in range(5):
-            launched = step(batch)
-            mx.eval(running)
-            running = launched
-        mx.eval(running)
 
-    assert peak_nbytes(overlapped) < SMALL
+@pytest.mark.parametrize("lengths", [EVEN, MIXED, SPLIT])
+def test_steps_copy_the_slabs_in_place_of_which_only_tails_are_copied(lengths):
+    """On a device that holds what a step has read until the next one is built."""
+
+    def held_twice(form: BatchForm) -> float:
+        """What steps need at their peak, in the slabs' bytes."""
+        start = mx.get_active_memory()
+        with inputs_held():
+            batch = warm_batch(lengths, form=form)
+            peak_nbytes(partial(run_overlapped, batch))
+            return (mx.get_peak_memory() - start) / batch.nbytes
+
+    assert held_twice(IN_SLABS) > 1.9
+    assert held_twice(WITH_TAILS) < 1.2
+
+
+def test_a_tail_is_folded_once_in_as_many_steps_as_it_has_tokens():
+    with inputs_held():
+        batch = warm_batch(EVEN, form=WITH_TAILS)
+        folded = [
+            peak_nbytes(partial(run_overlapped, batch, steps=0)) > 8 * ROW_NBYTES // 2
+            for _ in range(2 * TAIL_TOKENS)
+        ]
+    at = [step for step, copied in enumerate(folded) if copied]
+    assert len(at) == 2
+    assert at[1] - at[0] == TAIL_TOKENS
 
 
 @pytest.mark.parametrize(
@@ -132,7 +170,7 @@ def test_the_last_row_leaves_without_any_copy():
 
 
 def test_a_row_that_is_alone_in_its_slab_leaves_without_any_copy():
-    batch = KVBatch(PLAIN, BatchForm(split=True), slab_tokens=WIDTH)
+    batch = KVBatch(PLAIN, IN_SLABS, slab_tokens=WIDTH)
     for key, length in enumerate(EVEN):
         batch.join(key, content(length), length=length, room=length + 20)
     mx.eval(step(batch))

@@ -32,7 +32,7 @@ def write_token(slab: KVSlab, rows: list[PlainRow], rng: np.random.Generator) ->
             rng.standard_normal((len(rows), KV_HEADS, 1, dim), dtype=np.float32)
             for dim in (KEY_DIM, VALUE_DIM)
         )
-        seen = slab.write(layer, step, LayerKV(mx.array(keys), mx.array(values)))
+        (seen,) = slab.write(layer, step, LayerKV(mx.array(keys), mx.array(values)))
         for index, row in enumerate(rows):
             row.append(layer, keys[index], values[index])
         visible = step.place(window).visible

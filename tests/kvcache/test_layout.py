@@ -17,7 +17,8 @@ from mlx_lm.models.cache import (
 )
 from tiny_models import HYBRID_MODELS, SLIDING_MODELS, TINY_MODELS, TinyModel
 
-from mlx_dp.kvcache.layout import CacheLayout, LeafKind, inspect_caches
+from mlx_dp.kvcache.kinds import Store
+from mlx_dp.kvcache.layout import CacheLayout, inspect_caches
 
 pytestmark = pytest.mark.mlx
 
@@ -123,11 +124,11 @@ def test_leaves_go_back_into_the_lists_that_they_came_from():
     caches = [KVCache(), CacheList(ArraysCache(2), KVCache()), CacheList(KVCache())]
     layout = inspect_caches(caches)
     leaves = layout.flatten(caches)
-    assert [leaf.kind for leaf in layout.leaves] == [
-        LeafKind.KV,
-        LeafKind.STATE,
-        LeafKind.KV,
-        LeafKind.KV,
+    assert [leaf.store for leaf in layout.leaves] == [
+        Store.TOKENS,
+        Store.STATE,
+        Store.TOKENS,
+        Store.TOKENS,
     ]
     nested = layout.nest(leaves)
     assert nested[0] is caches[0]

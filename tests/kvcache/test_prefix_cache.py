@@ -5,7 +5,7 @@ from model_shapes import DENSE, HYBRID
 from prefix_store_model import StoreModel, Text
 
 from mlx_dp.kvcache.auxiliary_slots import TREE, AuxiliarySlots
-from mlx_dp.kvcache.cached_prefix import CachedPrefix, Piece, Save
+from mlx_dp.kvcache.cached_prefix import CachedPrefix, Save, SegmentPart
 from mlx_dp.kvcache.prefix_cache import Beginning, Freed, PrefixCache
 from mlx_dp.kvcache.prefix_facts import PrefixFacts
 
@@ -300,7 +300,7 @@ def test_two_releases_of_one_request_free_no_slot_twice() -> None:
     owner.fill(7, (1, 2, 3), points=())
     owner.cache.dropped(7, {}, live)
     free = owner.slots.free_slots
-    with pytest.raises(AssertionError, match="belongs to nobody"):
+    with pytest.raises(AssertionError, match="belongs to no owner"):
         owner.cache.dropped(7, {}, live)
     with pytest.raises(KeyError):
         owner.cache.ended(7, (1, 2, 3), live, {})
@@ -446,7 +446,7 @@ def test_saves_say_which_of_a_requests_tokens_are_new() -> None:
     owner.cache.begin(2, (1, 2, 3, 4, 9), "")
     prefix = owner.cache.hand_over(2).prefix
     assert prefix == CachedPrefix(
-        pieces=(Piece(save.segment, 3), Piece(last.segment, 1)), num_tokens=4
+        pieces=(SegmentPart(save.segment, 3), SegmentPart(last.segment, 1)), num_tokens=4
     )
 
 

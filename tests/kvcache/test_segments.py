@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kv_reference import PlainRow, own_caches, random_row
 
-from mlx_dp.kvcache.cached_prefix import CachedPrefix, Piece
+from mlx_dp.kvcache.cached_prefix import CachedPrefix, SegmentPart
 from mlx_dp.kvcache.kv_row import LayerKV
 from mlx_dp.kvcache.layout import inspect_caches
 from mlx_dp.kvcache.row_content import Snapshot, fill_caches
@@ -27,7 +27,7 @@ def segment(row: PlainRow, start: int, end: int) -> list[LayerKV]:
 
 def prefix(*pieces: tuple[int, int]) -> CachedPrefix:
     return CachedPrefix(
-        pieces=tuple(Piece(*piece) for piece in pieces), num_tokens=sum(n for _, n in pieces)
+        pieces=tuple(SegmentPart(*piece) for piece in pieces), num_tokens=sum(n for _, n in pieces)
     )
 
 

@@ -18,7 +18,8 @@ from hypothesis.stateful import (
 )
 from mlx_lm.models.cache import ArraysCache
 
-from mlx_dp.kvcache.state_rows import StateArrays, StateRows
+from mlx_dp.kvcache.kinds import LeafArrays
+from mlx_dp.kvcache.state_rows import StateRows
 
 pytestmark = pytest.mark.mlx
 
@@ -33,11 +34,11 @@ def random_state(rng: np.random.Generator) -> PlainState:
     return [[rng.standard_normal(shape, dtype=np.float32) for shape in leaf] for leaf in SHAPES]
 
 
-def as_arrays(state: PlainState) -> list[StateArrays]:
+def as_arrays(state: PlainState) -> list[LeafArrays]:
     return [tuple(mx.array(array[None]) for array in leaf) for leaf in state]
 
 
-def expect_state(found: list[StateArrays], state: PlainState) -> None:
+def expect_state(found: list[LeafArrays], state: PlainState) -> None:
     for leaf, expected in zip(found, state, strict=True):
         for array, own in zip(leaf, expected, strict=True):
             np.testing.assert_array_equal(np.array(array), own[None])
@@ -59,7 +60,7 @@ class StateMachine(RuleBasedStateMachine):
         self.rng = np.random.default_rng(seed)
         self.rows = rows_with()
         self.states: dict[int, PlainState] = {}
-        self.copies: list[tuple[list[StateArrays], PlainState]] = []
+        self.copies: list[tuple[list[LeafArrays], PlainState]] = []
         self.next_key = 0
 
     @rule()

@@ -12,7 +12,7 @@ import mlx.core as mx
 from oracle import Ties, assert_greedy
 from tiny_batches import KINDS, loaded_tiny, prefilled, prompt_of
 
-from mlx_dp.kvcache.cached_prefix import CachedPrefix, Piece, Save
+from mlx_dp.kvcache.cached_prefix import CachedPrefix, Save, SegmentPart
 from mlx_dp.kvcache.segments import Segments
 from mlx_dp.proto.sampling_params import SamplingParams
 from mlx_dp.worker.batch_check import choose_form
@@ -167,7 +167,7 @@ def test_a_next_turn_goes_on_from_what_a_row_left(name, others, spent):
     rows.batch.leave(0)
     rows.batch.drop_done()
     prefix = CachedPrefix(
-        pieces=(Piece(1, 10), Piece(2, len(history) - 10)),
+        pieces=(SegmentPart(1, 10), SegmentPart(2, len(history) - 10)),
         num_tokens=len(history),
         snapshot=snapshot,
     )

@@ -1,7 +1,7 @@
 """Every row of a busy batch computes what it would alone, in every form and with every cache."""
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -26,12 +26,13 @@ from mlx_dp.worker.prefill import Prefill
 pytestmark = pytest.mark.mlx
 
 SPLIT = BatchForm(split=True)
+WITH_TAILS = BatchForm(split=True, tails=True)
 ONE_SLAB = BatchForm(split=False)
 
 
 def forms_of(name: str) -> list[BatchForm]:
     form = choose_form(loaded_tiny(name))
-    return [form, ONE_SLAB, ALONE] if form.split else [form, ALONE]
+    return [form, replace(form, tails=True), ONE_SLAB, ALONE] if form.split else [form, ALONE]
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,7 @@ def test_rows_compute_what_they_would_alone_whoever_joins_and_leaves(name):
         assert (busy.caches.nbytes, busy.caches.used_tokens) == (0, 0)
 
 
-@pytest.mark.parametrize("form", [SPLIT, ONE_SLAB])
+@pytest.mark.parametrize("form", [SPLIT, WITH_TAILS, ONE_SLAB])
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "gear"])
 def test_rows_that_outgrow_their_room_go_on_as_alone(name, form):
     busy = Busy(loaded_tiny(name), form)
@@ -138,10 +139,11 @@ def test_a_row_joins_the_batch_once_its_state_is_in_shape():
     assert busy.caches._solo.nbytes == 0
 
 
+@pytest.mark.parametrize("form", [SPLIT, WITH_TAILS])
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt_oss"])
-def test_prompts_ride_in_the_decode_and_share_passes(name):
+def test_prompts_ride_in_the_decode_and_share_passes(name, form):
     loaded = loaded_tiny(name)
-    busy = Busy(loaded, SPLIT)
+    busy = Busy(loaded, form)
     assert busy.caches.takes_guests
     prompts = {10: prompt_of(30, 1), 11: prompt_of(12, 2), 12: prompt_of(2, 3)}
     prefills = {key: Prefill(loaded, prompt) for key, prompt in prompts.items()}

@@ -10,7 +10,7 @@ pytest.importorskip("mlx.core")
 import mlx.core as mx
 from tiny_batches import KINDS, loaded_tiny, prefilled, prompt_of
 
-from mlx_dp.kvcache.cached_prefix import CachedPrefix, Piece, Save
+from mlx_dp.kvcache.cached_prefix import CachedPrefix, Save, SegmentPart
 from mlx_dp.kvcache.row_content import RowContent
 from mlx_dp.kvcache.segments import Segments
 from mlx_dp.worker.prefill import Prefill
@@ -93,7 +93,7 @@ def kept(name: str, prompt: list[int], at: int) -> tuple[Segments, CachedPrefix]
     snapshot = 9 if loaded.layout.stateful else None
     PrefillStep.keep(prefill, saves, snapshot, segments)
     assert prefill.nbytes > 0
-    pieces = (Piece(1, at // 2), Piece(2, at - at // 2))
+    pieces = (SegmentPart(1, at // 2), SegmentPart(2, at - at // 2))
     return segments, CachedPrefix(pieces=pieces, num_tokens=at, snapshot=snapshot)
 
 
@@ -114,9 +114,9 @@ def test_windows_that_are_not_full_are_cut_back_to_a_shorter_match(at):
     prompt = prompt_of(36)
     segments, longer = kept("gemma3_text", prompt, loaded.layout.trims_to)
     (first, second) = longer.pieces
-    pieces = [Piece(first.segment, min(at, first.num_tokens))]
+    pieces = [SegmentPart(first.segment, min(at, first.num_tokens))]
     if at > first.num_tokens:
-        pieces.append(Piece(second.segment, at - first.num_tokens))
+        pieces.append(SegmentPart(second.segment, at - first.num_tokens))
     prefix = CachedPrefix(pieces=tuple(pieces), num_tokens=at, snapshot=longer.snapshot)
     other = [*prompt[:at], *prompt_of(30, 5)]
     found = prefilled(loaded, other, (3, 1), prefix=prefix, segments=segments)
@@ -137,7 +137,7 @@ def test_of_three_tokens_with_two_cached_the_model_sees_one_at_offset_two():
     PrefillStep.keep(prefill, (Save(3, 2, 3),), None, segments)
     whole = prefilled(loaded, prompt).content()
     assert whole is not None
-    covered = segments.read(CachedPrefix(pieces=(*prefix.pieces, Piece(3, 1)), num_tokens=3))
+    covered = segments.read(CachedPrefix(pieces=(*prefix.pieces, SegmentPart(3, 1)), num_tokens=3))
     for ours, theirs in zip(covered, whole.kv, strict=True):
         np.testing.assert_allclose(np.array(ours.keys), np.array(theirs.keys), atol=1e-5)
 
@@ -183,7 +183,7 @@ def test_what_is_kept_is_a_copy_of_the_tokens_asked_for():
     segments = Segments()
     mx.eval(segments.keep([Save(1, 3, 7)], prefill.saved_kv, None, prefill.snapshot))
     prefill.run(4)
-    (first, *_) = segments.read(CachedPrefix(pieces=(Piece(1, 4),), num_tokens=4))
+    (first, *_) = segments.read(CachedPrefix(pieces=(SegmentPart(1, 4),), num_tokens=4))
     np.testing.assert_array_equal(np.array(first.keys), then)
     with pytest.raises(AssertionError):
         prefill.saved_kv(Save(2, 0, 12))

@@ -13,7 +13,7 @@ import mlx.core as mx
 from tiny_batches import loaded_tiny, prefilled, prompt_of
 
 from mlx_dp.kvcache.batch_form import BatchForm
-from mlx_dp.kvcache.cached_prefix import CachedPrefix, Piece, Save
+from mlx_dp.kvcache.cached_prefix import CachedPrefix, Save, SegmentPart
 from mlx_dp.kvcache.segments import Segments
 from mlx_dp.worker.decode_caches import DecodeCaches
 from mlx_dp.worker.engine import PrefillChunk
@@ -244,7 +244,7 @@ def test_a_prompt_is_split_where_it_is_told_and_its_state_is_tracked_there():
 
 
 def prefix_of(num_tokens: int, snapshot: int | None = None) -> CachedPrefix:
-    pieces = (Piece(1, num_tokens),)
+    pieces = (SegmentPart(1, num_tokens),)
     return CachedPrefix(pieces=pieces, num_tokens=num_tokens, snapshot=snapshot)
 
 
@@ -285,7 +285,7 @@ def test_what_is_saved_while_others_share_the_pass_is_the_prompts_own():
     for number, (prompt, start) in enumerate(((prompts[0], 0), (prompts[1], 4)), start=1):
         whole = prefilled(step.loaded, prompt).content()
         assert whole is not None
-        read = step.segments.read(CachedPrefix(pieces=(Piece(number, 99),), num_tokens=99))
+        read = step.segments.read(CachedPrefix(pieces=(SegmentPart(number, 99),), num_tokens=99))
         end = len(prompt) - 1
         np.testing.assert_allclose(
             np.array(read[0].keys), np.array(whole.kv[0].tokens(start, end).keys), atol=1e-5

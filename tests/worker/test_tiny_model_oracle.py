@@ -12,6 +12,7 @@ pytest.importorskip("mlx.core")
 
 import mlx.core as mx
 from engine_simulation import GREEDY, Job, Simulation, random_jobs
+from held_inputs import inputs_held
 from mlx import nn
 from mlx.utils import tree_flatten
 from mlx_lm.utils import load_model
@@ -21,6 +22,7 @@ from tiny_models import ARCHITECTURES, DENSE, TINY_MODELS, TinyModel
 from tiny_tokenizer import VOCAB_SIZE
 from worker_starts import mlx_start
 
+from mlx_dp.proto.batching import Batching
 from mlx_dp.proto.exit_codes import ExitCode
 from mlx_dp.proto.messages import Abort, Down, FinishReason, Submit
 from mlx_dp.proto.ownership import resolve_capacity
@@ -51,11 +53,15 @@ def opened(directory: Path) -> MlxEngine:
     return engine
 
 
-def simulate(directory: Path, chunk: int, seed: int = 3) -> None:
+def simulate(
+    directory: Path, chunk: int, seed: int = 3, *, batching: Batching | None = None
+) -> None:
     """Run a busy engine and hold all its answers to the oracle's."""
     rng = random.Random(seed)
     jobs = random_jobs(rng, VOCAB_SIZE)
-    simulation = Simulation(opened(directory), rng, slots=SLOTS, chunk=chunk)
+    engine = opened(directory)
+    assert batching in (None, engine.facts.batching)
+    simulation = Simulation(engine, rng, slots=SLOTS, chunk=chunk)
     simulation.run(jobs)
     assert simulation.evicted > 0
     assert simulation.most_at_once > 2
@@ -80,6 +86,12 @@ def test_every_architecture_answers_as_alone(name, chunk, tmp_path):
 @pytest.mark.parametrize("chunk", CHUNKS)
 def test_every_chunk_size_gives_the_same_answers(chunk, tmp_path):
     simulate(DENSE["llama"].write(tmp_path), chunk, seed=chunk)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt_oss", "qwen3_next", "falcon_h1"])
+def test_answers_are_the_same_where_the_device_holds_what_a_step_has_read(name, tmp_path):
+    with inputs_held():
+        simulate(ARCHITECTURES[name].write(tmp_path), 64, batching=Batching.SLABS_WITH_TAILS)
 
 
 def write_quantised(tiny: TinyModel, directory: Path, bits: int) -> Path:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mlx_dp.kvcache.cached_prefix import CachedPrefix, Piece, Save
+from mlx_dp.kvcache.cached_prefix import CachedPrefix, Save, SegmentPart
 from mlx_dp.proto.messages import FakeEngineOptions
 from mlx_dp.worker.fake.engine import FakeEngine
 from mlx_dp.worker.fake.store import FakeStore
@@ -22,7 +22,7 @@ def store(*, stateful: bool = False) -> FakeStore:
 
 def prefix(*pieces: tuple[int, int], snapshot: int | None = None) -> CachedPrefix:
     return CachedPrefix(
-        pieces=tuple(Piece(*piece) for piece in pieces),
+        pieces=tuple(SegmentPart(*piece) for piece in pieces),
         num_tokens=sum(num_tokens for _, num_tokens in pieces),
         snapshot=snapshot,
     )

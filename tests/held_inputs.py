@@ -1,0 +1,29 @@
+"""MLX on a device that holds a step's inputs until the step after it is launched, as Metal may.
+
+While something else holds a buffer, MLX copies it where it would have written in place.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import pytest
+
+from mlx_dp.kvcache.batched_kv_cache import BatchedKVCache
+
+
+@contextmanager
+def inputs_held() -> Iterator[None]:
+    """Hold what each layer's attention has read, until its attention in the next step has ended."""
+    end_step = BatchedKVCache.end_step
+    held: WeakKeyDictionary[BatchedKVCache, deque[Any]] = WeakKeyDictionary()
+
+    def hold(cache: BatchedKVCache) -> Any:
+        held.setdefault(cache, deque(maxlen=2)).append(cache._parts)
+        return end_step(cache)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BatchedKVCache, "end_step", hold)
+        yield
