@@ -27,6 +27,8 @@ class EngineFacts:
     to fewer; 0: never. ``buffer_limit`` is how many buffers the device lets it hold; None: any.
     Each takes a multiple of ``page_nbytes``. ``batching`` is how requests that run at the same time
     share passes; None: there is no model. ``unbatched_reason`` says why they do not, if so.
+    ``warm_up_s``: how long a warm-up may take, as the first step of each form is slower than later
+    ones; 0: it is not.
     """
 
     shape: ModelShape
@@ -39,6 +41,7 @@ class EngineFacts:
     page_nbytes: int = 1
     batching: Batching | None = None
     unbatched_reason: str = ""
+    warm_up_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +133,10 @@ class Engine(PrefixStore, Protocol):
         """Take the resolved capacity. Called once, before anything is added."""
 
     def warm_up(self) -> None:
-        """Run the real path once: prefill, join, batched decode, sampling, leave."""
+        """Prepare what only some requests need, so that none waits for it."""
+
+    def reset(self) -> None:
+        """Forget all that ran so far, and what was measured meanwhile. No slot is taken."""
 
     def fault(self, request: EngineRequest) -> str | None:
         """Say why this engine cannot run a request, as it cannot follow its grammar, or None."""

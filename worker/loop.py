@@ -1,7 +1,7 @@
 """The worker's loop: receive, admit, run one step, send."""
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import assert_never
 
 from mlx_dp.proto.exit_codes import ExitCode
@@ -10,7 +10,6 @@ from mlx_dp.proto.messages import (
     Drain,
     FailureKind,
     Flush,
-    Rejected,
     Shutdown,
     Start,
     Submit,
@@ -23,6 +22,7 @@ from mlx_dp.worker.failure import serving_failure
 from mlx_dp.worker.held_verbs import HeldVerbs, ShutdownAskedError
 from mlx_dp.worker.pulse import Pulse
 from mlx_dp.worker.scheduler import Scheduler
+from mlx_dp.worker.step_runner import StepRunner
 from mlx_dp.worker.step_timer import StepTimer
 
 _logger = logging.getLogger(__name__)
@@ -52,6 +52,7 @@ class WorkerLoop:
         self._pulse = pulse
         self._clock = clock
         self._timer = StepTimer()
+        self._runner = StepRunner(engine, scheduler, self._channel.send)
         self._beats = Beats(self._channel, engine, scheduler, pulse, clock)
         if engine.peers is not None:
             engine.peers.watch(self._beats)
@@ -80,27 +81,27 @@ class WorkerLoop:
         for message in self._channel.drain():
             if isinstance(message, Shutdown):
                 return ExitCode.OK
-            self._obey(message)
+            self._handle(message)
         if self._channel.congested:
             self._timer.idle()
             self._beats.rest()
             self._sleep(self._beats.due_in or 0.1)
             return None
-        if self._engine.busy or self._scheduler.requests.waiting:
+        if self._runner.busy:
             self._run_step()
             self._beats.if_due()
             return None
         self._rest()
         return None
 
-    def _obey(self, message: Submit | Abort | Flush | Drain | Start) -> None:
+    def _handle(self, message: Submit | Abort | Flush | Drain | Start) -> None:
         match message:
             case Submit():
-                self._admit(message)
+                self._runner.submit(message)
             case Abort():
-                self._abort(message)
+                self._runner.abort(message)
             case Flush():
-                self._channel.send(self._scheduler.flush(message))
+                self._runner.flush(message)
             case Drain():
                 self._scheduler.drain()
                 self._pulse.hasten()
@@ -109,39 +110,17 @@ class WorkerLoop:
             case _:
                 assert_never(message)
 
-    def _abort(self, abort: Abort) -> None:
-        slot = self._scheduler.abort(abort)
-        if slot is not None:
-            self._end((slot,))
-
-    def _admit(self, submit: Submit) -> None:
-        running = self._scheduler.requests.find(submit.request_id)
-        if running is not None and running.submit.epoch == submit.epoch:
-            # Refused, it would be over for the controller, which may not know yet that it runs.
-            _logger.warning("request %d: the same grant came twice", submit.request_id)
-            return
-        # A request that is granted anew has been given up in its earlier grants, whose abort may
-        # not have come through.
-        self._abort(Abort(request_id=submit.request_id, epoch=submit.epoch - 1))
-        admitted = self._scheduler.submit(submit)
-        if isinstance(admitted, Rejected):
-            self._channel.send(admitted)
-            return
-        self._engine.add(admitted.lease.slot, admitted.engine_request)
-        self._channel.send(admitted.accepted)
-
     def _run_step(self) -> None:
-        self._preempt()
+        self._runner.make_room()
         decoding = self._scheduler.requests.decoding
         budget = self._chunk_budget.tokens(
             decoding=decoding, waiting=self._scheduler.requests.waiting
         )
-        plan = self._scheduler.plan(budget)
+        plan = self._runner.plan(budget)
         prompt_tokens = sum(chunk.num_tokens for chunk in plan.prefill)
         self._beats.begin(self._timer.prefilling + prompt_tokens)
         called_at = self._clock()
-        drawn = self._engine.step(plan)
-        self._scheduler.launched()
+        drawn = self._runner.launch(plan)
         took = self._timer.returned(
             called_at,
             self._clock(),
@@ -156,32 +135,7 @@ class WorkerLoop:
             self._chunk_budget.observe(
                 took.duration_s, prefilled=took.prefilled, decoded=took.decoded
             )
-        outcome = self._scheduler.absorb(drawn)
-        for prefilled in outcome.prefilled:
-            self._channel.send(prefilled)
-        if outcome.tokens is not None:
-            self._channel.send(outcome.tokens)
-        for slot in outcome.spent_slots:
-            self._keep(slot)
-        self._end(outcome.finished_slots)
-
-    def _keep(self, slot: int) -> None:
-        kept = self._scheduler.keep(slot)
-        if kept is not None:
-            self._engine.keep(slot, kept.saves, kept.snapshot)
-
-    def _end(self, slots: Iterable[int]) -> None:
-        """Let go of finished requests; each is reported once nothing of it is left here."""
-        for slot in slots:
-            self._keep(slot)
-            self._engine.remove(slot)
-            self._channel.send(self._scheduler.release(slot))
-
-    def _preempt(self) -> None:
-        """Let go of requests until the next step has room."""
-        while (slot := self._scheduler.victim()) is not None:
-            self._engine.remove(slot)
-            self._channel.send(self._scheduler.preempt(slot))
+        self._runner.absorb(drawn)
 
     def _rest(self) -> None:
         """Nothing runs: sleep until there is something to hear or say."""

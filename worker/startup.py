@@ -36,6 +36,7 @@ from mlx_dp.worker.loop import WorkerLoop
 from mlx_dp.worker.own_machine import OwnMachine
 from mlx_dp.worker.scheduler import Scheduler
 from mlx_dp.worker.start_beats import StartBeats
+from mlx_dp.worker.warm_up import warm_up
 
 _START_POLL_S: Final = 60.0
 
@@ -119,7 +120,13 @@ def _bring_up(start: Start, beats: StartBeats, clock: Callable[[], float]) -> St
     capacity, context_length = _resolve(start, facts)
     engine.open(capacity)
     beats.enter(WorkerPhase.WARMING)
-    engine.warm_up()
+    warm_up(
+        engine,
+        capacity,
+        context_length=context_length,
+        chunk_tokens=_chunk_tokens(start),
+        clock=clock,
+    )
     return Started(engine=engine, capacity=capacity, context_length=context_length)
 
 

@@ -97,6 +97,10 @@ class FakeEngine:
         """Nothing to warm: the first step is as fast as any other."""
         assert self._capacity is not None, "not open"
 
+    def reset(self) -> None:
+        """Nothing is measured."""
+        assert not self._rows, self._rows
+
     def fault(self, request: EngineRequest) -> str | None:
         if request.grammar is None:
             return None
