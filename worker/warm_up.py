@@ -4,7 +4,6 @@ import logging
 from collections.abc import Callable
 
 from mlx_dp.proto.admission import AdmissionLimits
-from mlx_dp.proto.batching import Batching
 from mlx_dp.proto.messages import Abort, Flush, Rejected, Up
 from mlx_dp.proto.ownership import OwnerCapacity
 from mlx_dp.worker.engine import Engine
@@ -37,7 +36,6 @@ def warm_up(
         shape=engine.facts.shape,
         request_slots=capacity.request_slots,
         max_request_tokens=limits.max_request_tokens,
-        batched=engine.facts.batching is not Batching.ONE_BY_ONE,
     )
     scheduler = Scheduler(capacity, engine, context_length)
     runner = StepRunner(engine, scheduler, _discard)

@@ -82,16 +82,15 @@ class WarmUpRound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmUpScope:
-    """What bounds the rounds: rows at once, tokens of a request, and whether rows share passes."""
+    """What bounds the rounds: rows at once, and tokens of a request."""
 
     shape: ModelShape
     request_slots: int
     max_request_tokens: int
-    batched: bool
 
     @property
     def width(self) -> int:
-        return min(self.request_slots, MAX_WIDTH if self.batched else 2)
+        return min(self.request_slots, MAX_WIDTH)
 
 
 def warm_up_rounds(scope: WarmUpScope) -> Iterator[WarmUpRound]:
@@ -99,6 +98,7 @@ def warm_up_rounds(scope: WarmUpScope) -> Iterator[WarmUpRound]:
     make = _Requests(scope)
     yield from _sampling_rounds(make, scope.width)
     yield _mixed_round(make)
+    yield _prefix_round(make)
     yield _width_round(make, scope.width)
     yield _long_round(make, scope.shape)
 
@@ -142,7 +142,7 @@ class _Requests:
 
 def _sampling_rounds(make: _Requests, width: int) -> Iterator[WarmUpRound]:
     """Every sampling in a batch with others, then those that differ when they are alone."""
-    mixed = [make.request(make.prompt(3 + place), 3, p) for place, p in enumerate(SAMPLINGS)]
+    mixed = [make.request(make.prompt(1 + place), 3, p) for place, p in enumerate(SAMPLINGS)]
     mixed.append(make.request(make.prompt(4), 3, grammar=_LETTERS))
     replayed = make.request(make.prompt(5), 6, _PENALTIES, output_ids=(0, 1))
     mixed.append(replayed)
@@ -156,21 +156,29 @@ def _sampling_rounds(make: _Requests, width: int) -> Iterator[WarmUpRound]:
 
 
 def _mixed_round(make: _Requests) -> WarmUpRound:
-    """Prompts in chunks beside rows of two slabs, and then from the prefix cache."""
-    prompt = make.prompt(150)
-    parting = (*prompt[:100], *make.prompt(50))
+    """A prompt in chunks beside rows of two slabs."""
     return WarmUpRound(
-        name="prompts in chunks beside rows that decode",
+        name="a prompt in chunks beside rows that decode",
         companions=(
             make.request(make.prompt(5), 200),
             # It expects to outgrow the first width of slabs.
             make.request(make.prompt(70), 600),
         ),
+        waves=((make.request(make.prompt(150), 2),),),
+        budget=MIXED_TOKENS,
+    )
+
+
+def _prefix_round(make: _Requests) -> WarmUpRound:
+    """A prompt from the prefix cache, and one that parts from it midway."""
+    prompt = make.prompt(150)
+    parting = (*prompt[:100], *make.prompt(50))
+    return WarmUpRound(
+        name="prompts from the prefix cache",
         waves=(
             (make.request(prompt, 2),),
             (make.request(prompt, 2), make.request(parting, 2)),
         ),
-        budget=MIXED_TOKENS,
     )
 
 

@@ -113,6 +113,7 @@ class HealthWatch:
             self._limits,
             step_tokens=max(each.pulse.step_tokens for each in owners),
             prefill_token_s=max((pace for pace in paces if pace is not None), default=None),
+            rested_s=max(each.pulse.rested_s for each in owners),
         )
 
     def _ignored(self, owner: Owner, now: float) -> Loss | None:

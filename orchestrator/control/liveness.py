@@ -18,6 +18,9 @@ class LivenessLimits:
     allowed for it is ``prefill_margin`` times what its prompt tokens take at the pace that the
     worker has measured, at most ``longest_step_s``. Before any pace is measured it is what they
     take at ``slowest_prefill_tokens_per_s``, at most ``longest_first_step_s``.
+
+    After ``idle_s`` without work the first step is allowed as much, and ``first_step_s`` beside it:
+    the system may have compressed or dropped the pages of the weights, whatever the pace was.
     """
 
     heartbeat_interval_s: float = 0.5
@@ -25,8 +28,10 @@ class LivenessLimits:
     hang_timeout_s: float = 10.0
     slowest_prefill_tokens_per_s: float = 10.0
     prefill_margin: float = 8.0
+    first_step_s: float = 30.0
     longest_first_step_s: float = 120.0
     longest_step_s: float = 300.0
+    idle_s: float = 60.0
     accept_timeout_s: float = 10.0
     release_timeout_s: float = 30.0
 
@@ -50,12 +55,19 @@ class Verdict(StrEnum):
 
 @dataclass(slots=True)
 class Pulse:
-    """When a worker was last heard, and when it last made progress."""
+    """When a worker was last heard, and when it last made progress.
+
+    ``rested_s``: how long it had nothing to do before the first step, which it may still be in; 0
+    once that is over: with its tokens, or when the step after it has been launched as well.
+    """
 
     heard_at: float
     moved_at: float
     beats: int = 0
     last: Heartbeat | None = None
+    rested_s: float = 0.0
+    _idle_since: float | None = None
+    _woken_at_step: int = 0
 
     @property
     def step_tokens(self) -> int:
@@ -75,6 +87,7 @@ class Pulse:
         """Tokens are progress, before the next beat tells of the step that made them."""
         self.heard_at = now
         self.moved_at = now
+        self.rested_s = 0.0
 
     def beat(self, heartbeat: Heartbeat, now: float) -> None:
         """Progress is a step, having nothing to do, or having just got something."""
@@ -82,9 +95,21 @@ class Pulse:
         idle = heartbeat.running == 0 or last is None or last.running == 0
         if idle or last is None or heartbeat.step != last.step:
             self.moved_at = now
+        self._rest(heartbeat, now)
         self.heard_at = now
         self.beats += 1
         self.last = heartbeat
+
+    def _rest(self, heartbeat: Heartbeat, now: float) -> None:
+        """Know whether it rests, or how long it did."""
+        if heartbeat.running == 0:
+            self._idle_since = now if self._idle_since is None else self._idle_since
+            self.rested_s = 0.0
+        elif self._idle_since is not None:
+            self.rested_s = now - self._idle_since
+            self._idle_since, self._woken_at_step = None, heartbeat.step
+        elif heartbeat.step > self._woken_at_step + 1:
+            self.rested_s = 0.0
 
     def forgive(self, now: float) -> None:
         """Start over: whatever was missed was missed by us."""
@@ -93,13 +118,21 @@ class Pulse:
 
 
 def step_allowance_s(
-    limits: LivenessLimits, *, step_tokens: int, prefill_token_s: float | None
+    limits: LivenessLimits,
+    *,
+    step_tokens: int,
+    prefill_token_s: float | None,
+    rested_s: float = 0.0,
 ) -> float:
     """Return the seconds that steps with so many prompt tokens may take, beside the time-outs."""
+    guessed_s = step_tokens / limits.slowest_prefill_tokens_per_s
+    if rested_s >= limits.idle_s:
+        guessed_s += limits.first_step_s
+    guessed_s = min(guessed_s, limits.longest_first_step_s)
     if prefill_token_s is None:
-        guessed_s = step_tokens / limits.slowest_prefill_tokens_per_s
-        return min(guessed_s, limits.longest_first_step_s)
-    return min(limits.prefill_margin * step_tokens * prefill_token_s, limits.longest_step_s)
+        return guessed_s
+    paced_s = min(limits.prefill_margin * step_tokens * prefill_token_s, limits.longest_step_s)
+    return max(paced_s, guessed_s) if rested_s >= limits.idle_s else paced_s
 
 
 def judge(pulse: Pulse, limits: LivenessLimits, *, step_s: float, now: float) -> Verdict:
