@@ -31,7 +31,7 @@ class StepForms:
         self._watch(mx, "async_eval", self._computed)
         self._watch(DecodeBatch, "launch_sampling", self._sampled)
         self._watch(DecodeCaches, "forward", self._decoded)
-        self._watch(DecodeCaches, "run_guests", lambda *_: self.forms.add("prompts together"))
+        self._watch(DecodeCaches, "run_chunks", lambda *_: self.forms.add("prompts together"))
         self._watch(Prefill, "run", self._ran_alone)
         self._watch(Prefill, "reuse", self._reused)
         self._watch(Segments, "split", lambda *_: self.forms.add("a cached prefix that parts"))
@@ -65,12 +65,12 @@ class StepForms:
             if asking:
                 self.forms.add(f"{name} of {'all' if asking == len(rows) else 'some'} rows")
 
-    def _decoded(self, caches: DecodeCaches, tokens_of: Any, guests: Sequence[Any]) -> None:
-        if guests:
+    def _decoded(self, caches: DecodeCaches, tokens_of: Any, chunks: Sequence[Any]) -> None:
+        if chunks:
             self.forms.add("a mixed chunk")
         if caches._batch is not None and len(caches._batch.kv._slabs) > 1:
             self.forms.add("rows of several widths")
-        if caches._solo.keys:
+        if caches._unbatched.keys:
             self.forms.add("a row that is not batched")
 
     def _ran_alone(self, prefill: Prefill, num_tokens: int) -> None:

@@ -111,12 +111,12 @@ def _serve(arguments: argparse.Namespace) -> int:
     )
     from mlx_dp.proto.key_files import read_worker_keys
     from mlx_dp.proto.worker_channel import WorkerChannel
-    from mlx_dp.worker.own_machine import OwnMachine
+    from mlx_dp.worker.host_overrides import HostOverrides
     from mlx_dp.worker.startup import run_worker
 
     keys = None if arguments.keys is None else read_worker_keys(arguments.keys)
     channel = WorkerChannel(arguments.endpoint, arguments.identity, keys)
-    own = OwnMachine(
+    own = HostOverrides(
         model_path=arguments.model_path,
         memory_nbytes=arguments.memory_nbytes,
         trust_remote_code=arguments.trust_remote_code,

@@ -16,9 +16,9 @@ from mlx_dp.worker.decode_caches import DecodeCaches
 from mlx_dp.worker.engine import EngineRequest
 from mlx_dp.worker.failure import kind_of, sentence
 from mlx_dp.worker.grammar_masks import GrammarMasks, RowMasks
-from mlx_dp.worker.guest import Guest
 from mlx_dp.worker.launched_step import LaunchedStep
 from mlx_dp.worker.prefill import Prefill
+from mlx_dp.worker.prompt_chunk import PromptChunk
 from mlx_dp.worker.sampling.sampler import Sampler
 
 _logger = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class _Forward:
 
     rows: list[DecodeRow]
     logits: mx.array
-    riding: list[Prefill]
+    mixed: list[Prefill]
 
 
 class DecodeBatch:
@@ -153,15 +153,15 @@ class DecodeBatch:
             self._caches.leave(row.key)
             self._grammars.leave(row.key)
 
-    def launch_forward(self, guests: Sequence[Guest] = ()) -> None:
-        """Run the model on one token of every row, and on the guests' chunks. No row is done."""
-        order, logits = self._caches.forward(self._input, guests)
+    def launch_forward(self, chunks: Sequence[PromptChunk] = ()) -> None:
+        """Run the model on one token of every row, and on the mixed chunks. No row is done."""
+        order, logits = self._caches.forward(self._input, chunks)
         rows = [self._rows[key] for key in order]
         assert not any(row.done for row in rows), "drop_done() comes first"
         if order != self._order:
             self._sampler.set_rows(order, [row.request for row in rows])
         self._order = order
-        self._forward = _Forward(rows, logits, [guest.prefill for guest in guests])
+        self._forward = _Forward(rows, logits, [chunk.prefill for chunk in chunks])
         self._first_tokens = {}
 
     @property
@@ -198,8 +198,8 @@ class DecodeBatch:
 
     def _computed(self, forward: "_Forward") -> list[mx.array]:
         """What must be evaluated with each step, or its graph would pile up."""
-        riding = [array for prefill in forward.riding for array in prefill.arrays()]
-        return self._caches.arrays() + riding
+        mixed = [array for prefill in forward.mixed for array in prefill.arrays()]
+        return self._caches.arrays() + mixed
 
     def _keep(self, rows: Sequence[DecodeRow]) -> None:
         """Copy out what is to outlive its row, and wait: the next step writes in place only when

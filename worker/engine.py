@@ -193,8 +193,8 @@ class Engine(PrefixStore, Protocol):
         """Launch one step, and return the tokens of the step launched before it.
 
         The launched step is the plan's chunks, and then one decode for every slot whose prompt is
-        then in and whose budget is not spent; a chunk may ride in the decode. It is built on the
-        lazy tokens of the step before, so the device has work while Python reads values. Hence
+        then in and whose budget is not spent; a chunk may be mixed into the decode. It is built on
+        the lazy tokens of the step before, so the device has work while Python reads values. Hence
         one surplus token may be under way for a request that turns out to have finished:
         ``remove`` drops it. The order within a step is the order in which requests were added.
         """

@@ -7,7 +7,7 @@ from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.fields import clip_text
 from mlx_dp.proto.messages import Failed, FailureKind
 from mlx_dp.worker.engine import UnsupportedModelError
-from mlx_dp.worker.peers import PassEndedError, PeerLostError
+from mlx_dp.worker.peers import PassEndedError, RankLostError
 
 # MLX raises RuntimeError for a failed allocation, with another text on each device.
 _ALLOCATION: Final = re.compile(
@@ -28,7 +28,7 @@ def kind_of(error: Exception) -> FailureKind:
         case ImportError():
             # What is not installed, or does not fit together, is so after a restart too.
             return FailureKind.CONFIG
-        case PeerLostError():
+        case RankLostError():
             return FailureKind.PEER_LOST
         case RuntimeError() if _CONNECTION.search(str(error)):
             return FailureKind.PEER_LOST
@@ -64,13 +64,13 @@ def serving_failure(error: Exception) -> Failed:
 
 
 def _failed(kind: FailureKind, error: Exception) -> Failed:
-    lost_rank = error.rank if isinstance(error, PeerLostError) else None
+    lost_rank = error.rank if isinstance(error, RankLostError) else None
     return Failed(kind=kind, message=sentence(error), lost_rank=lost_rank)
 
 
 def sentence(error: Exception) -> str:
     """The error as a message takes it. Only our own errors speak for themselves."""
     text = str(error)
-    if not isinstance(error, ConfigError | UnsupportedModelError | PeerLostError):
+    if not isinstance(error, ConfigError | UnsupportedModelError | RankLostError):
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__
     return clip_text(text)

@@ -14,13 +14,12 @@ from mlx_dp.proto.messages import (
     Start,
     Submit,
 )
-from mlx_dp.worker.beats import Beats
+from mlx_dp.worker.buffered_channel import BufferedChannel, ShutdownRequestedError
 from mlx_dp.worker.channel import Channel
 from mlx_dp.worker.chunk_budget import ChunkBudget
 from mlx_dp.worker.engine import Engine
 from mlx_dp.worker.failure import serving_failure
-from mlx_dp.worker.held_verbs import HeldVerbs, ShutdownAskedError
-from mlx_dp.worker.pulse import Pulse
+from mlx_dp.worker.heartbeat import HeartbeatSchedule, LoopHeartbeats
 from mlx_dp.worker.scheduler import Scheduler
 from mlx_dp.worker.step_runner import StepRunner
 from mlx_dp.worker.step_timer import StepTimer
@@ -42,56 +41,56 @@ class WorkerLoop:
         engine: Engine,
         scheduler: Scheduler,
         chunk_budget: ChunkBudget,
-        pulse: Pulse,
+        heartbeats: HeartbeatSchedule,
         clock: Callable[[], float],
     ) -> None:
-        self._channel = HeldVerbs(channel)
+        self._channel = BufferedChannel(channel)
         self._engine = engine
         self._scheduler = scheduler
         self._chunk_budget = chunk_budget
-        self._pulse = pulse
+        self._schedule = heartbeats
         self._clock = clock
         self._timer = StepTimer()
         self._runner = StepRunner(engine, scheduler, self._channel.send)
-        self._beats = Beats(self._channel, engine, scheduler, pulse, clock)
+        self._heartbeats = LoopHeartbeats(self._channel, engine, scheduler, heartbeats, clock)
         if engine.peers is not None:
-            engine.peers.watch(self._beats)
+            engine.peers.watch(self._heartbeats)
 
     def run(self) -> ExitCode:
         """Turn until the controller says stop, or the engine fails."""
         while True:
             try:
-                ended = self.turn()
-            except ShutdownAskedError:
+                ended = self.run_once()
+            except ShutdownRequestedError:
                 return ExitCode.OK
             except Exception as error:
                 failed = serving_failure(error)
                 # Where this rank was when a peer went is no clue: it did nothing wrong.
                 trace = failed.kind is not FailureKind.PEER_LOST
                 _logger.error(
-                    "step %d failed: %s", self._beats.step, failed.message, exc_info=trace
+                    "step %d failed: %s", self._heartbeats.step, failed.message, exc_info=trace
                 )
                 self._channel.send(failed)
                 return ExitCode[failed.kind.name]
             if ended is not None:
                 return ended
 
-    def turn(self) -> ExitCode | None:
-        """Go round once: return the exit code when that was the last time."""
+    def run_once(self) -> ExitCode | None:
+        """Receive, run one step or wait, and send. Return the exit code when the worker must end."""
         for message in self._channel.drain():
             if isinstance(message, Shutdown):
                 return ExitCode.OK
             self._handle(message)
         if self._channel.congested:
             self._timer.idle()
-            self._beats.rest()
-            self._sleep(self._beats.due_in or 0.1)
+            self._heartbeats.idle()
+            self._sleep(self._heartbeats.due_in or 0.1)
             return None
         if self._runner.busy:
             self._run_step()
-            self._beats.if_due()
+            self._heartbeats.if_due()
             return None
-        self._rest()
+        self._idle()
         return None
 
     def _handle(self, message: Submit | Abort | Flush | Drain | Start) -> None:
@@ -104,7 +103,7 @@ class WorkerLoop:
                 self._runner.flush(message)
             case Drain():
                 self._scheduler.drain()
-                self._pulse.hasten()
+                self._schedule.hasten()
             case Start():
                 _logger.warning("ignored a second Start")
             case _:
@@ -118,7 +117,7 @@ class WorkerLoop:
         )
         plan = self._runner.plan(budget)
         prompt_tokens = sum(chunk.num_tokens for chunk in plan.prefill)
-        self._beats.begin(self._timer.prefilling + prompt_tokens)
+        self._heartbeats.begin_step(self._timer.prefilling + prompt_tokens)
         called_at = self._clock()
         drawn = self._runner.launch(plan)
         took = self._timer.returned(
@@ -129,22 +128,22 @@ class WorkerLoop:
             blocks=self._engine.launch_blocks,
         )
         if took is not None:
-            self._beats.took(took)
-        self._beats.launched(self._timer.prefilling)
+            self._heartbeats.took(took)
+        self._heartbeats.launched(self._timer.prefilling)
         if took is not None:
             self._chunk_budget.observe(
                 took.duration_s, prefilled=took.prefilled, decoded=took.decoded
             )
         self._runner.absorb(drawn)
 
-    def _rest(self) -> None:
+    def _idle(self) -> None:
         """Nothing runs: sleep until there is something to hear or say."""
         self._timer.idle()
-        self._beats.rest()
+        self._heartbeats.idle()
         self._scheduler.rest()
-        if self._beats.if_due():
+        if self._heartbeats.if_due():
             self._scheduler.check()
-        self._sleep(self._beats.due_in)
+        self._sleep(self._heartbeats.due_in)
 
     def _sleep(self, timeout_s: float) -> None:
         """Wait for something to hear or say, or compute with peers that want to."""

@@ -79,8 +79,8 @@ class MemoryRoom:
         self._joining.clear()
         self._copies_nbytes = 0
 
-    def fits(self, nbytes: int) -> bool:
-        """This much fits beside the next step, after evicting what is older if need be.
+    def try_evict_for(self, nbytes: int) -> bool:
+        """Evict cached prefixes until this much fits beside the next step; return whether it does.
 
         Evicts nothing where that would not do.
         """
@@ -97,14 +97,14 @@ class MemoryRoom:
         """The planned step copies this much into the prefix cache."""
         self._copies_nbytes += nbytes
 
-    def make(self, nbytes: int) -> bool:
-        """As ``fits``, and compacts if need be. False: running requests stand in the way."""
-        if self.fits(nbytes):
+    def try_make_room(self, nbytes: int) -> bool:
+        """As ``try_evict_for``, and compact if need be. False: running requests hold the rest."""
+        if self.try_evict_for(nbytes):
             return True
         if not self._row_left:
             return False
         self._compact()
-        return self.fits(nbytes)
+        return self.try_evict_for(nbytes)
 
     def exceed(self) -> None:
         """The last request goes on beyond the budget: it gets at least what can be evicted."""

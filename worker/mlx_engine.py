@@ -231,10 +231,10 @@ class MlxEngine:
         prefill = PrefillStep(self._caches, self._segments, decoding=len(self._batch) > 0)
         for chunk in plan.prefill:
             self._prefill(prefill, chunk)
-        guests = prefill.finish()
+        chunks = prefill.finish()
         self._launched = None
         if len(self._batch):
-            self._batch.launch_forward(guests)
+            self._batch.launch_forward(chunks)
             self._launched = self._batch.launch_sampling()
         if before is None:
             if prefill.fence is not None:

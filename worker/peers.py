@@ -9,7 +9,7 @@ class PassEndedError(Exception):
     """A pass came to nothing, and this process ends. It says nothing about model or request."""
 
 
-class PeerLostError(PassEndedError):
+class RankLostError(PassEndedError):
     """Another rank of the group does not answer, or its connection broke.
 
     ``rank`` is None where it is not known which. The group cannot go on; this rank did no wrong.

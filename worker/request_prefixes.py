@@ -70,7 +70,7 @@ class RequestPrefixes:
     def track(self, request: RunningRequest, num_tokens: int) -> int | None:
         """Take a slot for the state after so many tokens; None: there is no room for it."""
         nbytes = self._facts.snapshot_nbytes(num_tokens)
-        if self._cache is None or not self._room.fits(nbytes):
+        if self._cache is None or not self._room.try_evict_for(nbytes):
             return None
         slot = self._cache.snapshot_slot(request.request_id)
         if slot is not None:
@@ -132,7 +132,7 @@ class RequestPrefixes:
         # What is evicted for it may have been the beginning of these very tokens.
         while (needed := self._segment_nbytes(request, ids) + state_nbytes) > nbytes:
             nbytes = needed
-            if not self._room.fits(nbytes):
+            if not self._room.try_evict_for(nbytes):
                 return False
         return True
 

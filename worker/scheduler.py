@@ -21,12 +21,12 @@ from mlx_dp.proto.messages import (
 )
 from mlx_dp.proto.ownership import OwnerCapacity
 from mlx_dp.worker.engine import Drawn, Engine, StepPlan
-from mlx_dp.worker.gate import Gate, rejected
 from mlx_dp.worker.memory_room import MemoryRoom
 from mlx_dp.worker.prefill_planner import PrefillPlanner
 from mlx_dp.worker.request_prefixes import Kept, RequestPrefixes
 from mlx_dp.worker.running_request import RunningRequest
 from mlx_dp.worker.running_requests import RunningRequests
+from mlx_dp.worker.validation import RequestValidator, rejected
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class Scheduler:
             page_nbytes=facts.page_nbytes,
         )
         limits = AdmissionLimits(context_length=context_length, pool_tokens=capacity.pool_tokens)
-        self._gate = Gate(limits, engine)
+        self._validator = RequestValidator(limits, engine)
         self._engine = engine
         self._pools = OwnerPools(capacity, prefix_facts, engine, prefix_cache=facts.prefix_cache)
         self._room = MemoryRoom(
@@ -72,7 +72,7 @@ class Scheduler:
 
     @property
     def draining(self) -> bool:
-        return self._gate.draining
+        return self._validator.draining
 
     @property
     def auxiliary_used(self) -> int:
@@ -88,7 +88,7 @@ class Scheduler:
 
     def submit(self, submit: Submit) -> RunningRequest | Rejected:
         """Give a request its slot, or say why not; then it holds nothing here."""
-        refused = self._gate.refuse(submit, self.requests)
+        refused = self._validator.refuse(submit, self.requests)
         if refused is not None:
             return refused
         held = len(submit.prompt_ids) + len(submit.output_ids)
@@ -105,7 +105,7 @@ class Scheduler:
             case _:
                 request = RunningRequest(submit, lease)
         # What runs alone runs in any case: otherwise nothing would ever make room for it.
-        if len(self.requests) and not self._room.make(nbytes):
+        if len(self.requests) and not self._room.try_make_room(nbytes):
             self._prefixes.dropped(request)
             self._pools.release(lease)
             message = f"the next {tokens} KV tokens take {nbytes} bytes, which are not free"
@@ -130,7 +130,7 @@ class Scheduler:
 
     def drain(self) -> None:
         """Accept nothing more."""
-        self._gate.draining = True
+        self._validator.draining = True
 
     def flush(self, flush: Flush) -> Flushed:
         """Drop the cached prefixes."""
@@ -142,7 +142,7 @@ class Scheduler:
 
         The youngest goes first, so that the oldest ends in any case; the last one stays.
         """
-        if not len(self.requests) or self._room.make(0):
+        if not len(self.requests) or self._room.try_make_room(0):
             return None
         if len(self.requests) == 1:
             self._room.exceed()

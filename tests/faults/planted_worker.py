@@ -9,9 +9,9 @@ from mlx_dp.kvcache.prefix_cache import PrefixCache
 from mlx_dp.kvcache.prefix_request import PrefixRequest
 from mlx_dp.kvcache.request_slots import RequestSlots
 from mlx_dp.proto.messages import FinishReason, Prefilled
-from mlx_dp.worker.loop import WorkerLoop
 from mlx_dp.worker.running_request import RunningRequest
 from mlx_dp.worker.scheduler import Scheduler
+from mlx_dp.worker.step_runner import StepRunner
 
 Patch = pytest.MonkeyPatch
 
@@ -34,16 +34,16 @@ def a_prefix_stays_locked(patch: Patch) -> None:
 
 
 def the_end_is_reported_twice(patch: Patch) -> None:
-    end = WorkerLoop._end
+    end = StepRunner._end
 
-    def twice(loop: WorkerLoop, slots: Any) -> None:
-        requests = loop._scheduler.requests
+    def twice(runner: StepRunner, slots: Any) -> None:
+        requests = runner._scheduler.requests
         ends = [requests.at(slot) for slot in slots]
-        end(loop, slots)
+        end(runner, slots)
         for request in ends:
-            loop._channel.send(request.finished)
+            runner._send(request.finished)
 
-    patch.setattr(WorkerLoop, "_end", twice)
+    patch.setattr(StepRunner, "_end", twice)
 
 
 def an_abort_keeps_the_slot(patch: Patch) -> None:

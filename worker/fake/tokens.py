@@ -22,7 +22,7 @@ from typing import Final
 
 from mlx_dp.proto.messages import TokenLogprob
 from mlx_dp.proto.sampling_params import SamplingParams
-from mlx_dp.worker.splitmix import GOLDEN, scramble
+from mlx_dp.worker.hashing import GOLDEN, scramble
 
 # Every word is as long as the others, so that a position finds its letter without the rest.
 _WORD_TOKENS: Final = 6

@@ -10,7 +10,7 @@ import mlx.core as mx
 from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.group import DistributedBackend, GroupPlace
 from mlx_dp.worker import device
-from mlx_dp.worker.peers import PeerLostError
+from mlx_dp.worker.peers import RankLostError
 
 # MLX ships no types for its modules.
 Group: TypeAlias = Any
@@ -21,7 +21,7 @@ _INSTALL_HINT: Final = "is not in this build of MLX"
 def join(place: GroupPlace) -> Group:
     """Meet the other ranks; blocks until all are there.
 
-    Raises ConfigError for a backend that is not there, and PeerLostError when the others cannot be
+    Raises ConfigError for a backend that is not there, and RankLostError when the others cannot be
     met.
     """
     backend = place.backend.value
@@ -36,7 +36,7 @@ def join(place: GroupPlace) -> Group:
         try:
             group = mx.distributed.init(strict=True, backend=backend)
         except (RuntimeError, ValueError) as error:
-            raise PeerLostError(f"rank {place.rank} cannot meet its group: {error}") from error
+            raise RankLostError(f"rank {place.rank} cannot meet its group: {error}") from error
     if (group.rank(), group.size()) != (place.rank, place.size):
         raise ConfigError(
             f"MLX made this process rank {group.rank()} of {group.size()}, but it was started as "

@@ -31,7 +31,7 @@ class StartWatch(PassWatch, Protocol):
 def load_model(start: Start, watch: StartWatch | None) -> tuple[LoadedModel, Lockstep | None]:
     """Load what ``Start`` names; in a group, with the passes in which it is to be run.
 
-    Raises ConfigError, UnsupportedModelError, and PeerLostError in a group.
+    Raises ConfigError, UnsupportedModelError, and RankLostError in a group.
     """
     if start.group is None:
         if watch is not None:

@@ -11,9 +11,9 @@ from mlx_dp.proto.exit_codes import ExitCode
 from mlx_dp.proto.group import DistributedBackend, GroupPlace
 from mlx_dp.proto.messages import Down, Heartbeat, Hello, Ready, Shutdown, Start, WorkerPhase
 from mlx_dp.worker import startup
+from mlx_dp.worker.buffered_channel import BufferedChannel, ShutdownRequestedError
 from mlx_dp.worker.engine import Engine
-from mlx_dp.worker.held_verbs import HeldVerbs, ShutdownAskedError
-from mlx_dp.worker.start_beats import StartBeats
+from mlx_dp.worker.heartbeat import StartHeartbeats
 
 
 def group_of(size: int) -> GroupPlace:
@@ -47,7 +47,7 @@ def test_ranks_share_the_prompt_tokens_of_a_step(
 def test_a_late_peer_is_named_as_often_as_a_heartbeat_is_due() -> None:
     time = VirtualTime()
     channel = FakeChannel(time)
-    beats = StartBeats(HeldVerbs(channel), 1.0, time.clock)
+    beats = StartHeartbeats(BufferedChannel(channel), 1.0, time.clock)
     beats.enter(WorkerPhase.WARMING)
     for _ in range(5):
         time.sleep(0.5)
@@ -63,7 +63,7 @@ def test_shutdown_ends_a_start_that_waits_for_a_peer(
         def drain(self) -> list[Down]:
             return [verbs.pop(0)] if verbs else []
 
-    def load(start: Start, beats: StartBeats, clock: Callable[[], float]) -> Engine:
+    def load(start: Start, beats: StartHeartbeats, clock: Callable[[], float]) -> Engine:
         beats.enter(WorkerPhase.FORMING)
         verbs.append(Shutdown())
         beats.awaiting(1)
@@ -79,10 +79,10 @@ def test_shutdown_ends_a_start_that_waits_for_a_peer(
 
 def test_what_was_said_during_the_start_is_obeyed_afterwards() -> None:
     channel = FakeChannel(VirtualTime())
-    held = HeldVerbs(channel)
+    held = BufferedChannel(channel)
     channel.verbs = [submit(1)]
-    StartBeats(held, 1.0, lambda: 0.0).awaiting(1)
+    StartHeartbeats(held, 1.0, lambda: 0.0).awaiting(1)
     assert [verb.tag for verb in held.drain()] == ["submit"]
     channel.verbs = [Shutdown()]
-    with pytest.raises(ShutdownAskedError):
-        StartBeats(held, 1.0, lambda: 0.0).awaiting(1)
+    with pytest.raises(ShutdownRequestedError):
+        StartHeartbeats(held, 1.0, lambda: 0.0).awaiting(1)

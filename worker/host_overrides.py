@@ -6,7 +6,7 @@ from mlx_dp.proto.messages import Start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OwnMachine:
+class HostOverrides:
     """Where the model lies here, and this device's memory. None: as ``Start`` says."""
 
     model_path: str | None = None

@@ -10,11 +10,11 @@ _MAX_HELD: Final = 1_024
 """Then nothing more is read: a controller that says so much must wait itself."""
 
 
-class ShutdownAskedError(PassEndedError):
+class ShutdownRequestedError(PassEndedError):
     """The controller said Shutdown while a step waited for a peer."""
 
 
-class HeldVerbs:
+class BufferedChannel:
     """A channel that can be listened to in the middle of a step.
 
     Shutdown takes effect at once; all else is held for the next ``drain``, in its order.
@@ -47,10 +47,10 @@ class HeldVerbs:
         return self._channel.wait(timeout_s, beside)
 
     def listen(self) -> None:
-        """Read what is there and hold it. Raises ShutdownAskedError."""
+        """Read what is there and hold it. Raises ShutdownRequestedError."""
         if len(self._held) >= _MAX_HELD:
             return
         verbs = self._channel.drain()
         self._held += verbs
         if any(isinstance(verb, Shutdown) for verb in verbs):
-            raise ShutdownAskedError("the controller said Shutdown")
+            raise ShutdownRequestedError("the controller said Shutdown")

@@ -1,4 +1,4 @@
-"""Rows that are run one by one, each in the model's own caches."""
+"""Rows that run unbatched: one by one, each in the model's own caches."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,12 +10,12 @@ from mlx_dp.worker.loaded_model import LoadedModel
 
 
 @dataclass(slots=True)
-class _SoloRow:
+class _UnbatchedRow:
     caches: list[Any]
     length: int
 
 
-class SoloRows:
+class UnbatchedRows:
     """For models that no batch can run, and for rows whose state has not got its lasting shape.
 
     A row's step is what mlx-lm's single-request generation does.
@@ -24,7 +24,7 @@ class SoloRows:
     def __init__(self, loaded: LoadedModel) -> None:
         self._model = loaded.model
         self._layout = loaded.layout
-        self._rows: dict[int, _SoloRow] = {}
+        self._rows: dict[int, _UnbatchedRow] = {}
 
     def __contains__(self, key: int) -> bool:
         return key in self._rows
@@ -51,7 +51,7 @@ class SoloRows:
 
     def join(self, key: int, caches: list[Any], length: int) -> None:
         assert key not in self._rows, f"row {key} is here already"
-        self._rows[key] = _SoloRow(caches, length)
+        self._rows[key] = _UnbatchedRow(caches, length)
 
     def leave(self, key: int) -> None:
         del self._rows[key]
