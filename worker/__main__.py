@@ -1,4 +1,4 @@
-"""The worker process, and the errands that need MLX: ``python -m mlx_dp.worker COMMAND``.
+"""The worker process, and helpers that need MLX: ``python -m mlx_dp.worker COMMAND``.
 
 Imports nothing but the standard library and the parent watch, until that watch is set.
 """
@@ -55,7 +55,7 @@ def _watch_parser(*, required: bool) -> argparse.ArgumentParser:
 
 
 def _watched(argv: list[str]) -> list[str]:
-    """Set the parent watch where it is asked for; return the errand's own arguments."""
+    """Set the parent watch where it is asked for; return the helper's own arguments."""
     arguments, rest = _watch_parser(required=False).parse_known_args(argv)
     if arguments.parent_pid is not None and arguments.death_fd is not None:
         _leave_signals_to_parent()
@@ -128,9 +128,9 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 
 def _leave_signals_to_parent() -> None:
-    """Outlive what is sent to all processes of a service at once: the controller decides.
+    """Ignore the signals that a service's processes get together: the controller decides.
 
-    Its word, its end and SIGKILL end this process.
+    Shutdown, the controller's exit and SIGKILL end this process.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

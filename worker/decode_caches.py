@@ -69,7 +69,7 @@ class DecodeCaches:
         return own + kv.widened_tokens(num_tokens) * shape.request_nbytes(1)
 
     def growth_nbytes(self) -> int:
-        """Bytes that the next step adds for rows which have filled what they have, or move."""
+        """Bytes that the next step adds for rows that are full, or move into the batch."""
         if self._batch is None:
             return self._unbatched.growth_nbytes()
         moving = sum(self.row_nbytes(self._room[key]) for key in self._unbatched.keys)
@@ -162,7 +162,7 @@ class DecodeCaches:
         mx.async_eval([chunk.prefill.arrays() for chunk in chunks])
 
     def arrays(self) -> list[mx.array]:
-        """What must be evaluated with each step beside what it yields."""
+        """Arrays to evaluate with each step, beside its results."""
         batch = self._batch.arrays() if self._batch is not None else []
         return batch + self._unbatched.arrays()
 
@@ -186,7 +186,7 @@ class DecodeCaches:
             tokens = mx.concatenate([tokens, *(chunk.ids for chunk in chunks)])
         logits: mx.array = self._loaded.model(tokens[:, None], cache=batch.caches)
         unseen = batch.end_step()
-        # What nobody looks at would never be computed, and its graph would pile up.
+        # Without this nothing would compute them, and their graph would pile up.
         return mx.depends(logits[:, -1, :], unseen) if unseen else logits[:, -1, :]
 
     def _move_to_batch(self) -> None:

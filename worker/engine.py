@@ -1,4 +1,4 @@
-"""What the worker's loop needs of an engine, MLX or fake. No arrays pass through here."""
+"""The engine's interface to the worker's loop, MLX or fake. No arrays pass through here."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -19,7 +19,7 @@ class UnsupportedModelError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFacts:
-    """What a loaded engine knows. ``pool_tokens`` None: the model has no attention KV.
+    """The properties of a loaded engine. ``pool_tokens`` None: the model has no attention KV.
 
     ``prefix_cache``: the model's KV can be kept and continued from, and was asked to be.
     ``stateful``: a prefix can be continued only from a snapshot of state (recurrent layers,
@@ -58,7 +58,7 @@ class EngineRequest:
     params: SamplingParams
     grammar: Grammar | None = None
     stop_token_ids: tuple[int, ...] = ()
-    """What may end an answer that matches its grammar; the engine itself stops at none."""
+    """Tokens that may end an answer that matches its grammar; the engine itself stops at none."""
 
     @property
     def prefill_tokens(self) -> int:
@@ -133,7 +133,7 @@ class Engine(PrefixStore, Protocol):
         """Take the resolved capacity. Called once, before anything is added."""
 
     def warm_up(self) -> None:
-        """Prepare what only some requests need, so that none waits for it."""
+        """Load what only some requests need, so that none of them waits for it."""
 
     def reset(self) -> None:
         """Forget all that ran so far, and what was measured meanwhile. No slot is taken."""
@@ -142,7 +142,7 @@ class Engine(PrefixStore, Protocol):
         """Say why this engine cannot run a request, as it cannot follow its grammar, or None."""
 
     def add(self, slot: int, request: EngineRequest) -> None:
-        """Put a request into a free slot. Nothing runs yet."""
+        """Put a request into a free slot, without running anything."""
 
     def keep(self, slot: int, saves: tuple[Save, ...], snapshot: int | None) -> None:
         """Before ``remove``: copy a request's KV into segments, and its state into ``snapshot``.
@@ -172,7 +172,7 @@ class Engine(PrefixStore, Protocol):
         """Bytes that a request takes at most until its prompt is in the batch.
 
         ``num_tokens`` are its prompt and the part of its answer that room is made for at first.
-        What its chunks hold beside its row is part of the bytes.
+        The bytes include the caches of its chunks, beside its row.
         """
 
     def compact(self) -> None:

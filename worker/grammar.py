@@ -40,12 +40,12 @@ class GrammarState:
 
     @property
     def ended(self) -> bool:
-        """What follows is of no account: a stop token was taken, or the grammar failed."""
+        """Further tokens do not count: a stop token was taken, or the grammar failed."""
         return self._stopped or self.matcher.is_error()
 
     @property
     def fault(self) -> str | None:
-        """Why no token can be told right from wrong any more: the grammar became too costly."""
+        """Why the grammar cannot be followed any more: it became too costly. None: it can."""
         return complaint_line(self.matcher.get_error()) or None
 
     @property

@@ -1,4 +1,4 @@
-"""Which tokens the next step may draw, for the rows whose answers must match a grammar."""
+"""Masks of the tokens that the next step may draw, for rows with a grammar."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -81,7 +81,7 @@ class GrammarMasks:
         return RowMasks(rows, bits)
 
     def faults(self) -> dict[int, str]:
-        """Rows whose grammar became too costly to follow; what they draw is of no account."""
+        """Rows whose grammar became too costly to follow; their draws do not count."""
         found = {key: state.fault for key, state in self._states.items()}
         return {key: fault for key, fault in found.items() if fault is not None}
 

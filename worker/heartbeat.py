@@ -37,7 +37,7 @@ def starting_heartbeat(phase: WorkerPhase, awaits_rank: int | None = None) -> He
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopState:
-    """What the loop itself tells in a heartbeat, in the words of ``Heartbeat``."""
+    """The loop's own part of a heartbeat, in the words of ``Heartbeat``."""
 
     step: int
     step_tokens: int
@@ -159,7 +159,7 @@ class LoopHeartbeats:
         self._pace.observe(step.duration_s, step.prefilled + peer_tokens)
 
     def idle(self) -> None:
-        """Nothing of one's own is under way."""
+        """No step of this worker's own is under way."""
         self._own_tokens = 0
         self._peer_tokens_before, self._peer_tokens = self._peer_tokens, 0
 
@@ -171,7 +171,7 @@ class LoopHeartbeats:
         return True
 
     def awaiting(self, rank: int) -> None:
-        """A pass waits for this rank, and the controller may be the one to know why."""
+        """A pass waits for this rank. The controller may know why."""
         if self.due_in <= 0.0:
             self._beat(awaits_rank=rank)
         self._channel.listen()
@@ -186,7 +186,7 @@ class LoopHeartbeats:
         return self._own_tokens + self._peer_tokens + self._peer_tokens_before
 
     def _tell(self) -> None:
-        # The controller has to hear of a step before it: no beat leaves while the device computes.
+        # The controller hears of a step before it: no heartbeat leaves while the device computes.
         if not self._schedule.tells(self._step_tokens):
             self._beat()
 
@@ -228,7 +228,7 @@ class StartHeartbeats:
         self._channel.listen()
 
     def agreed(self, peer_tokens: int) -> None:
-        """How long a start may take does not depend on tokens."""
+        """A start has no allowance that depends on tokens."""
 
     def _beat(self, awaits_rank: int | None) -> None:
         assert self._phase is not None, "enter() comes first"

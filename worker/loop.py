@@ -28,11 +28,11 @@ _logger = logging.getLogger(__name__)
 
 
 class WorkerLoop:
-    """Joins channel, scheduler and engine; decides nothing itself.
+    """Joins channel, scheduler and engine, without decisions of its own.
 
-    Verbs take effect between steps, so an aborted request is gone within one. While the
+    Commands take effect between steps, so an aborted request is gone within one. While the
     controller reads nothing, nothing is generated either: tokens are never dropped, and memory
-    stays bounded. Whenever nothing runs here, peers of a group that want a pass get it.
+    stays bounded. While nothing runs here, it takes part in the passes of its peers.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class WorkerLoop:
             engine.peers.watch(self._heartbeats)
 
     def run(self) -> ExitCode:
-        """Turn until the controller says stop, or the engine fails."""
+        """Run until the controller sends Shutdown, or the engine fails."""
         while True:
             try:
                 ended = self.run_once()
@@ -65,7 +65,7 @@ class WorkerLoop:
                 return ExitCode.OK
             except Exception as error:
                 failed = serving_failure(error)
-                # Where this rank was when a peer went is no clue: it did nothing wrong.
+                # This rank did nothing wrong, so its own stack explains nothing.
                 trace = failed.kind is not FailureKind.PEER_LOST
                 _logger.error(
                     "step %d failed: %s", self._heartbeats.step, failed.message, exc_info=trace
@@ -76,7 +76,7 @@ class WorkerLoop:
                 return ended
 
     def run_once(self) -> ExitCode | None:
-        """Receive, run one step or wait, and send. Return the exit code when the worker must end."""
+        """Receive, run one step or wait, and send. Returns the exit code when the worker ends."""
         for message in self._channel.drain():
             if isinstance(message, Shutdown):
                 return ExitCode.OK
@@ -137,7 +137,7 @@ class WorkerLoop:
         self._runner.absorb(drawn)
 
     def _idle(self) -> None:
-        """Nothing runs: sleep until there is something to hear or say."""
+        """Nothing runs: sleep until a message arrives or a heartbeat is due."""
         self._timer.idle()
         self._heartbeats.idle()
         self._scheduler.rest()
@@ -146,7 +146,7 @@ class WorkerLoop:
         self._sleep(self._heartbeats.due_in)
 
     def _sleep(self, timeout_s: float) -> None:
-        """Wait for something to hear or say, or compute with peers that want to."""
+        """Wait for a message or the timeout, or take part in a pass of the peers."""
         peers = self._engine.peers
         if peers is None:
             self._channel.wait(timeout_s)

@@ -1,4 +1,4 @@
-"""Who runs in this owner, and what the next step does. No sockets, no arrays, no clock."""
+"""The requests that run in this owner, and the next step's plan. No sockets, arrays, clock."""
 
 from dataclasses import dataclass
 
@@ -45,7 +45,7 @@ class Outcome:
 class Scheduler:
     """The requests of one owner, in the order of their admission.
 
-    A slot is given back in one order, whoever ends the request: what it computed is kept, the
+    A slot is given back in one order, however the request ends: what it computed is kept, the
     engine removes it, then ``release`` frees the pools' share and returns the report. So no report
     of an end can be sent before the slot that it promises is free. A preempted request goes the
     same way, and keeps nothing.
@@ -104,7 +104,7 @@ class Scheduler:
                 return rejected(submit, RejectReason.NO_SLOT, message)
             case _:
                 request = RunningRequest(submit, lease)
-        # What runs alone runs in any case: otherwise nothing would ever make room for it.
+        # A request that is alone runs in any case: nothing else would ever make room for it.
         if len(self.requests) and not self._room.try_make_room(nbytes):
             self._prefixes.dropped(request)
             self._pools.release(lease)
@@ -150,7 +150,7 @@ class Scheduler:
         return self.requests.youngest.lease.slot
 
     def preempt(self, slot: int) -> Preempted:
-        """Free what a request held that the engine has removed, and return the report."""
+        """Free the share of a request that the engine has removed, and return the report."""
         request = self.requests.at(slot)
         if not request.kept:
             self._prefixes.dropped(request)
@@ -211,7 +211,7 @@ class Scheduler:
         )
 
     def keep(self, slot: int) -> Kept | None:
-        """Say what the engine has to keep of a request that is over, once, before it removes it."""
+        """Return what the engine keeps of a request that is over, once, before its removal."""
         request = self.requests.at(slot)
         over = request.spent or request.finish is not None
         assert over, f"request {request.request_id} goes on"
@@ -221,7 +221,7 @@ class Scheduler:
         return self._prefixes.ended(request)
 
     def release(self, slot: int) -> Finished:
-        """Free what a finished request held, and return the report of its end."""
+        """Free a finished request's share of the pools, and return the report of its end."""
         request = self.requests.at(slot)
         assert request.finish is not None, f"request {request.request_id} has not finished"
         assert request.kept, f"request {request.request_id}: keep() comes first"
@@ -239,7 +239,7 @@ class Scheduler:
         self._room.rest()
 
     def check(self) -> None:
-        """Verify the books; for idle moments and the ends of tests."""
+        """Verify all counts; for idle moments and the ends of tests."""
         self._pools.check()
         self._room.check()
         self.requests.check()

@@ -57,7 +57,7 @@ def run_worker(
     *,
     clock: Callable[[], float] = time.monotonic,
 ) -> ExitCode:
-    """Be a worker, from Hello to the end."""
+    """Run a worker, from Hello to its exit."""
     channel.send(Hello(pid=os.getpid()))
     start = _await_start(channel)
     if start is None:
@@ -100,7 +100,7 @@ def run_worker(
 
 
 def _await_start(channel: Channel) -> Start | None:
-    """Wait for Start, as long as it takes: the parent watch ends a wait for nobody."""
+    """Wait for Start without a limit: the parent watch notices when the controller is gone."""
     while True:
         for message in channel.drain():
             match message:
@@ -149,7 +149,7 @@ def _load(start: Start, beats: StartHeartbeats, clock: Callable[[], float]) -> E
 
 
 def _resolve(start: Start, facts: EngineFacts) -> tuple[OwnerCapacity, int]:
-    """Return what this owner may hold, and the context length for requests."""
+    """Return this owner's capacity, and the context length for requests."""
     warnings: tuple[str, ...] = ()
     pool_tokens, asked = facts.pool_tokens, start.share.max_total_tokens
     if pool_tokens is not None and asked is not None:

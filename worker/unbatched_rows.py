@@ -18,7 +18,7 @@ class _UnbatchedRow:
 class UnbatchedRows:
     """For models that no batch can run, and for rows whose state has not got its lasting shape.
 
-    A row's step is what mlx-lm's single-request generation does.
+    A row's step is that of mlx-lm's single-request generation.
     """
 
     def __init__(self, loaded: LoadedModel) -> None:
@@ -46,7 +46,7 @@ class UnbatchedRows:
         return sum(row.length for row in self._rows.values())
 
     def growth_nbytes(self) -> int:
-        """Bytes that the next step adds for rows which have filled what they have."""
+        """Bytes that the next step adds for rows whose caches are full."""
         return sum(growth_nbytes(self._layout, row.caches) for row in self._rows.values())
 
     def join(self, key: int, caches: list[Any], length: int) -> None:
@@ -60,7 +60,7 @@ class UnbatchedRows:
         return self._rows[key].length
 
     def content(self, key: int) -> RowContent | None:
-        """What a row holds, not copied; None while a state has not been written."""
+        """A row's content, not copied; None while a state has not been written."""
         row = self._rows[key]
         return read_caches(self._layout, row.caches, row.length) if row.length else None
 
@@ -72,5 +72,5 @@ class UnbatchedRows:
         return logits[:, -1, :]
 
     def arrays(self) -> list[mx.array]:
-        """What must be evaluated with each step, or its graph would pile up."""
+        """Arrays to evaluate with each step, or their graph would pile up."""
         return [array for row in self._rows.values() for array in cache_arrays(row.caches)]

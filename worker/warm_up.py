@@ -24,8 +24,8 @@ def warm_up(
 ) -> None:
     """Serve made-up requests by the code that serves real ones, and leave nothing of them behind.
 
-    A scheduler of its own plans the steps, within the owner's memory. What it rejects, as the model
-    cannot follow a grammar or memory is short, no request can run either.
+    A scheduler of its own plans the steps, within the owner's memory. Requests that it rejects, as
+    the model follows no grammars or memory is short, are left out.
     """
     engine.warm_up()
     longest_s = engine.facts.warm_up_s
@@ -80,6 +80,6 @@ def _step(runner: StepRunner, budget: int) -> None:
 
 
 def _discard(message: Up) -> None:
-    """Nobody waits for these answers."""
+    """Drop the events of made-up requests; log those that were left out."""
     if isinstance(message, Rejected):
         _logger.info("warm-up: request %d: %s", message.request_id, message.message)

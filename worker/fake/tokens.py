@@ -1,4 +1,4 @@
-"""What the fake engine says: a documented function, so that any worker can go on for another.
+"""The fake engine's tokens: a documented function, so that any worker can go on for another.
 
 The token at answer position ``p`` is a function of
 

@@ -29,7 +29,7 @@ def join(place: GroupPlace) -> Group:
         there = device.backends()
         advice = f"use {' or '.join(there)}" if there else "this machine has none"
         raise ConfigError(f"--distributed-backend {backend} {_INSTALL_HINT}: {advice}")
-    # What is written here is read while the group forms, and never again. It has no name, so that
+    # The file is read while the group forms, and never again. It has no name, so that
     # nothing is left of it when this process is killed meanwhile.
     with TemporaryFile("w") as scratch:
         os.environ.update(_environment(place, scratch))
@@ -46,7 +46,7 @@ def join(place: GroupPlace) -> Group:
 
 
 def _environment(place: GroupPlace, scratch: IO[str]) -> dict[str, str]:
-    """What MLX's backends read, in their names. Where one reads a file, that is ``scratch``."""
+    """The environment that MLX's backends read. Where one reads a file, that is ``scratch``."""
     host, _, port = place.addresses[0].rpartition(":")
     match place.backend:
         case DistributedBackend.RING:
@@ -56,7 +56,7 @@ def _environment(place: GroupPlace, scratch: IO[str]) -> dict[str, str]:
             scratch.seek(0)
             return {"MLX_RANK": str(place.rank), "MLX_HOSTFILE": f"/dev/fd/{scratch.fileno()}"}
         case DistributedBackend.JACCL:
-            # Its devices are in MLX_IBV_DEVICES, which whoever knows the cables has set.
+            # Its devices are in MLX_IBV_DEVICES, which the user has set to match the cables.
             return {"MLX_RANK": str(place.rank), "MLX_JACCL_COORDINATOR": place.addresses[0]}
         case DistributedBackend.NCCL:
             return {

@@ -33,7 +33,7 @@ _logger = logging.getLogger(__name__)
 class RankExchange:
     """Tells all peers how many rows this rank has in the next pass, and hears the same of them.
 
-    Owned by one thread. ``dropped_frames`` counts what was not of this group or of this time.
+    Owned by one thread. ``dropped_frames`` counts frames of another group or another time.
     """
 
     def __init__(
