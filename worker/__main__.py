@@ -26,12 +26,12 @@ LAST_WORDS_S: Final = 2.0
 def main(argv: Sequence[str]) -> int:
     match list(argv):
         case ["convert", *rest]:
-            errand = _watched(rest)
+            arguments = _watched(rest)
             from mlx_dp.worker import convert
 
-            return convert.main(errand)
+            return convert.main(arguments)
         case ["probe", *rest]:
-            errand = _watched(rest)
+            arguments = _watched(rest)
             try:
                 check_descriptor_limit()
             except ConfigError as error:
@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
             # It imports mlx-lm.
             from mlx_dp.worker import probe
 
-            return probe.main(errand)
+            return probe.main(arguments)
         case _:
             return _serve(_parser().parse_args(argv))
 

@@ -50,7 +50,7 @@ class BufferedChannel:
         """Read the commands that have arrived, and keep them. Raises ShutdownRequestedError."""
         if len(self._held) >= _MAX_HELD:
             return
-        verbs = self._channel.drain()
-        self._held += verbs
-        if any(isinstance(verb, Shutdown) for verb in verbs):
+        commands = self._channel.drain()
+        self._held += commands
+        if any(isinstance(command, Shutdown) for command in commands):
             raise ShutdownRequestedError("the controller sent Shutdown")

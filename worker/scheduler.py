@@ -117,8 +117,8 @@ class Scheduler:
     def abort(self, abort: Abort) -> int | None:
         """End a request, and return the slot to release, or None when there is none to end.
 
-        Unknown requests are no error, as they may have finished while the verb was under way. A
-        verb of an older epoch means an earlier grant; one of a newer epoch means that the grant
+        Unknown requests are no error, as they may have finished while it was under way. An
+        abort of an older epoch means an earlier grant; one of a newer epoch means that the grant
         here is stale, and ends it.
         """
         request = self.requests.find(abort.request_id)

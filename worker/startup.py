@@ -125,7 +125,7 @@ def _bring_up(start: Start, beats: StartHeartbeats, clock: Callable[[], float]) 
         engine,
         capacity,
         context_length=context_length,
-        chunk_tokens=_chunk_tokens(start),
+        chunk_tokens=start.chunked_prefill_size,
         clock=clock,
     )
     return LoadedWorker(engine=engine, capacity=capacity, context_length=context_length)
@@ -173,12 +173,6 @@ def _resolve(start: Start, facts: EngineFacts) -> tuple[OwnerCapacity, int]:
     return replace(capacity, cache_nbytes=nbytes, warnings=warnings), context_length
 
 
-def _chunk_tokens(start: Start) -> int:
-    """Prompt tokens of one step: ranks in lockstep share them, as their passes are one."""
-    ranks = 1 if start.group is None else start.group.size
-    return max(1, start.chunked_prefill_size // ranks)
-
-
 def _loop(
     start: Start, started: LoadedWorker, channel: Channel, clock: Callable[[], float]
 ) -> WorkerLoop:
@@ -186,7 +180,7 @@ def _loop(
         channel,
         started.engine,
         Scheduler(started.capacity, started.engine, started.context_length),
-        ChunkBudget(_chunk_tokens(start)),
+        ChunkBudget(start.chunked_prefill_size),
         HeartbeatSchedule(start.heartbeat_interval_s),
         clock,
     )

@@ -7,7 +7,7 @@ from mlx_dp.orchestrator.control.group_addresses import AddressBook, GroupAddres
 from mlx_dp.orchestrator.options import ServeOptions, WorkerOptions
 from mlx_dp.proto.group import GroupPlace
 from mlx_dp.proto.messages import Ready, Start
-from mlx_dp.proto.ownership import OwnerSlice
+from mlx_dp.proto.ownership import OwnerSlice, divide_prefill
 from mlx_dp.proto.parallel import ReplicaMode
 
 
@@ -58,7 +58,8 @@ class WorkerStarts:
             curve=self._meeting.curve,
             shard_vocabulary=self._options.shard_vocabulary,
         )
-        return replace(start, group=place)
+        chunk_tokens = divide_prefill(start.chunked_prefill_size, ranks=len(self))
+        return replace(start, group=place, chunked_prefill_size=chunk_tokens)
 
 
 def _start(worker: WorkerOptions, share: OwnerSlice) -> Start:

@@ -125,9 +125,9 @@ class Sampler:
         if not self._random:
             return mx.argmax(logits, axis=-1).astype(mx.int32)
         rows = self._random
-        everyone = len(rows) == len(self._params)
-        drawn = self._draw_random(logits if everyone else logits[mx.array(rows)], positions)
-        if everyone:
+        all_rows = len(rows) == len(self._params)
+        drawn = self._draw_random(logits if all_rows else logits[mx.array(rows)], positions)
+        if all_rows:
             return drawn
         tokens = mx.argmax(logits, axis=-1).astype(mx.int32)
         tokens[mx.array(rows)] = drawn

@@ -21,11 +21,13 @@ def test_a_group_is_told_what_the_flags_say() -> None:
     assert (place.rank, place.size, place.generation) == (1, 2, 5)
 
 
-def test_the_budget_of_prompt_tokens_is_told_whole() -> None:
-    # The worker divides it, as it knows how many take part.
+def test_the_ranks_of_a_group_share_the_prompt_tokens_of_a_step() -> None:
     options = serve_options(2, group=True)
     starts = WorkerStarts(options, World())
-    assert starts.of(0, 0).chunked_prefill_size == options.worker.chunked_prefill_size
+    whole = options.worker.chunked_prefill_size
+    assert [starts.of(rank, 0).chunked_prefill_size for rank in range(2)] == [whole // 2] * 2
+    alone = WorkerStarts(serve_options(2), None)
+    assert alone.of(0, 0).chunked_prefill_size == whole
 
 
 def test_a_group_without_addresses_is_our_bug() -> None:
