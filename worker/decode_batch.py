@@ -193,7 +193,7 @@ class DecodeBatch:
         """Take each token of the step before, exactly once, and fill the masks of the next."""
         mx.async_eval(forward.logits, self._computed(forward))
         if self._last is not None:
-            self._grammars.take(self._last.read_tokens())
+            self._grammars.advance(self._last.read_tokens())
         return self._grammars.fill(self._order)
 
     def _computed(self, forward: "_Forward") -> list[mx.array]:

@@ -161,7 +161,7 @@ class RunningRequest:
         self.finish = FinishReason.ERROR
         self.error = clip_text(error)
 
-    def take(self, token: int) -> None:
+    def add_token(self, token: int) -> None:
         """Count one token. A stop token is part of the answer and ends it."""
         assert self.finish is None, f"request {self.request_id} ended: {self.finish}"
         assert not self.unfilled, f"request {self.request_id} has {self.unfilled} to prefill"

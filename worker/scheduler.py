@@ -154,7 +154,7 @@ class Scheduler:
         request = self.requests.at(slot)
         if not request.kept:
             self._prefixes.dropped(request)
-        self._forget(request)
+        self._remove(request)
         return request.preempted
 
     def plan(self, budget: int) -> StepPlan:
@@ -196,7 +196,7 @@ class Scheduler:
                     logprobs=() if token.logprob is None else (token.logprob,),
                 )
             )
-            request.take(token.token)
+            request.add_token(token.token)
             if request.finish is not None:
                 finished.append(token.slot)
         return Outcome(
@@ -225,10 +225,10 @@ class Scheduler:
         request = self.requests.at(slot)
         assert request.finish is not None, f"request {request.request_id} has not finished"
         assert request.kept, f"request {request.request_id}: keep() comes first"
-        self._forget(request)
+        self._remove(request)
         return request.finished
 
-    def _forget(self, request: RunningRequest) -> None:
+    def _remove(self, request: RunningRequest) -> None:
         self.requests.remove(request)
         self._pools.release(request.lease)
         self._room.row_left(request.request_id)

@@ -47,7 +47,7 @@ def the_end_is_reported_twice(patch: Patch) -> None:
 
 
 def an_abort_keeps_the_slot(patch: Patch) -> None:
-    forget = Scheduler._forget
+    forget = Scheduler._remove
 
     def leaking(scheduler: Scheduler, request: Any) -> None:
         if request.finish is FinishReason.ABORT:
@@ -56,7 +56,7 @@ def an_abort_keeps_the_slot(patch: Patch) -> None:
         else:
             forget(scheduler, request)
 
-    patch.setattr(Scheduler, "_forget", leaking)
+    patch.setattr(Scheduler, "_remove", leaking)
 
 
 def workers_find_nothing_cached(patch: Patch) -> None:

@@ -31,7 +31,7 @@ class AnnouncementBoard:
         """The peers that have not announced this pass."""
         return [peer for peer in self._peers if self._number not in self._told[peer]]
 
-    def take(self, announcement: Announcement) -> None:
+    def note(self, announcement: Announcement) -> None:
         """Note a peer's announcement. Raises ForeignFrameError for one of another time."""
         if announcement.generation != self._generation:
             raise ForeignFrameError(f"it is of generation {announcement.generation}")

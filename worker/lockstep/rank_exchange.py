@@ -123,7 +123,7 @@ class RankExchange:
                 return
             try:
                 announcement = decode(frame)
-                self._board.take(announcement)
+                self._board.note(announcement)
             except ForeignFrameError as error:
                 self.dropped_frames += 1
                 _logger.warning("dropped a frame that came as a peer's: %s", error)
