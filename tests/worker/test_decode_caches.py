@@ -164,11 +164,11 @@ def test_prompts_ride_in_the_decode_and_share_passes(name):
 
 
 @pytest.mark.parametrize("name", ["qwen3_next", "mamba", "falcon_h1"])
-def test_models_with_states_take_no_guests(name):
+def test_models_with_states_mix_no_chunks(name):
     assert not DecodeCaches(loaded_tiny(name), SPLIT).mixes_chunks
 
 
-def test_a_guest_of_which_only_the_last_token_is_left_is_none():
+def test_a_chunk_of_which_only_the_last_token_is_left_is_none():
     prefill = prefilled(loaded_tiny("llama"), prompt_of(9), chunks=(8,))
     assert prefill.complete
     begun = Prefill(loaded_tiny("llama"), prompt_of(9))
