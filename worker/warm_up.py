@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from functools import partial
 
 from mlx_dp.proto.admission import AdmissionLimits
 from mlx_dp.proto.messages import Abort, Flush, Rejected, Up
@@ -51,11 +52,15 @@ def warm_up(
             break
         end_s = 2 * so_far_s if each.dispensable else longest_s
         budget = min(each.budget, chunk_tokens)
-        _run(each, runner, budget, late=lambda end_s=end_s: elapsed_s() > end_s)
+        _run(each, runner, budget, late=partial(_is_late, elapsed_s, end_s))
     runner.flush(Flush(flush_id=0))
     scheduler.check()
     engine.reset()
     _logger.info("warm-up took %.1f s", elapsed_s())
+
+
+def _is_late(elapsed_s: Callable[[], float], end_s: float) -> bool:
+    return elapsed_s() > end_s
 
 
 def _run(each: WarmUpRound, runner: StepRunner, budget: int, *, late: Callable[[], bool]) -> None:
