@@ -10,6 +10,7 @@ from worker_bench import FakeChannel, VirtualTime, submit
 from mlx_dp.proto.exit_codes import ExitCode
 from mlx_dp.proto.group import DistributedBackend, GroupPlace
 from mlx_dp.proto.messages import Down, Heartbeat, Hello, Ready, Shutdown, Start, WorkerPhase
+from mlx_dp.proto.ownership import divide_prefill
 from mlx_dp.worker import startup
 from mlx_dp.worker.buffered_channel import BufferedChannel, ShutdownRequestedError
 from mlx_dp.worker.engine import Engine
@@ -34,7 +35,9 @@ def test_ranks_share_the_prompt_tokens_of_a_step(
     start: Start = start_message(*shares(), heartbeat_interval_s=60.0)
     ended = worker_thread()
     controller.receive_until(Hello)
-    controller.send(replace(start, group=group_of(size)))
+    # As the controller divides it.
+    share = divide_prefill(start.chunked_prefill_size, ranks=size)
+    controller.send(replace(start, group=group_of(size), chunked_prefill_size=share))
     controller.receive_until(Ready)
     controller.send(submit(1, prompt=2_000, max_tokens=1))
     while not (beat := controller.receive_until(Heartbeat)).step_tokens:
