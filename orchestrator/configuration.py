@@ -11,7 +11,7 @@ from mlx_dp.orchestrator.options import HttpOptions, QueueOptions
 from mlx_dp.orchestrator.text.chat_template import read_template
 from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.messages import FakeEngineOptions
-from mlx_dp.proto.ownership import Limits, Ownership, divide
+from mlx_dp.proto.ownership import Limits, Ownership, divide, divide_prefill
 from mlx_dp.proto.parallel import Topology, resolve_topology
 
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
@@ -100,7 +100,7 @@ def ownership(flags: OwnerFlags) -> Ownership:
 
 def chunked_prefill_size(flags: OwnerFlags) -> int:
     """One worker's share: the owners of a group divide the flag, since they step together."""
-    return flags.chunked_prefill_size // topology(flags).attn_dp_size
+    return divide_prefill(flags.chunked_prefill_size, ranks=topology(flags).attn_dp_size)
 
 
 def start_timeout_s(flags: OwnerFlags, weights_nbytes: int) -> float:

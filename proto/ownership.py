@@ -187,3 +187,8 @@ def _auxiliary(share: OwnerSlice, slots: int, *, prefix_cache: bool) -> tuple[in
             f"{ratio}: use at least {ratio * owners}, or omit the flag"
         )
     return min(slots, backed), auxiliary
+
+
+def divide_prefill(chunked_prefill_size: int, *, ranks: int) -> int:
+    """Give each rank of a group its share of a step's prompt tokens, as their passes are one."""
+    return max(1, chunked_prefill_size // ranks)

@@ -17,9 +17,9 @@ from mlx_dp.kvcache.batch_form import BatchForm
 from mlx_dp.proto.sampling_params import SamplingParams
 from mlx_dp.worker.decode_batch import DecodeBatch
 from mlx_dp.worker.engine import EngineRequest
-from mlx_dp.worker.guest import Guest
 from mlx_dp.worker.loaded_model import LoadedModel, load
 from mlx_dp.worker.prefill import Prefill
+from mlx_dp.worker.prompt_chunk import PromptChunk
 
 GREEDY = SamplingParams(temperature=0.0)
 MIXES = {
@@ -98,12 +98,12 @@ def mixed(
     prefill = Prefill(loaded.model, [7] * 4096, room=4096)
 
     def step() -> None:
-        guest = None
+        chunk = None
         if rides:
-            guest = Guest.take(prefill, chunk)
+            chunk = PromptChunk.take(prefill, chunk)
         else:
             prefill.run(chunk)
-        mx.eval(batch.launch(guest).sampled.tokens)
+        mx.eval(batch.launch(chunk).sampled.tokens)
 
     return step
 
@@ -146,7 +146,7 @@ def main() -> None:
                 )
             name = f"{count} rows decode, {chunk} tokens prefill"
             rows.append((name, [t[0] for t in times], [t[1] for t in times]))
-    table("Time of a step that also prefills", ("two passes", "riding"), rows)
+    table("Time of a step that also prefills", ("two passes", "mixed"), rows)
 
 
 if __name__ == "__main__":

@@ -29,11 +29,11 @@ from mlx_dp.proto.ownership import Limits, divide
 from mlx_dp.proto.parallel import resolve_topology
 from mlx_dp.proto.sampling_params import SamplingParams
 from mlx_dp.worker import startup
+from mlx_dp.worker.buffered_channel import BufferedChannel
 from mlx_dp.worker.engine import Engine
-from mlx_dp.worker.held_verbs import HeldVerbs
+from mlx_dp.worker.heartbeat import StartHeartbeats
 from mlx_dp.worker.loop import WorkerLoop
 from mlx_dp.worker.mlx_engine import MlxEngine
-from mlx_dp.worker.start_beats import StartBeats
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -97,8 +97,8 @@ class LocalWorker:
 
     def __init__(self, start: Start) -> None:
         self._channel = LocalChannel()
-        held = HeldVerbs(self._channel)
-        beats = StartBeats(held, start.heartbeat_interval_s, time.monotonic)
+        held = BufferedChannel(self._channel)
+        beats = StartHeartbeats(held, start.heartbeat_interval_s, time.monotonic)
         started = startup._bring_up(start, beats, time.monotonic)
         self.engine: Engine = started.engine
         self.capacity = started.capacity
@@ -123,7 +123,7 @@ class LocalWorker:
 
     def turn(self) -> list[Up]:
         """Go round once, and return what the worker said."""
-        ended = self.loop.turn()
+        ended = self.loop.run_once()
         assert ended is None, ended
         said, self._channel.up = self._channel.up, []
         return said

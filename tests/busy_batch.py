@@ -6,9 +6,9 @@ from tiny_batches import Alone, prefilled
 
 from mlx_dp.kvcache.batch_form import BatchForm
 from mlx_dp.worker.decode_caches import DecodeCaches
-from mlx_dp.worker.guest import Guest
 from mlx_dp.worker.loaded_model import LoadedModel
 from mlx_dp.worker.prefill import Prefill
+from mlx_dp.worker.prompt_chunk import PromptChunk
 
 
 class Busy:
@@ -38,9 +38,9 @@ class Busy:
         self.caches.leave(key)
         del self.alone[key]
 
-    def step(self, guests: list[Guest] | None = None) -> tuple[int, ...]:
+    def step(self, chunks: list[PromptChunk] | None = None) -> tuple[int, ...]:
         before, most = self.caches.nbytes, self.caches.growth_nbytes()
-        order, logits = self.caches.forward(self.newest, guests or [])
+        order, logits = self.caches.forward(self.newest, chunks or [])
         assert sorted(order) == sorted(self.alone)
         self.caches.check()
         mx.eval(logits, self.caches.arrays())

@@ -75,7 +75,7 @@ def play(
             tokens = allowed(found, found.rows.index(row))
             wanted = tokens if prefer is None else prefer(tokens)
             drawn.append((key, int(rng.choice(wanted if len(wanted) else tokens))))
-        masks.take(drawn)
+        masks.advance(drawn)
         for key, token in drawn:
             answers[key].append(token)
         going = [key for key in going if answers[key][-1] not in stops]

@@ -6,8 +6,8 @@ from mlx_dp.proto.messages import Down, FakeEngineOptions, Heartbeat, Submit, Up
 from mlx_dp.proto.ownership import OwnerCapacity, auxiliary_ratio
 from mlx_dp.worker.chunk_budget import ChunkBudget
 from mlx_dp.worker.fake.engine import KV_BYTES_PER_TOKEN, FakeEngine
+from mlx_dp.worker.heartbeat import HeartbeatSchedule
 from mlx_dp.worker.loop import WorkerLoop
-from mlx_dp.worker.pulse import Pulse
 from mlx_dp.worker.scheduler import Scheduler
 
 _Kind = TypeVar("_Kind", bound=Up)
@@ -90,14 +90,14 @@ class Bench:
             self.engine,
             self.scheduler,
             ChunkBudget(chunk),
-            Pulse(1.0, lambda: 4_096),
+            HeartbeatSchedule(1.0, lambda: 4_096),
             self.time.clock,
         )
 
     def turn(self, *verbs: Down) -> list[Up]:
         """Go round once with these verbs; return what was sent but for heartbeats."""
         self.channel.verbs.extend(verbs)
-        assert self.loop.turn() is None
+        assert self.loop.run_once() is None
         return [message for message in self.channel.take() if not isinstance(message, Heartbeat)]
 
 

@@ -30,8 +30,8 @@ from mlx_dp.worker.chunk_budget import ChunkBudget
 from mlx_dp.worker.engine import Drawn, StepPlan
 from mlx_dp.worker.fake.engine import FakeEngine
 from mlx_dp.worker.fake.tokens import FakeAnswer
+from mlx_dp.worker.heartbeat import HeartbeatSchedule
 from mlx_dp.worker.loop import WorkerLoop
-from mlx_dp.worker.pulse import Pulse
 from mlx_dp.worker.scheduler import Scheduler
 
 VOCAB_SIZE = 300
@@ -134,7 +134,7 @@ class WorkerSimulation:
             self.engine,
             self.scheduler,
             ChunkBudget(setting.chunk),
-            Pulse(1e9, lambda: 0),
+            HeartbeatSchedule(1e9, lambda: 0),
             self.time.clock,
         )
         self.jobs: dict[int, Job] = {}
@@ -154,7 +154,7 @@ class WorkerSimulation:
                 self._arrive()
                 to_come -= 1
             self._say()
-            assert self.loop.turn() is None
+            assert self.loop.run_once() is None
             self._hear()
             self.scheduler.check()
         else:
@@ -266,7 +266,7 @@ class WorkerSimulation:
     def _leaves_nothing(self) -> None:
         """What is held when nothing runs is the prefix cache, all of which can be dropped."""
         while self.engine.busy:
-            assert self.loop.turn() is None
+            assert self.loop.run_once() is None
         self.engine.compact()
         assert self.engine.memory().used_tokens == 0
         assert self.engine.held_nbytes == self.scheduler.cached_nbytes

@@ -1,4 +1,4 @@
-"""The worker process, and the errands that need MLX: ``python -m mlx_dp.worker COMMAND``.
+"""The worker process, and helpers that need MLX: ``python -m mlx_dp.worker COMMAND``.
 
 Imports nothing but the standard library and the parent watch, until that watch is set.
 """
@@ -26,12 +26,12 @@ LAST_WORDS_S: Final = 2.0
 def main(argv: Sequence[str]) -> int:
     match list(argv):
         case ["convert", *rest]:
-            errand = _watched(rest)
+            arguments = _watched(rest)
             from mlx_dp.worker import convert
 
-            return convert.main(errand)
+            return convert.main(arguments)
         case ["probe", *rest]:
-            errand = _watched(rest)
+            arguments = _watched(rest)
             try:
                 check_descriptor_limit()
             except ConfigError as error:
@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
             # It imports mlx-lm.
             from mlx_dp.worker import probe
 
-            return probe.main(errand)
+            return probe.main(arguments)
         case _:
             return _serve(_parser().parse_args(argv))
 
@@ -55,7 +55,7 @@ def _watch_parser(*, required: bool) -> argparse.ArgumentParser:
 
 
 def _watched(argv: list[str]) -> list[str]:
-    """Set the parent watch where it is asked for; return the errand's own arguments."""
+    """Set the parent watch where it is asked for; return the helper's own arguments."""
     arguments, rest = _watch_parser(required=False).parse_known_args(argv)
     if arguments.parent_pid is not None and arguments.death_fd is not None:
         _leave_signals_to_parent()
@@ -111,12 +111,12 @@ def _serve(arguments: argparse.Namespace) -> int:
     )
     from mlx_dp.proto.key_files import read_worker_keys
     from mlx_dp.proto.worker_channel import WorkerChannel
-    from mlx_dp.worker.own_machine import OwnMachine
+    from mlx_dp.worker.host_overrides import HostOverrides
     from mlx_dp.worker.startup import run_worker
 
     keys = None if arguments.keys is None else read_worker_keys(arguments.keys)
     channel = WorkerChannel(arguments.endpoint, arguments.identity, keys)
-    own = OwnMachine(
+    own = HostOverrides(
         model_path=arguments.model_path,
         memory_nbytes=arguments.memory_nbytes,
         trust_remote_code=arguments.trust_remote_code,
@@ -128,9 +128,9 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 
 def _leave_signals_to_parent() -> None:
-    """Outlive what is sent to all processes of a service at once: the controller decides.
+    """Ignore the signals that a service's processes get together: the controller decides.
 
-    Its word, its end and SIGKILL end this process.
+    Shutdown, the controller's exit and SIGKILL end this process.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

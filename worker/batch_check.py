@@ -30,10 +30,11 @@ FORMS: Final = (BatchForm(split=True), PLAIN, BatchForm(split=False, grouped_mas
 ALONE: Final = BatchForm(split=False, single=True, resumes=False)
 """What the model does when it generates alone, and so always right."""
 LENGTHS: Final = (33, 39, 35, 36)
-"""Spread, two rows of unequal length share a slab, the third has its own, the last is a guest.
+"""Spread, two rows of unequal length share a slab, the third has its own, and the last prompt is
+mixed in, in chunks.
 
 Long enough that recurrent states have their lasting shapes."""
-GUEST: Final = len(LENGTHS) - 1
+MIXED: Final = len(LENGTHS) - 1
 STEPS: Final = 2
 
 
@@ -139,9 +140,9 @@ def _runs(loaded: LoadedModel, form: BatchForm, trial: int) -> Iterator[list[mx.
     prompts, tokens = _prompts(loaded, trial), _tokens(loaded, trial)
     if form.split:
         # It also serves in one slab, as below, where the model itself attends with a mask.
-        guest = None if loaded.layout.hybrid else prompts[GUEST]
-        yield _batched(loaded, form, prompts[:GUEST], tokens, guest=guest, spread=True)
-    yield _batched(loaded, form, prompts[:GUEST], tokens)
+        mixed = None if loaded.layout.hybrid else prompts[MIXED]
+        yield _batched(loaded, form, prompts[:MIXED], tokens, mixed=mixed, spread=True)
+    yield _batched(loaded, form, prompts[:MIXED], tokens)
 
 
 def _batched(
@@ -150,28 +151,28 @@ def _batched(
     prompts: list[list[int]],
     tokens: list[int],
     *,
-    guest: list[int] | None = None,
+    mixed: list[int] | None = None,
     spread: bool = False,
 ) -> list[mx.array]:
-    """The same of these requests, as one batch: in one slab, or in two and with a guest."""
+    """The same of these requests, as one batch: in one slab, or in two and with a mixed chunk."""
     batch = _batch_of(loaded, form, prompts, spread=spread)
     rows: list[list[mx.array]] = [[] for _ in prompts]
-    guest_caches: list[Any] = make_prompt_cache(loaded.model)
+    mixed_caches: list[Any] = make_prompt_cache(loaded.model)
     for step, token in enumerate(tokens):
         chunks = []
-        if guest is not None:
-            chunks = [_guest_chunk(loaded.layout.flatten(guest_caches), step)]
+        if mixed is not None:
+            chunks = [_mixed_chunk(loaded.layout.flatten(mixed_caches), step)]
         order = batch.begin_step(chunks)
         ids = [token] * len(order)
         for chunk in chunks:
-            assert guest is not None, "a chunk has a guest"
-            ids += guest[chunk.position : chunk.position + chunk.num_tokens]
+            assert mixed is not None, "only a mixed chunk makes chunks"
+            ids += mixed[chunk.position : chunk.position + chunk.num_tokens]
         logits = loaded.model(mx.array(ids, dtype=mx.int32)[:, None], cache=batch.caches)
         batch.end_step()
         for row, key in enumerate(order):
             rows[key].append(logits[row, -1])
     found = [mx.stack(row) for row in rows]
-    return found if guest is None else [*found, continued(loaded, guest_caches, tokens)[0]]
+    return found if mixed is None else [*found, continued(loaded, mixed_caches, tokens)[0]]
 
 
 def _batch_of(
@@ -188,6 +189,6 @@ def _batch_of(
     return batch
 
 
-def _guest_chunk(caches: list[Any], step: int) -> GuestChunk:
-    size = LENGTHS[GUEST] // STEPS
+def _mixed_chunk(caches: list[Any], step: int) -> GuestChunk:
+    size = LENGTHS[MIXED] // STEPS
     return GuestChunk(caches, position=step * size, num_tokens=size)

@@ -1,4 +1,4 @@
-"""What start-up and loop need of the wire to the controller."""
+"""The wire to the controller, as start-up and loop see it."""
 
 from typing import Protocol
 

@@ -1,4 +1,4 @@
-"""How many prompt tokens a step may take, so that running streams do not stall behind a prompt."""
+"""Prompt tokens per step, limited so that running streams do not stall behind a prompt."""
 
 from typing import Final
 
@@ -24,7 +24,7 @@ class ChunkBudget:
 
     Learns the seconds of a decode alone and of a prompt token from the steps that ran; a chunk
     below the least tells nothing of a token, since nearly all of its seconds are the pass. With
-    nothing decoding, nobody waits, and a step takes ``max_tokens``, once one was measured and if
+    nothing decoding, no stream waits, and a step takes ``max_tokens``, once one was measured and if
     they take at most ``LONGEST_CHUNK_S``. The more requests wait for each one that decodes, the
     longer a step may take, up to ``MAX_SLOWDOWN``: smooth streams for a few are not worth an idle
     batch.
@@ -54,7 +54,7 @@ class ChunkBudget:
         return max(self._min_tokens, int(min(wanted, ceiling)))
 
     def _alone(self) -> int:
-        """Prompt tokens of a step for which nobody waits."""
+        """Prompt tokens of a step for which no stream waits."""
         if self._token_s is None:
             return min(self._max_tokens, FIRST_CHUNK_TOKENS)
         if self._token_s * self._max_tokens <= LONGEST_CHUNK_S:

@@ -16,9 +16,9 @@ from mlx_dp.worker.decode_caches import DecodeCaches
 from mlx_dp.worker.engine import EngineRequest
 from mlx_dp.worker.failure import kind_of, sentence
 from mlx_dp.worker.grammar_masks import GrammarMasks, RowMasks
-from mlx_dp.worker.guest import Guest
 from mlx_dp.worker.launched_step import LaunchedStep
 from mlx_dp.worker.prefill import Prefill
+from mlx_dp.worker.prompt_chunk import PromptChunk
 from mlx_dp.worker.sampling.sampler import Sampler
 
 _logger = logging.getLogger(__name__)
@@ -31,8 +31,8 @@ class DecodeRow:
     """One request in the batch. ``drawn`` counts launched draws, the answer's earlier ones too.
 
     ``fault``: why it cannot be sampled as it asks; it is drawn greedily until it is removed.
-    ``left``: nobody wants it any more, and only its caches are still here, of which ``saves`` and
-    ``snapshot`` are to be kept.
+    ``left``: it was removed, and only its caches are still here, of which ``saves`` and
+    ``snapshot`` are copied out first.
     """
 
     key: int
@@ -45,7 +45,7 @@ class DecodeRow:
 
     @property
     def kept(self) -> bool:
-        """It is known what outlives it."""
+        """The parts that outlive it are known."""
         return bool(self.saves) or self.snapshot is not None
 
     @property
@@ -64,7 +64,7 @@ class _Forward:
 
     rows: list[DecodeRow]
     logits: mx.array
-    riding: list[Prefill]
+    mixed: list[Prefill]
 
 
 class DecodeBatch:
@@ -102,7 +102,7 @@ class DecodeBatch:
         self._first_tokens[key] = (request.output_ids or request.prompt_ids)[-1]
 
     def _prepare(self, row: DecodeRow) -> str | None:
-        """Prepare what one row needs to be sampled; say why that failed, or None."""
+        """Prepare the sampling of one row; return why that failed, or None."""
         try:
             self._sampler.rehearse(row.request, row.position)
             self._grammars.join(row.key, row.request)
@@ -138,7 +138,7 @@ class DecodeBatch:
         self._drop([row for row in self._rows.values() if row.done])
 
     def drop_kept(self) -> None:
-        """Let those of them go of which nothing more will be asked."""
+        """Let those of them go that have nothing left to keep."""
         self._drop([row for row in self._rows.values() if row.left or (row.done and row.kept)])
 
     def _drop(self, done: Sequence[DecodeRow]) -> None:
@@ -153,15 +153,15 @@ class DecodeBatch:
             self._caches.leave(row.key)
             self._grammars.leave(row.key)
 
-    def launch_forward(self, guests: Sequence[Guest] = ()) -> None:
-        """Run the model on one token of every row, and on the guests' chunks. No row is done."""
-        order, logits = self._caches.forward(self._input, guests)
+    def launch_forward(self, chunks: Sequence[PromptChunk] = ()) -> None:
+        """Run the model on one token of every row, and on the mixed chunks. No row is done."""
+        order, logits = self._caches.forward(self._input, chunks)
         rows = [self._rows[key] for key in order]
         assert not any(row.done for row in rows), "drop_done() comes first"
         if order != self._order:
             self._sampler.set_rows(order, [row.request for row in rows])
         self._order = order
-        self._forward = _Forward(rows, logits, [guest.prefill for guest in guests])
+        self._forward = _Forward(rows, logits, [chunk.prefill for chunk in chunks])
         self._first_tokens = {}
 
     @property
@@ -190,20 +190,20 @@ class DecodeBatch:
         return self._last
 
     def _masks(self, forward: "_Forward") -> RowMasks | None:
-        """Take each token of the step before, exactly once, and say what may follow."""
+        """Take each token of the step before, exactly once, and fill the masks of the next."""
         mx.async_eval(forward.logits, self._computed(forward))
         if self._last is not None:
-            self._grammars.take(self._last.read_tokens())
+            self._grammars.advance(self._last.read_tokens())
         return self._grammars.fill(self._order)
 
     def _computed(self, forward: "_Forward") -> list[mx.array]:
-        """What must be evaluated with each step, or its graph would pile up."""
-        riding = [array for prefill in forward.riding for array in prefill.arrays()]
-        return self._caches.arrays() + riding
+        """Arrays to evaluate with each step, or their graph would pile up."""
+        mixed = [array for prefill in forward.mixed for array in prefill.arrays()]
+        return self._caches.arrays() + mixed
 
     def _keep(self, rows: Sequence[DecodeRow]) -> None:
-        """Copy out what is to outlive its row, and wait: the next step writes in place only when
-        nobody is still to read."""
+        """Copy out KV and states that outlive their rows, and wait: the next step writes in place
+        only when nothing else still has to read."""
         caches = self._caches
         copies: list[mx.array] = []
         for row in rows:

@@ -1,4 +1,4 @@
-"""Where the caches of decoding requests are: in the batch, or beside it one by one."""
+"""The caches of decoding requests: in the batch, or unbatched beside it."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,10 +10,10 @@ from mlx_dp.kvcache.cached_prefix import Save
 from mlx_dp.kvcache.kv_row import LayerKV
 from mlx_dp.kvcache.padded_pass import PaddedPass
 from mlx_dp.kvcache.row_content import RowContent, Snapshot
-from mlx_dp.worker.guest import Guest
 from mlx_dp.worker.loaded_model import LoadedModel
 from mlx_dp.worker.prefill import Prefill
-from mlx_dp.worker.solo_rows import SoloRows
+from mlx_dp.worker.prompt_chunk import PromptChunk
+from mlx_dp.worker.unbatched_rows import UnbatchedRows
 
 TokensOf = Callable[[tuple[int, ...]], mx.array]
 """The newest tokens [rows] of these keys."""
@@ -24,19 +24,19 @@ class DecodeCaches:
 
     def __init__(self, loaded: LoadedModel, form: BatchForm) -> None:
         self._loaded = loaded
-        self._solo = SoloRows(loaded)
+        self._unbatched = UnbatchedRows(loaded)
         self._batch: BatchCaches | None = None
         self._in_batch: set[int] = set()
         self._room: dict[int, int] = {}
         if loaded.batch is not None and not form.single:
             self._batch = BatchCaches(loaded.layout, form, loaded.batch.state_sizes)
-        self._takes_guests = form.split and not loaded.layout.hybrid
+        self._mixes_chunks = form.split and not loaded.layout.hybrid
         self._pads = form.pads
 
     @property
-    def takes_guests(self) -> bool:
+    def mixes_chunks(self) -> bool:
         """Chunks of prompts can be further rows of a forward pass."""
-        return self._takes_guests
+        return self._mixes_chunks
 
     @property
     def pads(self) -> bool:
@@ -46,16 +46,18 @@ class DecodeCaches:
 
     @property
     def nbytes(self) -> int:
-        return self._solo.nbytes + (self._batch.nbytes if self._batch is not None else 0)
+        return self._unbatched.nbytes + (self._batch.nbytes if self._batch is not None else 0)
 
     @property
     def num_buffers(self) -> int:
-        return self._solo.num_buffers + (self._batch.num_buffers if self._batch is not None else 0)
+        return self._unbatched.num_buffers + (
+            self._batch.num_buffers if self._batch is not None else 0
+        )
 
     @property
     def used_tokens(self) -> int:
         batch = self._batch.used_tokens if self._batch is not None else 0
-        return batch + self._solo.used_tokens
+        return batch + self._unbatched.used_tokens
 
     def row_nbytes(self, num_tokens: int) -> int:
         """Bytes that a row which needs so many tokens adds at most."""
@@ -67,10 +69,10 @@ class DecodeCaches:
         return own + kv.widened_tokens(num_tokens) * shape.request_nbytes(1)
 
     def growth_nbytes(self) -> int:
-        """Bytes that the next step adds for rows which have filled what they have, or move."""
+        """Bytes that the next step adds for rows that are full, or move into the batch."""
         if self._batch is None:
-            return self._solo.growth_nbytes()
-        moving = sum(self.row_nbytes(self._room[key]) for key in self._solo.keys)
+            return self._unbatched.growth_nbytes()
+        moving = sum(self.row_nbytes(self._room[key]) for key in self._unbatched.keys)
         kv = self._batch.kv
         widths = [width + kv.tail_tokens for width in kv.growing_widths()]
         return moving + sum(self._loaded.shape.request_nbytes(width) for width in widths)
@@ -99,7 +101,7 @@ class DecodeCaches:
                 content = layout.empty
             if self._enters_batch(key, content):
                 return
-        self._solo.join(key, prefill.caches, prefill.done)
+        self._unbatched.join(key, prefill.caches, prefill.done)
 
     def leave(self, key: int) -> None:
         del self._room[key]
@@ -108,14 +110,14 @@ class DecodeCaches:
             self._in_batch.remove(key)
             self._batch.leave(key)
         else:
-            self._solo.leave(key)
+            self._unbatched.leave(key)
 
     def saved_kv(self, key: int, save: Save) -> list[LayerKV]:
         """Some tokens of a row, in the leaves that keep all, as views."""
         if key in self._in_batch:
             assert self._batch is not None, "there is no batch"
             return self._batch.saved_kv(key, save.start, save.end)
-        content = self._solo.content(key)
+        content = self._unbatched.content(key)
         assert content is not None, f"row {key} holds nothing"
         return content.saved_kv(save.start, save.end)
 
@@ -124,13 +126,13 @@ class DecodeCaches:
         if key in self._in_batch:
             assert self._batch is not None, "there is no batch"
             return self._batch.snapshot(key)
-        content = self._solo.content(key)
+        content = self._unbatched.content(key)
         return None if content is None else content.recent
 
     def forward(
-        self, tokens_of: TokensOf, guests: Sequence[Guest]
+        self, tokens_of: TokensOf, chunks: Sequence[PromptChunk]
     ) -> tuple[tuple[int, ...], mx.array]:
-        """Run one token of every row, and the guests' with them.
+        """Run one token of every row, and the chunks with them.
 
         Returns the rows' keys in order, and their logits [rows, vocab].
         """
@@ -138,59 +140,63 @@ class DecodeCaches:
         order: tuple[int, ...] = ()
         logits: list[mx.array] = []
         batch = self._batch
-        if batch is not None and (self._in_batch or guests):
-            order = batch.begin_step([g.chunk for g in guests], decode=bool(self._in_batch))
-            logits.append(self._run_batch(batch, tokens_of(order), guests)[: len(order)])
-        solo = self._solo.keys
-        if solo:
-            tokens = tokens_of(solo)
-            logits += [self._solo.forward(key, tokens[i : i + 1]) for i, key in enumerate(solo)]
-        return (*order, *solo), logits[0] if len(logits) == 1 else mx.concatenate(logits)
+        if batch is not None and (self._in_batch or chunks):
+            order = batch.begin_step([each.chunk for each in chunks], decode=bool(self._in_batch))
+            logits.append(self._run_batch(batch, tokens_of(order), chunks)[: len(order)])
+        alone = self._unbatched.keys
+        if alone:
+            tokens = tokens_of(alone)
+            logits += [
+                self._unbatched.forward(key, tokens[i : i + 1]) for i, key in enumerate(alone)
+            ]
+        return (*order, *alone), logits[0] if len(logits) == 1 else mx.concatenate(logits)
 
-    def run_guests(self, guests: Sequence[Guest]) -> None:
+    def run_chunks(self, chunks: Sequence[PromptChunk]) -> None:
         """Run chunks of several prompts in one forward pass, without any row."""
         if self._pads:
-            self._run_padded(guests)
+            self._run_padded(chunks)
             return
         assert self._batch is not None, "there is no batch"
-        self._batch.begin_step([guest.chunk for guest in guests], decode=False)
+        self._batch.begin_step([chunk.chunk for chunk in chunks], decode=False)
         # Nothing needs the logits, so the LM head is never computed.
-        self._run_batch(self._batch, mx.zeros((0,), dtype=mx.int32), guests)
-        mx.async_eval([guest.prefill.arrays() for guest in guests])
+        self._run_batch(self._batch, mx.zeros((0,), dtype=mx.int32), chunks)
+        mx.async_eval([chunk.prefill.arrays() for chunk in chunks])
 
     def arrays(self) -> list[mx.array]:
-        """What must be evaluated with each step beside what it yields."""
+        """Arrays to evaluate with each step, beside its results."""
         batch = self._batch.arrays() if self._batch is not None else []
-        return batch + self._solo.arrays()
+        return batch + self._unbatched.arrays()
 
     def check(self) -> None:
         if self._batch is not None:
             self._batch.check()
-        assert self._in_batch.isdisjoint(self._solo.keys), self._in_batch
-        assert self._in_batch.union(self._solo.keys) == self._room.keys(), self._room
+        assert self._in_batch.isdisjoint(self._unbatched.keys), self._in_batch
+        assert self._in_batch.union(self._unbatched.keys) == self._room.keys(), self._room
 
-    def _run_padded(self, guests: Sequence[Guest]) -> None:
-        padded = PaddedPass(self._loaded.layout, [guest.chunk for guest in guests])
-        rows = [mx.pad(guest.ids, (0, padded.width - guest.ids.size)) for guest in guests]
+    def _run_padded(self, chunks: Sequence[PromptChunk]) -> None:
+        padded = PaddedPass(self._loaded.layout, [chunk.chunk for chunk in chunks])
+        rows = [mx.pad(chunk.ids, (0, padded.width - chunk.ids.size)) for chunk in chunks]
         self._loaded.model(mx.stack(rows), cache=padded.caches)
         unseen = padded.end()
-        mx.async_eval([guest.prefill.arrays() for guest in guests], unseen)
+        mx.async_eval([chunk.prefill.arrays() for chunk in chunks], unseen)
 
-    def _run_batch(self, batch: BatchCaches, tokens: mx.array, guests: Sequence[Guest]) -> mx.array:
-        if guests:
-            tokens = mx.concatenate([tokens, *(guest.ids for guest in guests)])
+    def _run_batch(
+        self, batch: BatchCaches, tokens: mx.array, chunks: Sequence[PromptChunk]
+    ) -> mx.array:
+        if chunks:
+            tokens = mx.concatenate([tokens, *(chunk.ids for chunk in chunks)])
         logits: mx.array = self._loaded.model(tokens[:, None], cache=batch.caches)
         unseen = batch.end_step()
-        # What nobody looks at would never be computed, and its graph would pile up.
+        # Without this nothing would compute them, and their graph would pile up.
         return mx.depends(logits[:, -1, :], unseen) if unseen else logits[:, -1, :]
 
     def _move_to_batch(self) -> None:
         """Let rows join the batch that could not before."""
         if self._batch is None:
             return
-        for key in self._solo.keys:
-            if self._enters_batch(key, self._solo.content(key)):
-                self._solo.leave(key)
+        for key in self._unbatched.keys:
+            if self._enters_batch(key, self._unbatched.content(key)):
+                self._unbatched.leave(key)
 
     def _enters_batch(self, key: int, content: RowContent | None) -> bool:
         """Let a row join the batch if it can lie there."""

@@ -58,6 +58,11 @@ def launch_blocks() -> bool:
     return kind() == "cpu"
 
 
+def warm_up_s() -> float:
+    """How long a warm-up may take: a GPU compiles each kernel at its first use, a CPU none."""
+    return 2.0 if kind() == "cpu" else 30.0
+
+
 def describe() -> str:
     """Name the device for people."""
     known = facts()

@@ -1,4 +1,4 @@
-"""What the worker's loop needs of an engine, MLX or fake. No arrays pass through here."""
+"""The engine's interface to the worker's loop, MLX or fake. No arrays pass through here."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -19,7 +19,7 @@ class UnsupportedModelError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFacts:
-    """What a loaded engine knows. ``pool_tokens`` None: the model has no attention KV.
+    """The properties of a loaded engine. ``pool_tokens`` None: the model has no attention KV.
 
     ``prefix_cache``: the model's KV can be kept and continued from, and was asked to be.
     ``stateful``: a prefix can be continued only from a snapshot of state (recurrent layers,
@@ -27,6 +27,8 @@ class EngineFacts:
     to fewer; 0: never. ``buffer_limit`` is how many buffers the device lets it hold; None: any.
     Each takes a multiple of ``page_nbytes``. ``batching`` is how requests that run at the same time
     share passes; None: there is no model. ``unbatched_reason`` says why they do not, if so.
+    ``warm_up_s``: how long a warm-up may take, as the first step of each form is slower than later
+    ones; 0: it is not.
     """
 
     shape: ModelShape
@@ -39,6 +41,7 @@ class EngineFacts:
     page_nbytes: int = 1
     batching: Batching | None = None
     unbatched_reason: str = ""
+    warm_up_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +58,7 @@ class EngineRequest:
     params: SamplingParams
     grammar: Grammar | None = None
     stop_token_ids: tuple[int, ...] = ()
-    """What may end an answer that matches its grammar; the engine itself stops at none."""
+    """Tokens that may end an answer that matches its grammar; the engine itself stops at none."""
 
     @property
     def prefill_tokens(self) -> int:
@@ -130,13 +133,16 @@ class Engine(PrefixStore, Protocol):
         """Take the resolved capacity. Called once, before anything is added."""
 
     def warm_up(self) -> None:
-        """Run the real path once: prefill, join, batched decode, sampling, leave."""
+        """Load what only some requests need, so that none of them waits for it."""
+
+    def reset(self) -> None:
+        """Forget all that ran so far, and what was measured meanwhile. No slot is taken."""
 
     def fault(self, request: EngineRequest) -> str | None:
         """Say why this engine cannot run a request, as it cannot follow its grammar, or None."""
 
     def add(self, slot: int, request: EngineRequest) -> None:
-        """Put a request into a free slot. Nothing runs yet."""
+        """Put a request into a free slot, without running anything."""
 
     def keep(self, slot: int, saves: tuple[Save, ...], snapshot: int | None) -> None:
         """Before ``remove``: copy a request's KV into segments, and its state into ``snapshot``.
@@ -166,7 +172,7 @@ class Engine(PrefixStore, Protocol):
         """Bytes that a request takes at most until its prompt is in the batch.
 
         ``num_tokens`` are its prompt and the part of its answer that room is made for at first.
-        What its chunks hold beside its row is part of the bytes.
+        The bytes include the caches of its chunks, beside its row.
         """
 
     def compact(self) -> None:
@@ -187,8 +193,8 @@ class Engine(PrefixStore, Protocol):
         """Launch one step, and return the tokens of the step launched before it.
 
         The launched step is the plan's chunks, and then one decode for every slot whose prompt is
-        then in and whose budget is not spent; a chunk may ride in the decode. It is built on the
-        lazy tokens of the step before, so the device has work while Python reads values. Hence
+        then in and whose budget is not spent; a chunk may be mixed into the decode. It is built on
+        the lazy tokens of the step before, so the device has work while Python reads values. Hence
         one surplus token may be under way for a request that turns out to have finished:
         ``remove`` drops it. The order within a step is the order in which requests were added.
         """

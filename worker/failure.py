@@ -7,28 +7,28 @@ from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.fields import clip_text
 from mlx_dp.proto.messages import Failed, FailureKind
 from mlx_dp.worker.engine import UnsupportedModelError
-from mlx_dp.worker.peers import PassEndedError, PeerLostError
+from mlx_dp.worker.peers import PassEndedError, RankLostError
 
 # MLX raises RuntimeError for a failed allocation, with another text on each device.
 _ALLOCATION: Final = re.compile(
     r"malloc|alloc.*\b(bytes|buffer)\b|out of memory|insufficient memory|resource limit",
     re.IGNORECASE,
 )
-# What MLX's backends say when a peer is gone; each names itself.
+# Words of MLX's backends when a peer is gone; each names itself.
 _CONNECTION: Final = re.compile(r"^\[(ring|jaccl|nccl|mpi)\]", re.IGNORECASE)
 
 
 def kind_of(error: Exception) -> FailureKind:
-    """Say what kind of failure an error during start-up is."""
+    """Return the kind of failure that an error during start-up is."""
     match error:
         case ConfigError():
             return FailureKind.CONFIG
         case UnsupportedModelError():
             return FailureKind.UNSUPPORTED_MODEL
         case ImportError():
-            # What is not installed, or does not fit together, is so after a restart too.
+            # A restart installs nothing that is missing or does not fit together.
             return FailureKind.CONFIG
-        case PeerLostError():
+        case RankLostError():
             return FailureKind.PEER_LOST
         case RuntimeError() if _CONNECTION.search(str(error)):
             return FailureKind.PEER_LOST
@@ -43,7 +43,7 @@ def kind_of(error: Exception) -> FailureKind:
 def says_of_model(error: Exception) -> bool:
     """A model file raised it for what it was given, as far as one can tell.
 
-    Else it ends the process, whoever was about to try something with the model.
+    Any other error ends the process, whatever was tried with the model.
     """
     if isinstance(error, PassEndedError):
         return False
@@ -53,24 +53,24 @@ def says_of_model(error: Exception) -> bool:
 
 
 def starting_failure(error: Exception) -> Failed:
-    """What a worker says when it cannot start."""
+    """The event of a worker that cannot start."""
     return _failed(kind_of(error), error)
 
 
 def serving_failure(error: Exception) -> Failed:
-    """What a worker says when it cannot go on. It could once, so that a restart may help."""
+    """The event of a worker that cannot go on. It could before, so a restart may help."""
     kind = kind_of(error)
     return _failed(kind if kind.transient else FailureKind.INTERNAL, error)
 
 
 def _failed(kind: FailureKind, error: Exception) -> Failed:
-    lost_rank = error.rank if isinstance(error, PeerLostError) else None
+    lost_rank = error.rank if isinstance(error, RankLostError) else None
     return Failed(kind=kind, message=sentence(error), lost_rank=lost_rank)
 
 
 def sentence(error: Exception) -> str:
     """The error as a message takes it. Only our own errors speak for themselves."""
     text = str(error)
-    if not isinstance(error, ConfigError | UnsupportedModelError | PeerLostError):
+    if not isinstance(error, ConfigError | UnsupportedModelError | RankLostError):
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__
     return clip_text(text)

@@ -40,12 +40,12 @@ class GrammarState:
 
     @property
     def ended(self) -> bool:
-        """What follows is of no account: a stop token was taken, or the grammar failed."""
+        """Further tokens do not count: a stop token was taken, or the grammar failed."""
         return self._stopped or self.matcher.is_error()
 
     @property
     def fault(self) -> str | None:
-        """Why no token can be told right from wrong any more: the grammar became too costly."""
+        """Why the grammar cannot be followed any more: it became too costly. None: it can."""
         return complaint_line(self.matcher.get_error()) or None
 
     @property
@@ -53,7 +53,7 @@ class GrammarState:
         """The stop tokens, where the answer may end."""
         return self.stop_token_ids if self.matcher.is_accepting() else ()
 
-    def take(self, token: int) -> None:
+    def advance(self, token: int) -> None:
         """Go on by one token. One that does not fit is a fault from then on."""
         if self.ended:
             return
@@ -119,7 +119,7 @@ class GrammarCompiler:
         matcher = self._matcher(grammar).deep_copy()
         state = GrammarState(matcher, self._usable(stop_token_ids), min_tokens=min_tokens)
         for token in output_ids:
-            state.take(token)
+            state.advance(token)
         return state
 
     def _usable(self, stop_token_ids: Sequence[int]) -> tuple[int, ...]:

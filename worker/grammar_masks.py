@@ -1,4 +1,4 @@
-"""Which tokens the next step may draw, for the rows whose answers must match a grammar."""
+"""Masks of the tokens that the next step may draw, for rows with a grammar."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -33,7 +33,7 @@ class RowMasks:
 class GrammarMasks:
     """The grammars of the rows in one batch, by the rows' keys.
 
-    For each step that has such rows: ``take`` the tokens of the step before, then ``fill``.
+    For each step that has such rows: ``advance`` by the tokens of the step before, then ``fill``.
     """
 
     def __init__(self, compiler: GrammarCompiler) -> None:
@@ -59,13 +59,13 @@ class GrammarMasks:
     def leave(self, key: int) -> None:
         self._states.pop(key, None)
 
-    def take(self, drawn: Iterable[tuple[int, int]]) -> None:
+    def advance(self, drawn: Iterable[tuple[int, int]]) -> None:
         """Go on by the (key, token) that a step drew; rows without a grammar are passed over."""
         for key, token in drawn:
             state = self._states.get(key)
             if state is not None:
                 assert self._allowed(key, token), f"row {key} drew {token}, which is masked"
-                state.take(token)
+                state.advance(token)
 
     def fill(self, keys: Sequence[int]) -> RowMasks | None:
         """Compute the masks of a batch with these rows, or None when no row has a grammar."""
@@ -81,7 +81,7 @@ class GrammarMasks:
         return RowMasks(rows, bits)
 
     def faults(self) -> dict[int, str]:
-        """Rows whose grammar became too costly to follow; what they draw is of no account."""
+        """Rows whose grammar became too costly to follow; their draws do not count."""
         found = {key: state.fault for key, state in self._states.items()}
         return {key: fault for key, fault in found.items() if fault is not None}
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class HeldMemory(Protocol):
-    """What the budget asks of the engine."""
+    """The part of an engine that the budget needs."""
 
     @property
     def held_nbytes(self) -> int: ...
@@ -24,7 +24,7 @@ class HeldMemory(Protocol):
 
 
 class Evictable(Protocol):
-    """What the budget asks of the prefix cache."""
+    """The part of the prefix cache that the budget needs."""
 
     @property
     def nbytes(self) -> int: ...
@@ -33,10 +33,10 @@ class Evictable(Protocol):
 
 
 class MemoryRoom:
-    """Weighs what is held and what is promised against the budget; None: there is none.
+    """Weighs held and promised memory against the budget; None: no budget.
 
     Promised are the rows of requests whose prompts are not in yet, and, until a step is launched,
-    what its plan copies into the prefix cache. Cached prefixes make room for everything else.
+    the copies of its plan into the prefix cache. Cached prefixes give way to everything else.
     """
 
     def __init__(
@@ -73,14 +73,14 @@ class MemoryRoom:
         self._row_left = True
 
     def step_launched(self) -> None:
-        """What the plan promised, the engine holds."""
+        """The engine now holds the memory that the plan had promised."""
         for request_id in self._joining:
             self._rows_nbytes -= self._rows.pop(request_id)
         self._joining.clear()
         self._copies_nbytes = 0
 
-    def fits(self, nbytes: int) -> bool:
-        """This much fits beside the next step, after evicting what is older if need be.
+    def try_evict_for(self, nbytes: int) -> bool:
+        """Evict cached prefixes until this much fits beside the next step; return whether it does.
 
         Evicts nothing where that would not do.
         """
@@ -97,17 +97,17 @@ class MemoryRoom:
         """The planned step copies this much into the prefix cache."""
         self._copies_nbytes += nbytes
 
-    def make(self, nbytes: int) -> bool:
-        """As ``fits``, and compacts if need be. False: running requests stand in the way."""
-        if self.fits(nbytes):
+    def try_make_room(self, nbytes: int) -> bool:
+        """As ``try_evict_for``, and compact if need be. False: running requests hold the rest."""
+        if self.try_evict_for(nbytes):
             return True
         if not self._row_left:
             return False
         self._compact()
-        return self.fits(nbytes)
+        return self.try_evict_for(nbytes)
 
     def exceed(self) -> None:
-        """The last request goes on beyond the budget: it gets at least what can be evicted."""
+        """Evict all that helps: the last request goes on, beyond the budget if it must."""
         while self._excess_nbytes(0) > 0 and self._evict():
             pass
 
@@ -119,7 +119,7 @@ class MemoryRoom:
 
     @property
     def accounted_nbytes(self) -> int:
-        """What is held, what the next step adds to it, and what was promised."""
+        """Held memory, the growth of the next step, and promised memory."""
         held = self._engine.held_nbytes + self._engine.growth_nbytes()
         return held + self._rows_nbytes + self._copies_nbytes
 

@@ -38,7 +38,6 @@ from mlx_dp.worker.lockstep.rank_model import StartWatch, load_model
 from mlx_dp.worker.peers import Peers
 from mlx_dp.worker.prefill import Prefill
 from mlx_dp.worker.prefill_step import PrefillStep
-from mlx_dp.worker.warm_up import warm_up
 
 _ROOMY: Final = 0.75
 """Of the budget: up to it, slabs may make room that no row needs yet."""
@@ -75,15 +74,21 @@ class MlxEngine:
         self._slots: dict[int, _Occupant] = {}
         self._slot_of: dict[int, int] = {}
         self._capacity: OwnerCapacity | None = None
-        self._segments = Segments(facts.page_nbytes)
+        self._form = form
         self._weight_buffers = len(tree_flatten(loaded.model.parameters()))
-        self._caches = DecodeCaches(loaded, form)
         self._grammars = grammars
+        self._masks = GrammarMasks(grammars)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Hold nothing and know nothing of the device's pace."""
+        self._segments = Segments(self._facts.page_nbytes)
+        self._caches = DecodeCaches(self._loaded, self._form)
         self._batch = DecodeBatch(
             self._caches,
             self._segments,
-            GrammarMasks(grammars),
-            vocab_size=facts.shape.vocab_size,
+            self._masks,
+            vocab_size=self._facts.shape.vocab_size,
         )
         self._launched: LaunchedStep | None = None
         self._launch_blocks = device.launch_blocks()
@@ -113,6 +118,7 @@ class MlxEngine:
             page_nbytes=device.page_nbytes(),
             batching=form.batching,
             unbatched_reason=clip_text(form.reason),
+            warm_up_s=device.warm_up_s(),
         )
         grammars = GrammarCompiler(
             Path(start.model_path),
@@ -135,10 +141,14 @@ class MlxEngine:
         device.limit_free_buffers(self._memory_nbytes, capacity.cache_nbytes)
 
     def warm_up(self) -> None:
-        assert self._capacity is not None, "open() comes first"
-        warm_up(self, slots=self._capacity.request_slots)
         # Running streams would wait for it at the first grammar.
         self._grammars.warm_up()
+
+    def reset(self) -> None:
+        assert not self._slots, self._slots
+        assert self._launched is None, "a step is under way"
+        self._begin()
+        mx.clear_cache()
 
     def fault(self, request: EngineRequest) -> str | None:
         if request.grammar is None:
@@ -221,10 +231,10 @@ class MlxEngine:
         prefill = PrefillStep(self._caches, self._segments, decoding=len(self._batch) > 0)
         for chunk in plan.prefill:
             self._prefill(prefill, chunk)
-        guests = prefill.finish()
+        chunks = prefill.finish()
         self._launched = None
         if len(self._batch):
-            self._batch.launch_forward(guests)
+            self._batch.launch_forward(chunks)
             self._launched = self._batch.launch_sampling()
         if before is None:
             if prefill.fence is not None:

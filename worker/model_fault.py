@@ -1,4 +1,4 @@
-"""What mlx-lm's errors say of a model that it cannot build, in one sentence with a remedy."""
+"""Explains mlx-lm's errors about a model that it cannot build, in one sentence with a remedy."""
 
 import importlib.metadata
 import re

@@ -1,4 +1,4 @@
-"""What a worker prints, into a pipe that its parent may not read for a while."""
+"""A worker's output, into a pipe that its parent may not read for a while."""
 
 import errno
 import os
@@ -15,7 +15,7 @@ _WAIT_S: Final = 0.05
 
 
 class ParentOutput(DescriptorText):
-    """A text stream over a descriptor that may be non-blocking: what finds no room is dropped.
+    """A text stream over a descriptor that may be non-blocking: text that finds no room is dropped.
 
     Written at once and by the thread that says it, so that the last words before a crash are
     there. Lines that were dropped are told once there is room again.
@@ -30,7 +30,7 @@ class ParentOutput(DescriptorText):
         self._within_line = False
 
     def write(self, text: str) -> int:
-        """Write what there is room for; never fails."""
+        """Write as much as there is room for. Never fails."""
         output = text.encode(self.encoding, self.errors)
         if not output:
             return 0

@@ -1,4 +1,4 @@
-"""What the worker's loop and its start need of the other ranks of a group. No arrays here."""
+"""The other ranks of a group, as the worker's loop and start see them. No arrays here."""
 
 from typing import Protocol
 
@@ -9,7 +9,7 @@ class PassEndedError(Exception):
     """A pass came to nothing, and this process ends. It says nothing about model or request."""
 
 
-class PeerLostError(PassEndedError):
+class RankLostError(PassEndedError):
     """Another rank of the group does not answer, or its connection broke.
 
     ``rank`` is None where it is not known which. The group cannot go on; this rank did no wrong.
@@ -24,7 +24,7 @@ class PassWatch(Protocol):
     """Is told how passes fare, in the middle of them."""
 
     def awaiting(self, rank: int) -> None:
-        """This rank is late. Called over and over while it is; what is raised ends the wait."""
+        """This rank is late. Called repeatedly while it is; an exception ends the wait."""
 
     def agreed(self, peer_tokens: int) -> None:
         """A pass begins, in which the peers run so many tokens."""
@@ -44,10 +44,10 @@ class Peers(Protocol):
         """Compute this rank's share of a pass in which it has no rows of its own."""
 
     def watch(self, watch: PassWatch) -> None:
-        """Have this one told from now on, in place of whoever was told before."""
+        """Report to this watch from now on, in place of the one before."""
 
     def close(self) -> None:
-        """Let go of what the ranks agree over. No pass can begin any more."""
+        """Close the ranks' sockets. No pass can begin any more."""
 
     @property
     def totals(self) -> PassTotals:

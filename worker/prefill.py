@@ -24,7 +24,7 @@ class Prefill:
     """Fills the model's own caches with a prompt, chunk by chunk, unpadded and width 1.
 
     This is what mlx-lm's single-request generation does, so the KV is the same; that of a chunk
-    that rides in a decode is the same up to rounding. The last token of the prompt is left over:
+    mixed into a decode is the same up to rounding. The last token of the prompt is left over:
     it is the first that the batch decodes.
     """
 

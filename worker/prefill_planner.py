@@ -1,4 +1,4 @@
-"""Which prompts the next step prefills, and how far."""
+"""Plans the prompts that the next step prefills, and how far."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -23,10 +23,10 @@ class _Draft:
 
 
 class PrefillPlanner:
-    """First come first served, but for prompts whose beginning another is computing just now.
+    """First come first served, except prompts whose beginning another is computing just now.
 
-    Whoever waits for a leader looks again at every plan. A leader has begun, and those who have
-    wait for nobody, so that no wait is without end.
+    A request that waits for a leader looks again at every plan. A leader has begun, and requests
+    that have begun never wait, so that every wait ends.
     """
 
     def __init__(self, prefixes: RequestPrefixes, room: MemoryRoom) -> None:

@@ -10,11 +10,11 @@ from mlx_dp.kvcache.cached_prefix import CachedPrefix, Save
 from mlx_dp.kvcache.segments import Segments
 from mlx_dp.worker.decode_caches import DecodeCaches
 from mlx_dp.worker.engine import PrefillChunk
-from mlx_dp.worker.guest import Guest
 from mlx_dp.worker.prefill import Prefill
+from mlx_dp.worker.prompt_chunk import PromptChunk
 
-GUEST_TOKENS: Final = 64
-"""A longer chunk has a forward pass of its own: as the batch's guest it would have to compute the
+MIXED_TOKENS: Final = 64
+"""A longer chunk has a forward pass of its own: in a decode step it would have to compute the
 LM head for all its tokens, which costs more than reading the weights once less saves."""
 TOGETHER_TOKENS: Final = 512
 """Short prompts share a forward pass up to so many tokens in all, padding included."""
@@ -36,17 +36,17 @@ class _Waiting:
 class PrefillStep:
     """Launches a plan's chunks in their order.
 
-    A short chunk that is not its prompt's last rides in the decode. Short ones that are, or leave
-    only the token that no chunk runs, share a forward pass before it, so that their requests draw
-    in this step already. All others run alone, as those of models do whose states would take
-    padding for tokens.
+    A short chunk that is not its prompt's last is mixed into the decode's forward pass. Short ones
+    that are, or leave only the token that no chunk runs, share a forward pass before it, so that
+    their requests draw in this step already. All others run alone, as do those of models whose
+    states would take padding for tokens.
     """
 
     def __init__(self, caches: DecodeCaches, segments: Segments, *, decoding: bool) -> None:
         self._caches = caches
         self._segments = segments
-        self._rides = decoding and caches.takes_guests
-        self._guests: list[Guest] = []
+        self._mixes = decoding and caches.mixes_chunks
+        self._mixed: list[PromptChunk] = []
         self._together: list[_Waiting] = []
         self.fence: mx.array | None = None
         """There once the last chunk that ran alone is."""
@@ -58,14 +58,14 @@ class PrefillStep:
                 self._run_together()
             prefill.reuse(chunk.prefix, self._segments)
         ends = prefill.ends_with(chunk.num_tokens)
-        shares = self._caches.takes_guests or self._caches.pads
-        short = shares and chunk.num_tokens <= GUEST_TOKENS
+        shares = self._caches.mixes_chunks or self._caches.pads
+        short = shares and chunk.num_tokens <= MIXED_TOKENS
         plain = chunk.snapshot is None and not chunk.saves
-        fits = self._rides and self._riding + chunk.num_tokens <= GUEST_TOKENS
+        fits = self._mixes and self._mixed_tokens + chunk.num_tokens <= MIXED_TOKENS
         if short and plain and fits and not prefill.completes_with(chunk.num_tokens):
-            guest = Guest.take(prefill, chunk.num_tokens)
-            assert guest is not None, "a chunk that is not its prompt's last has tokens to run"
-            self._guests.append(guest)
+            mixed = PromptChunk.take(prefill, chunk.num_tokens)
+            assert mixed is not None, "a chunk that is not its prompt's last has tokens to run"
+            self._mixed.append(mixed)
             return
         if short and ends:
             self._together.append(_Waiting(prefill, chunk, done))
@@ -73,10 +73,10 @@ class PrefillStep:
         self.fence = prefill.run(chunk.num_tokens)
         self._after(prefill, chunk, done)
 
-    def finish(self) -> list[Guest]:
-        """Launch what waits for company; return what shall ride in the decode."""
+    def finish(self) -> list[PromptChunk]:
+        """Launch the chunks that share passes; return those to mix into the decode."""
         self._run_together()
-        return self._guests
+        return self._mixed
 
     @staticmethod
     def keep(
@@ -86,8 +86,8 @@ class PrefillStep:
         mx.async_eval(segments.keep(saves, prefill.saved_kv, snapshot, prefill.snapshot))
 
     @property
-    def _riding(self) -> int:
-        return sum(guest.chunk.num_tokens for guest in self._guests)
+    def _mixed_tokens(self) -> int:
+        return sum(chunk.chunk.num_tokens for chunk in self._mixed)
 
     def _to_come(self, prefix: CachedPrefix) -> bool:
         """Some of the prefix is only kept by a chunk that has not been launched."""
@@ -125,9 +125,9 @@ class PrefillStep:
         if len(group) == 1:
             self.fence = group[0].prefill.run(group[0].chunk.num_tokens)
         else:
-            taken = [Guest.take(one.prefill, one.chunk.num_tokens) for one in group]
-            if guests := [guest for guest in taken if guest is not None]:
-                self._caches.run_guests(guests)
+            taken = [PromptChunk.take(one.prefill, one.chunk.num_tokens) for one in group]
+            if chunks := [chunk for chunk in taken if chunk is not None]:
+                self._caches.run_chunks(chunks)
         for one in group:
             self._after(one.prefill, one.chunk, one.done)
 

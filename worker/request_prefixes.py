@@ -1,4 +1,4 @@
-"""What running requests take from the prefix cache and leave there, where there is one."""
+"""The traffic of running requests with the prefix cache, where there is one."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -19,7 +19,7 @@ _NOTHING: Final = Handover(prefix=None, saves=())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """What the engine copies of a request before it is removed."""
+    """The KV and state that the engine copies of a request before it is removed."""
 
     saves: tuple[Save, ...]
     snapshot: int | None
@@ -45,7 +45,7 @@ class RequestPrefixes:
         return 0 if self._cache is None else self._cache.nbytes
 
     def begin(self, request: RunningRequest) -> None:
-        """Find what need not be computed."""
+        """Find the part of the prompt that is cached."""
         if self._cache is None:
             request.begin(_COLD)
             return
@@ -70,7 +70,7 @@ class RequestPrefixes:
     def track(self, request: RunningRequest, num_tokens: int) -> int | None:
         """Take a slot for the state after so many tokens; None: there is no room for it."""
         nbytes = self._facts.snapshot_nbytes(num_tokens)
-        if self._cache is None or not self._room.fits(nbytes):
+        if self._cache is None or not self._room.try_evict_for(nbytes):
             return None
         slot = self._cache.snapshot_slot(request.request_id)
         if slot is not None:
@@ -92,7 +92,7 @@ class RequestPrefixes:
         return last_slot if last_slot in taken else None
 
     def hand_over(self, request: RunningRequest) -> Handover:
-        """Name what a planned chunk takes and saves. Nothing else may come before the step."""
+        """Return the segments that a planned chunk reads and writes. The step comes next."""
         return _NOTHING if self._cache is None else self._cache.hand_over(request.request_id)
 
     def ended(self, request: RunningRequest) -> Kept | None:
@@ -100,7 +100,7 @@ class RequestPrefixes:
         if self._cache is None:
             return None
         if not request.begun or request.finish is FinishReason.ERROR:
-            # What was fed last to a request that failed is not known here.
+            # The token that was fed last to a failed request is not known here.
             self.dropped(request)
             return None
         fed = request.fed_ids
@@ -127,12 +127,12 @@ class RequestPrefixes:
     def _make_room(
         self, request: RunningRequest, ids: tuple[int, ...], state_nbytes: int = 0
     ) -> bool:
-        """Make room for what the tree does not have of these tokens."""
+        """Make room for those of these tokens that the tree does not have."""
         nbytes = -1
-        # What is evicted for it may have been the beginning of these very tokens.
+        # The eviction may have taken the beginning of these very tokens.
         while (needed := self._segment_nbytes(request, ids) + state_nbytes) > nbytes:
             nbytes = needed
-            if not self._room.fits(nbytes):
+            if not self._room.try_evict_for(nbytes):
                 return False
         return True
 

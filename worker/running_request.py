@@ -33,7 +33,7 @@ class RunningRequest:
     cached_tokens: int | None = None
     """None: it has not begun."""
     snapshot_points: tuple[int, ...] = ()
-    """Token counts beyond ``filled`` at which its state is to be kept."""
+    """Token counts beyond ``filled`` at which its state is kept."""
     tracked: dict[int, int] = field(default_factory=dict)
     """The auxiliary slots of the states that were, by token count."""
     leader: "RunningRequest | None" = None
@@ -42,7 +42,7 @@ class RunningRequest:
     error: str = ""
     """Why it ended, when that was an error."""
     kept: bool = False
-    """The prefix cache has what it wants of it."""
+    """The prefix cache has taken its KV and states."""
 
     def __post_init__(self) -> None:
         self.prompt = self.submit.prompt_ids + self.submit.output_ids
@@ -161,7 +161,7 @@ class RunningRequest:
         self.finish = FinishReason.ERROR
         self.error = clip_text(error)
 
-    def take(self, token: int) -> None:
+    def add_token(self, token: int) -> None:
         """Count one token. A stop token is part of the answer and ends it."""
         assert self.finish is None, f"request {self.request_id} ended: {self.finish}"
         assert not self.unfilled, f"request {self.request_id} has {self.unfilled} to prefill"

@@ -7,7 +7,7 @@ from mlx_dp.worker.running_request import RunningRequest
 
 
 class RunningRequests:
-    """Finds requests by slot and by id, and counts them by what they do."""
+    """Finds requests by slot and by id, and counts them by phase."""
 
     def __init__(self) -> None:
         self._by_slot: dict[int, RunningRequest] = {}

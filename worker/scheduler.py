@@ -1,4 +1,4 @@
-"""Who runs in this owner, and what the next step does. No sockets, no arrays, no clock."""
+"""The requests that run in this owner, and the next step's plan. No sockets, arrays, clock."""
 
 from dataclasses import dataclass
 
@@ -21,12 +21,12 @@ from mlx_dp.proto.messages import (
 )
 from mlx_dp.proto.ownership import OwnerCapacity
 from mlx_dp.worker.engine import Drawn, Engine, StepPlan
-from mlx_dp.worker.gate import Gate, rejected
 from mlx_dp.worker.memory_room import MemoryRoom
 from mlx_dp.worker.prefill_planner import PrefillPlanner
 from mlx_dp.worker.request_prefixes import Kept, RequestPrefixes
 from mlx_dp.worker.running_request import RunningRequest
 from mlx_dp.worker.running_requests import RunningRequests
+from mlx_dp.worker.validation import RequestValidator, rejected
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class Outcome:
 class Scheduler:
     """The requests of one owner, in the order of their admission.
 
-    A slot is given back in one order, whoever ends the request: what it computed is kept, the
+    A slot is given back in one order, however the request ends: what it computed is kept, the
     engine removes it, then ``release`` frees the pools' share and returns the report. So no report
     of an end can be sent before the slot that it promises is free. A preempted request goes the
     same way, and keeps nothing.
@@ -60,7 +60,7 @@ class Scheduler:
             page_nbytes=facts.page_nbytes,
         )
         limits = AdmissionLimits(context_length=context_length, pool_tokens=capacity.pool_tokens)
-        self._gate = Gate(limits, engine)
+        self._validator = RequestValidator(limits, engine)
         self._engine = engine
         self._pools = OwnerPools(capacity, prefix_facts, engine, prefix_cache=facts.prefix_cache)
         self._room = MemoryRoom(
@@ -72,7 +72,7 @@ class Scheduler:
 
     @property
     def draining(self) -> bool:
-        return self._gate.draining
+        return self._validator.draining
 
     @property
     def auxiliary_used(self) -> int:
@@ -88,7 +88,7 @@ class Scheduler:
 
     def submit(self, submit: Submit) -> RunningRequest | Rejected:
         """Give a request its slot, or say why not; then it holds nothing here."""
-        refused = self._gate.refuse(submit, self.requests)
+        refused = self._validator.refuse(submit, self.requests)
         if refused is not None:
             return refused
         held = len(submit.prompt_ids) + len(submit.output_ids)
@@ -104,8 +104,8 @@ class Scheduler:
                 return rejected(submit, RejectReason.NO_SLOT, message)
             case _:
                 request = RunningRequest(submit, lease)
-        # What runs alone runs in any case: otherwise nothing would ever make room for it.
-        if len(self.requests) and not self._room.make(nbytes):
+        # A request that is alone runs in any case: nothing else would ever make room for it.
+        if len(self.requests) and not self._room.try_make_room(nbytes):
             self._prefixes.dropped(request)
             self._pools.release(lease)
             message = f"the next {tokens} KV tokens take {nbytes} bytes, which are not free"
@@ -117,8 +117,8 @@ class Scheduler:
     def abort(self, abort: Abort) -> int | None:
         """End a request, and return the slot to release, or None when there is none to end.
 
-        Unknown requests are no error, as they may have finished while the verb was under way. A
-        verb of an older epoch means an earlier grant; one of a newer epoch means that the grant
+        Unknown requests are no error, as they may have finished while it was under way. An
+        abort of an older epoch means an earlier grant; one of a newer epoch means that the grant
         here is stale, and ends it.
         """
         request = self.requests.find(abort.request_id)
@@ -130,7 +130,7 @@ class Scheduler:
 
     def drain(self) -> None:
         """Accept nothing more."""
-        self._gate.draining = True
+        self._validator.draining = True
 
     def flush(self, flush: Flush) -> Flushed:
         """Drop the cached prefixes."""
@@ -142,7 +142,7 @@ class Scheduler:
 
         The youngest goes first, so that the oldest ends in any case; the last one stays.
         """
-        if not len(self.requests) or self._room.make(0):
+        if not len(self.requests) or self._room.try_make_room(0):
             return None
         if len(self.requests) == 1:
             self._room.exceed()
@@ -150,11 +150,11 @@ class Scheduler:
         return self.requests.youngest.lease.slot
 
     def preempt(self, slot: int) -> Preempted:
-        """Free what a request held that the engine has removed, and return the report."""
+        """Free the share of a request that the engine has removed, and return the report."""
         request = self.requests.at(slot)
         if not request.kept:
             self._prefixes.dropped(request)
-        self._forget(request)
+        self._remove(request)
         return request.preempted
 
     def plan(self, budget: int) -> StepPlan:
@@ -196,7 +196,7 @@ class Scheduler:
                     logprobs=() if token.logprob is None else (token.logprob,),
                 )
             )
-            request.take(token.token)
+            request.add_token(token.token)
             if request.finish is not None:
                 finished.append(token.slot)
         return Outcome(
@@ -211,7 +211,7 @@ class Scheduler:
         )
 
     def keep(self, slot: int) -> Kept | None:
-        """Say what the engine has to keep of a request that is over, once, before it removes it."""
+        """Return what the engine keeps of a request that is over, once, before its removal."""
         request = self.requests.at(slot)
         over = request.spent or request.finish is not None
         assert over, f"request {request.request_id} goes on"
@@ -221,14 +221,14 @@ class Scheduler:
         return self._prefixes.ended(request)
 
     def release(self, slot: int) -> Finished:
-        """Free what a finished request held, and return the report of its end."""
+        """Free a finished request's share of the pools, and return the report of its end."""
         request = self.requests.at(slot)
         assert request.finish is not None, f"request {request.request_id} has not finished"
         assert request.kept, f"request {request.request_id}: keep() comes first"
-        self._forget(request)
+        self._remove(request)
         return request.finished
 
-    def _forget(self, request: RunningRequest) -> None:
+    def _remove(self, request: RunningRequest) -> None:
         self.requests.remove(request)
         self._pools.release(request.lease)
         self._room.row_left(request.request_id)
@@ -239,7 +239,7 @@ class Scheduler:
         self._room.rest()
 
     def check(self) -> None:
-        """Verify the books; for idle moments and the ends of tests."""
+        """Verify all counts; for idle moments and the ends of tests."""
         self._pools.check()
         self._room.check()
         self.requests.check()

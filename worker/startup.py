@@ -25,17 +25,17 @@ from mlx_dp.proto.messages import (
 from mlx_dp.proto.model_shape import resolve_context_length
 from mlx_dp.proto.ownership import OwnerCapacity, resolve_capacity
 from mlx_dp.proto.token_pool import cache_nbytes
-from mlx_dp.worker import pulse
+from mlx_dp.worker.buffered_channel import BufferedChannel, ShutdownRequestedError
 from mlx_dp.worker.channel import Channel
 from mlx_dp.worker.chunk_budget import ChunkBudget
 from mlx_dp.worker.engine import Engine, EngineFacts
 from mlx_dp.worker.failure import starting_failure
 from mlx_dp.worker.fake.engine import FakeEngine
-from mlx_dp.worker.held_verbs import HeldVerbs, ShutdownAskedError
+from mlx_dp.worker.heartbeat import HeartbeatSchedule, StartHeartbeats
+from mlx_dp.worker.host_overrides import HostOverrides
 from mlx_dp.worker.loop import WorkerLoop
-from mlx_dp.worker.own_machine import OwnMachine
 from mlx_dp.worker.scheduler import Scheduler
-from mlx_dp.worker.start_beats import StartBeats
+from mlx_dp.worker.warm_up import warm_up
 
 _START_POLL_S: Final = 60.0
 
@@ -43,7 +43,7 @@ _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Started:
+class LoadedWorker:
     """A worker that may say Ready. ``context_length`` is the limit for requests."""
 
     engine: Engine
@@ -53,11 +53,11 @@ class Started:
 
 def run_worker(
     channel: Channel,
-    own: OwnMachine | None = None,
+    own: HostOverrides | None = None,
     *,
     clock: Callable[[], float] = time.monotonic,
 ) -> ExitCode:
-    """Be a worker, from Hello to the end."""
+    """Run a worker, from Hello to its exit."""
     channel.send(Hello(pid=os.getpid()))
     start = _await_start(channel)
     if start is None:
@@ -66,10 +66,12 @@ def run_worker(
         start = own.apply(start)
     began_at = clock()
     # Peers may be waited for from here on, and the controller is listened to meanwhile.
-    channel = HeldVerbs(channel)
+    channel = BufferedChannel(channel)
     try:
-        started = _bring_up(start, StartBeats(channel, start.heartbeat_interval_s, clock), clock)
-    except ShutdownAskedError:
+        started = _bring_up(
+            start, StartHeartbeats(channel, start.heartbeat_interval_s, clock), clock
+        )
+    except ShutdownRequestedError:
         return ExitCode.OK
     except Exception as error:
         failed = starting_failure(error)
@@ -98,7 +100,7 @@ def run_worker(
 
 
 def _await_start(channel: Channel) -> Start | None:
-    """Wait for Start, as long as it takes: the parent watch ends a wait for nobody."""
+    """Wait for Start without a limit: the parent watch notices when the controller is gone."""
     while True:
         for message in channel.drain():
             match message:
@@ -113,17 +115,23 @@ def _await_start(channel: Channel) -> Start | None:
         channel.wait(_START_POLL_S)
 
 
-def _bring_up(start: Start, beats: StartBeats, clock: Callable[[], float]) -> Started:
+def _bring_up(start: Start, beats: StartHeartbeats, clock: Callable[[], float]) -> LoadedWorker:
     engine = _load(start, beats, clock)
     facts = engine.facts
     capacity, context_length = _resolve(start, facts)
     engine.open(capacity)
     beats.enter(WorkerPhase.WARMING)
-    engine.warm_up()
-    return Started(engine=engine, capacity=capacity, context_length=context_length)
+    warm_up(
+        engine,
+        capacity,
+        context_length=context_length,
+        chunk_tokens=start.chunked_prefill_size,
+        clock=clock,
+    )
+    return LoadedWorker(engine=engine, capacity=capacity, context_length=context_length)
 
 
-def _load(start: Start, beats: StartBeats, clock: Callable[[], float]) -> Engine:
+def _load(start: Start, beats: StartHeartbeats, clock: Callable[[], float]) -> Engine:
     match start.engine:
         case EngineKind.FAKE:
             beats.enter(WorkerPhase.LOADING)
@@ -141,7 +149,7 @@ def _load(start: Start, beats: StartBeats, clock: Callable[[], float]) -> Engine
 
 
 def _resolve(start: Start, facts: EngineFacts) -> tuple[OwnerCapacity, int]:
-    """Return what this owner may hold, and the context length for requests."""
+    """Return this owner's capacity, and the context length for requests."""
     warnings: tuple[str, ...] = ()
     pool_tokens, asked = facts.pool_tokens, start.share.max_total_tokens
     if pool_tokens is not None and asked is not None:
@@ -165,19 +173,14 @@ def _resolve(start: Start, facts: EngineFacts) -> tuple[OwnerCapacity, int]:
     return replace(capacity, cache_nbytes=nbytes, warnings=warnings), context_length
 
 
-def _chunk_tokens(start: Start) -> int:
-    """Prompt tokens of one step: this worker's share, already divided by the controller."""
-    return start.chunked_prefill_size
-
-
 def _loop(
-    start: Start, started: Started, channel: Channel, clock: Callable[[], float]
+    start: Start, started: LoadedWorker, channel: Channel, clock: Callable[[], float]
 ) -> WorkerLoop:
     return WorkerLoop(
         channel,
         started.engine,
         Scheduler(started.capacity, started.engine, started.context_length),
-        ChunkBudget(_chunk_tokens(start)),
-        pulse.Pulse(start.heartbeat_interval_s),
+        ChunkBudget(start.chunked_prefill_size),
+        HeartbeatSchedule(start.heartbeat_interval_s),
         clock,
     )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """What a finished step did, and how long the device took for it."""
+    """The work of a finished step, and its time on the device."""
 
     duration_s: float
     prefilled: int
@@ -65,6 +65,6 @@ class StepTimer:
         return self._launched.prefilled
 
     def idle(self) -> None:
-        """Nothing is under way, and time that passes from here on is nobody's."""
+        """Nothing is under way: time that passes from here on belongs to no step."""
         self._launched = None
         self._returned_at = None

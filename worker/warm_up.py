@@ -1,29 +1,90 @@
-"""The first requests of an engine, which nobody waits for."""
+"""Runs each form of step once before the worker is ready, so that no request waits for a kernel."""
 
-from typing import Final
+import logging
+from collections.abc import Callable
+from functools import partial
 
-from mlx_dp.proto.sampling_params import SamplingParams
-from mlx_dp.worker.engine import Engine, EngineRequest, PrefillChunk, StepPlan
+from mlx_dp.proto.admission import AdmissionLimits
+from mlx_dp.proto.messages import Abort, Flush, Rejected, Up
+from mlx_dp.proto.ownership import OwnerCapacity
+from mlx_dp.worker.engine import Engine
+from mlx_dp.worker.scheduler import Scheduler
+from mlx_dp.worker.step_runner import StepRunner
+from mlx_dp.worker.warm_up_rounds import WarmUpRound, WarmUpScope, warm_up_rounds
 
-_GREEDY: Final = SamplingParams(temperature=0.0)
-_SAMPLED: Final = SamplingParams(temperature=0.8, top_p=0.9, top_k=20, seed=1)
+_logger = logging.getLogger(__name__)
 
 
-def warm_up(engine: Engine, *, slots: int) -> None:
-    """Run two requests of unequal length, one of them sampled, through the real path."""
-    width = min(2, slots)
-    vocab_size = engine.facts.shape.vocab_size
-    for slot, params in zip(range(width), (_GREEDY, _SAMPLED), strict=False):
-        prompt = tuple(i % vocab_size for i in range(3 + 5 * slot))
-        engine.add(
-            slot, EngineRequest(prompt_ids=prompt, output_ids=(), max_tokens=4, params=params)
-        )
-    engine.step(
-        StepPlan(
-            prefill=tuple(PrefillChunk(slot=slot, num_tokens=3 + 5 * slot) for slot in range(width))
-        )
+def warm_up(
+    engine: Engine,
+    capacity: OwnerCapacity,
+    *,
+    context_length: int,
+    chunk_tokens: int,
+    clock: Callable[[], float],
+) -> None:
+    """Serve made-up requests by the code that serves real ones, and leave nothing of them behind.
+
+    A scheduler of its own plans the steps, within the owner's memory. Requests that it rejects, as
+    the model follows no grammars or memory is short, are left out.
+    """
+    engine.warm_up()
+    longest_s = engine.facts.warm_up_s
+    if not longest_s:
+        return
+    limits = AdmissionLimits(context_length=context_length, pool_tokens=capacity.pool_tokens)
+    scope = WarmUpScope(
+        shape=engine.facts.shape,
+        request_slots=capacity.request_slots,
+        max_request_tokens=limits.max_request_tokens,
     )
-    while engine.busy:
-        engine.step(StepPlan())
-    for slot in range(width):
-        engine.remove(slot)
+    scheduler = Scheduler(capacity, engine, context_length)
+    runner = StepRunner(engine, scheduler, _discard)
+    began_at = clock()
+
+    def elapsed_s() -> float:
+        return clock() - began_at
+
+    for each in warm_up_rounds(scope):
+        so_far_s = elapsed_s()
+        if so_far_s > longest_s:
+            _logger.info("warm-up: %.1f s left no time for %s", so_far_s, each.name)
+            break
+        end_s = 2 * so_far_s if each.dispensable else longest_s
+        budget = min(each.budget, chunk_tokens)
+        _run(each, runner, budget, late=partial(_is_late, elapsed_s, end_s))
+    runner.flush(Flush(flush_id=0))
+    scheduler.check()
+    engine.reset()
+    _logger.info("warm-up took %.1f s", elapsed_s())
+
+
+def _is_late(elapsed_s: Callable[[], float], end_s: float) -> bool:
+    return elapsed_s() > end_s
+
+
+def _run(each: WarmUpRound, runner: StepRunner, budget: int, *, late: Callable[[], bool]) -> None:
+    """Run a round to its end, or until it is ``late``."""
+    for wave in (each.companions, *each.waves):
+        for submit in wave:
+            runner.submit(submit)
+        while runner.waiting and not late():
+            _step(runner, budget)
+    others = [submit for wave in each.waves for submit in wave]
+    while any(map(runner.runs, others)) and not late():
+        _step(runner, budget)
+    for submit in (*each.companions, *others):
+        runner.abort(Abort(request_id=submit.request_id, epoch=submit.epoch))
+    while runner.busy:
+        _step(runner, budget)
+
+
+def _step(runner: StepRunner, budget: int) -> None:
+    runner.make_room()
+    runner.absorb(runner.launch(runner.plan(budget)))
+
+
+def _discard(message: Up) -> None:
+    """Drop the events of made-up requests; log those that were left out."""
+    if isinstance(message, Rejected):
+        _logger.info("warm-up: request %d: %s", message.request_id, message.message)

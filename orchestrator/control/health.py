@@ -114,6 +114,7 @@ class HealthMonitor:
             self._limits,
             step_tokens=max(each.heartbeats.step_tokens for each in owners),
             prefill_token_s=max((pace for pace in paces if pace is not None), default=None),
+            rested_s=max(each.heartbeats.rested_s for each in owners),
         )
 
     def _ignored(self, owner: Owner, now: float) -> Loss | None:

@@ -11,6 +11,7 @@ from mlx_dp.orchestrator.options import WorkerOptions
 
 # These scale with the time-out: a shorter one also expects faster prefills.
 _PREFILL_TOKENS_A_TIMEOUT: Final = 100.0
+_FIRST_STEP_RATIO: Final = 3.0
 _LONGEST_FIRST_STEP_RATIO: Final = 12.0
 _LONGEST_STEP_RATIO: Final = 30.0
 _LONGEST_DELAY_RATIO: Final = 120.0
@@ -43,6 +44,7 @@ def control_limits(worker: WorkerOptions) -> ControlLimits:
             heartbeat_interval_s=worker.heartbeat_interval_s,
             hang_timeout_s=worker.hang_timeout_s,
             slowest_prefill_tokens_per_s=_PREFILL_TOKENS_A_TIMEOUT / worker.hang_timeout_s,
+            first_step_s=_FIRST_STEP_RATIO * worker.hang_timeout_s,
             longest_first_step_s=_LONGEST_FIRST_STEP_RATIO * worker.hang_timeout_s,
             longest_step_s=_LONGEST_STEP_RATIO * worker.hang_timeout_s,
         ),

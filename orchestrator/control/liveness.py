@@ -18,6 +18,9 @@ class LivenessLimits:
     ``prefill_margin`` times what its prompt tokens take at the pace that the worker has measured,
     at most ``longest_step_s``. Before a pace is measured it is allowed what they take at
     ``slowest_prefill_tokens_per_s``, at most ``longest_first_step_s``.
+
+    After ``idle_s`` without work, the first step is allowed as much as before a pace is measured,
+    and ``first_step_s`` more: the system may have compressed or dropped the pages of the weights.
     """
 
     heartbeat_interval_s: float = 0.5
@@ -25,8 +28,10 @@ class LivenessLimits:
     hang_timeout_s: float = 10.0
     slowest_prefill_tokens_per_s: float = 10.0
     prefill_margin: float = 8.0
+    first_step_s: float = 30.0
     longest_first_step_s: float = 120.0
     longest_step_s: float = 300.0
+    idle_s: float = 60.0
     accept_timeout_s: float = 10.0
     release_timeout_s: float = 30.0
 
@@ -49,13 +54,21 @@ class Verdict(StrEnum):
 
 
 def step_allowance_s(
-    limits: LivenessLimits, *, step_tokens: int, prefill_token_s: float | None
+    limits: LivenessLimits,
+    *,
+    step_tokens: int,
+    prefill_token_s: float | None,
+    rested_s: float = 0.0,
 ) -> float:
     """Return the seconds that steps with so many prompt tokens may take on top of the time-outs."""
+    guessed_s = step_tokens / limits.slowest_prefill_tokens_per_s
+    if rested_s >= limits.idle_s:
+        guessed_s += limits.first_step_s
+    guessed_s = min(guessed_s, limits.longest_first_step_s)
     if prefill_token_s is None:
-        guessed_s = step_tokens / limits.slowest_prefill_tokens_per_s
-        return min(guessed_s, limits.longest_first_step_s)
-    return min(limits.prefill_margin * step_tokens * prefill_token_s, limits.longest_step_s)
+        return guessed_s
+    paced_s = min(limits.prefill_margin * step_tokens * prefill_token_s, limits.longest_step_s)
+    return max(paced_s, guessed_s) if rested_s >= limits.idle_s else paced_s
 
 
 def judge(heartbeats: Heartbeats, limits: LivenessLimits, *, step_s: float, now: float) -> Verdict:

@@ -8,9 +8,9 @@ import pytest
 from mlx_dp.kvcache.prefix_cache import PrefixCache, PrefixRequest
 from mlx_dp.kvcache.request_slots import RequestSlots
 from mlx_dp.proto.messages import FinishReason, Prefilled
-from mlx_dp.worker.loop import WorkerLoop
 from mlx_dp.worker.running_request import RunningRequest
 from mlx_dp.worker.scheduler import Scheduler
+from mlx_dp.worker.step_runner import StepRunner
 
 Patch = pytest.MonkeyPatch
 
@@ -33,20 +33,20 @@ def a_prefix_stays_locked(patch: Patch) -> None:
 
 
 def the_end_is_reported_twice(patch: Patch) -> None:
-    end = WorkerLoop._end
+    end = StepRunner._end
 
-    def twice(loop: WorkerLoop, slots: Any) -> None:
-        requests = loop._scheduler.requests
+    def twice(runner: StepRunner, slots: Any) -> None:
+        requests = runner._scheduler.requests
         ends = [requests.at(slot) for slot in slots]
-        end(loop, slots)
+        end(runner, slots)
         for request in ends:
-            loop._channel.send(request.finished)
+            runner._send(request.finished)
 
-    patch.setattr(WorkerLoop, "_end", twice)
+    patch.setattr(StepRunner, "_end", twice)
 
 
 def an_abort_keeps_the_slot(patch: Patch) -> None:
-    forget = Scheduler._forget
+    forget = Scheduler._remove
 
     def leaking(scheduler: Scheduler, request: Any) -> None:
         if request.finish is FinishReason.ABORT:
@@ -55,7 +55,7 @@ def an_abort_keeps_the_slot(patch: Patch) -> None:
         else:
             forget(scheduler, request)
 
-    patch.setattr(Scheduler, "_forget", leaking)
+    patch.setattr(Scheduler, "_remove", leaking)
 
 
 def workers_find_nothing_cached(patch: Patch) -> None:

@@ -184,7 +184,7 @@ class SimulatedProcess:
         end.waits_s = None
         if end.poisoned:
             raise ProcessDiedError(-11)
-        ended = self.serving.loop.turn()
+        ended = self.serving.loop.run_once()
         self._turns += 1
         if end.waits_s is not None or self._turns % CHECK_TURNS == 0:
             self.serving.check()

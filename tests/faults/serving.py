@@ -10,8 +10,8 @@ from mlx_dp.proto.ownership import resolve_capacity
 from mlx_dp.worker.chunk_budget import ChunkBudget
 from mlx_dp.worker.engine import Drawn, EngineRequest, StepPlan
 from mlx_dp.worker.fake.engine import FakeEngine
+from mlx_dp.worker.heartbeat import HeartbeatSchedule
 from mlx_dp.worker.loop import WorkerLoop
-from mlx_dp.worker.pulse import Pulse
 from mlx_dp.worker.scheduler import Scheduler
 
 
@@ -62,7 +62,7 @@ class Serving:
             engine,
             scheduler,
             ChunkBudget(start.chunked_prefill_size),
-            Pulse(start.heartbeat_interval_s, lambda: 4_096),
+            HeartbeatSchedule(start.heartbeat_interval_s, lambda: 4_096),
             agenda.clock,
         )
         end.send(

@@ -43,10 +43,10 @@ def stop_after_prompt(seed: int) -> None:
     bench = _bench(rng)
     bench.channel.verbs.append(submit(1, prompt=rng.randint(900, 9_000), max_tokens=50))
     while not bench.channel.sent or bench.channel.sent[-1].tag != "tokens":
-        bench.loop.turn()
+        bench.loop.run_once()
     for _ in range(rng.randint(0, 8)):
         _lost_within(bench, LIMITS.hang_timeout_s + FEW_TOKENS_S)
-        bench.loop.turn()
+        bench.loop.run_once()
     _lost_within(bench, LIMITS.hang_timeout_s + FEW_TOKENS_S)
 
 
@@ -58,7 +58,7 @@ def stop_within_prompt(seed: int) -> None:
     _drain(bench)
     bench.channel.verbs.append(_request(rng, 1, tokens=9_000))
     for _ in range(rng.randint(6, 16)):
-        bench.loop.turn()
+        bench.loop.run_once()
     # Two steps may be under way, and what was told may be twice as much.
     steps_s = 4 * bench.engine.device.longest_s
     allowed_s = LIMITS.prefill_margin * steps_s + FEW_TOKENS_S
@@ -107,12 +107,12 @@ def _run_some(bench: Bench, rng: random.Random, *, turns: int) -> None:
             bench.engine.device.change()
         if len(bench.scheduler.requests) < 4 and rng.random() < 0.1:
             bench.channel.verbs.append(_request(rng, 10 + turn))
-        bench.loop.turn()
+        bench.loop.run_once()
 
 
 def _drain(bench: Bench) -> None:
     while bench.engine.busy or bench.channel.verbs or len(bench.scheduler.requests):
-        bench.loop.turn()
+        bench.loop.run_once()
 
 
 def _lost_within(bench: Bench, most_s: float) -> None:

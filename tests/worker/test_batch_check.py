@@ -168,7 +168,7 @@ def test_a_model_that_fails_in_every_form_runs_one_by_one_for_the_plainest_reaso
     assert "different lengths (TypeError: not my kind of cache" in form.reason
 
 
-def test_a_guest_that_goes_wrong_costs_the_form_that_takes_guests(llama, monkeypatch, caplog):
+def test_a_mixed_chunk_that_goes_wrong_costs_the_form_that_has_them(llama, monkeypatch, caplog):
     monkeypatch.setattr("mlx_dp.kvcache.guest_chunk.GuestChunk.mask", lambda *_: None)
     with caplog.at_level(logging.INFO):
         assert choose_form(llama) == ONE_SLAB
@@ -199,7 +199,7 @@ def test_states_that_change_rows_in_a_batch_are_found(tmp_path, monkeypatch):
 
 
 def test_masks_that_go_wrong_only_in_one_slab_are_found(llama, monkeypatch):
-    # Where rows are in several slabs, or a guest rides, the shared function masks by itself.
+    # With several slabs or a mixed chunk the shared function masks by itself.
     shared = sys.modules["mlx_lm.models.llama"].scaled_dot_product_attention
 
     def unmasked(*arguments: Any, mask: Any, **named: Any) -> mx.array:

@@ -19,9 +19,9 @@ from mlx_dp.kvcache.batch_form import BatchForm
 from mlx_dp.kvcache.cached_prefix import Save
 from mlx_dp.worker.batch_check import ALONE, choose_form
 from mlx_dp.worker.decode_caches import DecodeCaches
-from mlx_dp.worker.guest import Guest
 from mlx_dp.worker.loaded_model import inspect
 from mlx_dp.worker.prefill import Prefill
+from mlx_dp.worker.prompt_chunk import PromptChunk
 
 pytestmark = pytest.mark.mlx
 
@@ -136,7 +136,7 @@ def test_a_row_joins_the_batch_once_its_state_is_in_shape():
         ((1, 2, 0), [0, 1, 2]),
         ((1, 2, 0), [0, 1, 2]),
     ]
-    assert busy.caches._solo.nbytes == 0
+    assert busy.caches._unbatched.nbytes == 0
 
 
 @pytest.mark.parametrize("form", [SPLIT, WITH_TAILS])
@@ -144,20 +144,20 @@ def test_a_row_joins_the_batch_once_its_state_is_in_shape():
 def test_prompts_ride_in_the_decode_and_share_passes(name, form):
     loaded = loaded_tiny(name)
     busy = Busy(loaded, form)
-    assert busy.caches.takes_guests
+    assert busy.caches.mixes_chunks
     prompts = {10: prompt_of(30, 1), 11: prompt_of(12, 2), 12: prompt_of(2, 3)}
     prefills = {key: Prefill(loaded, prompt) for key, prompt in prompts.items()}
 
-    def take(**sizes: int) -> list[Guest]:
-        taken = [Guest.take(prefills[int(key[1:])], size) for key, size in sizes.items()]
-        return [guest for guest in taken if guest is not None]
+    def take(**sizes: int) -> list[PromptChunk]:
+        taken = [PromptChunk.take(prefills[int(key[1:])], size) for key, size in sizes.items()]
+        return [chunk for chunk in taken if chunk is not None]
 
-    busy.caches.run_guests(take(k10=5, k11=1))
+    busy.caches.run_chunks(take(k10=5, k11=1))
     busy.join(0, prompt_of(9))
     busy.join(1, prompt_of(3, 4), room=600)
     busy.step(take(k10=1, k11=7))
     busy.step(take(k10=10))
-    busy.caches.run_guests(take(k10=14, k11=4, k12=2))
+    busy.caches.run_chunks(take(k10=14, k11=4, k12=2))
     for key, prompt in prompts.items():
         assert prefills[key].complete
         busy.join_prefilled(key, prefills[key], prompt, room=40)
@@ -166,16 +166,16 @@ def test_prompts_ride_in_the_decode_and_share_passes(name, form):
 
 
 @pytest.mark.parametrize("name", ["qwen3_next", "mamba", "falcon_h1"])
-def test_models_with_states_take_no_guests(name):
-    assert not DecodeCaches(loaded_tiny(name), SPLIT).takes_guests
+def test_models_with_states_mix_no_chunks(name):
+    assert not DecodeCaches(loaded_tiny(name), SPLIT).mixes_chunks
 
 
-def test_a_guest_of_which_only_the_last_token_is_left_is_none():
+def test_a_chunk_of_which_only_the_last_token_is_left_is_none():
     prefill = prefilled(loaded_tiny("llama"), prompt_of(9), chunks=(8,))
     assert prefill.complete
     begun = Prefill(loaded_tiny("llama"), prompt_of(9))
     begun.run(8)
-    assert Guest.take(begun, 1) is None
+    assert PromptChunk.take(begun, 1) is None
     assert begun.complete
 
 

@@ -4,6 +4,7 @@ from mlx_dp.proto.codec import decode_up, encode
 from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.fields import MAX_TEXT_CHARS
 from mlx_dp.proto.messages import Failed, FailureKind
+from mlx_dp.worker.buffered_channel import ShutdownRequestedError
 from mlx_dp.worker.engine import UnsupportedModelError
 from mlx_dp.worker.failure import (
     kind_of,
@@ -12,8 +13,7 @@ from mlx_dp.worker.failure import (
     serving_failure,
     starting_failure,
 )
-from mlx_dp.worker.held_verbs import ShutdownAskedError
-from mlx_dp.worker.peers import PeerLostError
+from mlx_dp.worker.peers import RankLostError
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ from mlx_dp.worker.peers import PeerLostError
         (KeyError("rope"), FailureKind.INTERNAL),
         (ModuleNotFoundError("No module named 'mlx'"), FailureKind.CONFIG),
         (ImportError("libmlx.so: undefined symbol"), FailureKind.CONFIG),
-        (PeerLostError("rank 1 did not come", 1), FailureKind.PEER_LOST),
+        (RankLostError("rank 1 did not come", 1), FailureKind.PEER_LOST),
         (RuntimeError("[ring] connection to a peer was lost"), FailureKind.PEER_LOST),
     ],
 )
@@ -68,7 +68,7 @@ def test_an_error_that_names_a_file_in_no_encoding_can_be_sent() -> None:
         (ConfigError("no such model"), FailureKind.CONFIG, FailureKind.INTERNAL),
         (ImportError("cannot import"), FailureKind.CONFIG, FailureKind.INTERNAL),
         (MemoryError(), FailureKind.OUT_OF_MEMORY, FailureKind.INTERNAL),
-        (PeerLostError("gone", 3), FailureKind.PEER_LOST, FailureKind.PEER_LOST),
+        (RankLostError("gone", 3), FailureKind.PEER_LOST, FailureKind.PEER_LOST),
     ],
 )
 def test_what_worked_once_may_work_again(
@@ -79,7 +79,7 @@ def test_what_worked_once_may_work_again(
 
 
 def test_the_lost_rank_is_told() -> None:
-    failed = starting_failure(PeerLostError("rank 3 did not come", 3))
+    failed = starting_failure(RankLostError("rank 3 did not come", 3))
     assert (failed.lost_rank, failed.message) == (3, "rank 3 did not come")
 
 
@@ -89,9 +89,9 @@ def test_the_lost_rank_is_told() -> None:
         (ValueError("[broadcast_shapes] Shapes cannot be broadcast"), True),
         (RuntimeError("[matmul] odd shapes"), True),
         (MemoryError(), False),
-        (PeerLostError("gone", 3), False),
+        (RankLostError("gone", 3), False),
         (RuntimeError("[ring] connection to a peer was lost"), False),
-        (ShutdownAskedError("now"), False),
+        (ShutdownRequestedError("now"), False),
         (ConfigError("another model"), False),
         (ModuleNotFoundError("No module named 'einops'"), True),
     ],

@@ -120,7 +120,7 @@ def test_only_stop_tokens_may_follow_a_complete_answer(compiler):
     masks = GrammarMasks(compiler)
     masks.join(1, request(regex("a"), STOPS))
     token = int(allowed(masks.fill([1]), 0)[0])
-    masks.take([(1, token)])
+    masks.advance([(1, token)])
     assert set(allowed(masks.fill([1]), 0)) == set(STOPS)
 
 
@@ -130,14 +130,14 @@ def test_no_stop_token_may_end_an_answer_that_is_not_complete(compiler):
     for _ in range(2):
         tokens = allowed(masks.fill([1]), 0)
         assert not set(tokens) & set(STOPS)
-        masks.take([(1, int(tokens[0]))])
+        masks.advance([(1, int(tokens[0]))])
 
 
 def test_the_tokenizers_own_end_is_no_end_unless_the_request_has_it(compiler):
     masks = GrammarMasks(compiler)
     own = next(token for token in range(200, 260))
     masks.join(1, request(regex("a"), (own,)))
-    masks.take([(1, int(allowed(masks.fill([1]), 0)[0]))])
+    masks.advance([(1, int(allowed(masks.fill([1]), 0)[0]))])
     assert list(allowed(masks.fill([1]), 0)) == [own]
 
 
@@ -159,13 +159,13 @@ def test_a_replay_goes_on_where_the_first_owner_was(compiler):
         first.join(1, request(grammar, STOPS))
         for token in answer[:cut]:
             first.fill([1])
-            first.take([(1, token)])
+            first.advance([(1, token)])
         again.join(9, request(grammar, STOPS, output_ids=answer[:cut]))
         for token in answer[cut:]:
             expected, found = first.fill([1]), again.fill([9])
             assert np.array_equal(expected.bits, found.bits)
-            first.take([(1, token)])
-            again.take([(9, token)])
+            first.advance([(1, token)])
+            again.advance([(9, token)])
 
 
 def test_a_row_that_leaves_and_comes_back_starts_anew(compiler):
@@ -174,7 +174,7 @@ def test_a_row_that_leaves_and_comes_back_starts_anew(compiler):
         masks.join(1, request(regex("ab"), STOPS))
         first = allowed(masks.fill([1]), 0)
         assert [chr_of(token) for token in first] == ["a"]
-        masks.take([(1, int(first[0]))])
+        masks.advance([(1, int(first[0]))])
         masks.leave(1)
     assert not masks
 
@@ -182,11 +182,11 @@ def test_a_row_that_leaves_and_comes_back_starts_anew(compiler):
 def test_a_surplus_token_behind_the_end_changes_nothing(compiler):
     masks = GrammarMasks(compiler)
     masks.join(1, request(regex("a"), STOPS))
-    masks.take([(1, int(allowed(masks.fill([1]), 0)[0]))])
+    masks.advance([(1, int(allowed(masks.fill([1]), 0)[0]))])
     masks.fill([1])
-    masks.take([(1, EOS_TOKEN_ID)])
+    masks.advance([(1, EOS_TOKEN_ID)])
     assert len(allowed(masks.fill([1]), 0)) >= PADDED
-    masks.take([(1, 77)])
+    masks.advance([(1, 77)])
     assert not masks.faults()
 
 
@@ -195,7 +195,7 @@ def test_a_token_that_was_masked_is_our_error(compiler):
     masks.join(1, request(regex("a"), STOPS))
     tokens = set(allowed(masks.fill([1]), 0))
     with pytest.raises(AssertionError, match="masked"):
-        masks.take([(1, next(token for token in range(4, 260) if token not in tokens))])
+        masks.advance([(1, next(token for token in range(4, 260) if token not in tokens))])
 
 
 def test_a_grammar_that_becomes_too_costly_is_the_fault_of_its_row_alone(compiler):
@@ -204,7 +204,7 @@ def test_a_grammar_that_becomes_too_costly_is_the_fault_of_its_row_alone(compile
     masks.join(2, request(regex("[0-9]+"), STOPS))
     for _ in range(3):
         found = masks.fill([1, 2])
-        masks.take([(1, int(allowed(found, 0)[0])), (2, int(allowed(found, 1)[0]))])
+        masks.advance([(1, int(allowed(found, 0)[0])), (2, int(allowed(found, 1)[0]))])
     assert masks.faults().keys() == {1}
     assert "\n" not in masks.faults()[1]
     assert set(map(chr_of, allowed(masks.fill([1, 2]), 1))) >= set("0123456789")
@@ -292,4 +292,4 @@ def test_a_stop_token_in_the_grammars_own_text_waits_for_the_least_length(compil
     for step in range(3):
         found = masks.fill([1])
         assert (letter_a in allowed(found, 0)) == (step == 2)
-        masks.take([(1, letter_b)])
+        masks.advance([(1, letter_b)])

@@ -114,7 +114,7 @@ def test_the_engine_has_let_go_before_the_end_is_reported() -> None:
 def test_an_idle_loop_sleeps_until_the_next_heartbeat_is_due() -> None:
     bench = Bench()
     for _ in range(3):
-        bench.loop.turn()
+        bench.loop.run_once()
     assert bench.channel.waits == [1.0, 1.0, 1.0]
     assert [message.tag for message in bench.channel.take()] == ["heartbeat"] * 3
 
@@ -131,7 +131,7 @@ def test_heartbeats_count_steps_and_what_is_held() -> None:
     bench = Bench(options=FakeEngineOptions(decode_tokens_per_s=2.0))
     bench.channel.verbs = [submit(1, max_tokens=50, prompt=10)]
     for _ in range(9):
-        bench.loop.turn()
+        bench.loop.run_once()
     first, *_, last = bench.channel.sent_of(Heartbeat)
     assert (first.step, first.running, first.prefilling, first.step_tokens) == (0, 1, 1, 10)
     assert (last.running, last.prefilling, last.reserved_tokens) == (1, 0, 59)
@@ -151,7 +151,7 @@ def test_a_step_with_prompt_tokens_is_announced_before_it_begins() -> None:
     bench = Bench(engine=Watched, chunk=64)
     bench.channel.verbs = [submit(1, prompt=200)]
     for _ in range(6):
-        bench.loop.turn()
+        bench.loop.run_once()
     # The chunk that was launched before may still be computed, so that both count.
     assert told[:3] == [[64], [64, 128], [64, 128]]
     # Once the prompt is in, it is told at once that nothing of it is under way.
@@ -163,7 +163,7 @@ def test_a_step_with_prompt_tokens_is_announced_before_it_begins() -> None:
 def test_frames_that_could_not_be_read_are_told() -> None:
     bench = Bench()
     bench.channel.malformed_frames = 3
-    bench.loop.turn()
+    bench.loop.run_once()
     assert bench.channel.sent_of(Heartbeat)[-1].malformed_frames == 3
 
 
@@ -171,7 +171,7 @@ def test_a_drain_is_told_at_once_and_finishes_what_runs() -> None:
     bench = Bench()
     bench.turn(submit(1))
     bench.channel.verbs = [Drain(), submit(2)]
-    bench.loop.turn()
+    bench.loop.run_once()
     rejected, _, tokens, beat = bench.channel.take()
     assert isinstance(rejected, Rejected)
     assert rejected.reason is RejectReason.DRAINING
@@ -234,7 +234,7 @@ def test_a_request_that_cannot_go_on_ends_alone_and_with_the_reason(prefix_cache
     bench = Bench(engine=Faulty, prefix_cache=prefix_cache)
     bench.channel.verbs = [submit(1, max_tokens=50, prompt=8), submit(2, max_tokens=50)]
     while not bench.channel.sent_of(Finished):
-        bench.loop.turn()
+        bench.loop.run_once()
     (finished,) = bench.channel.sent_of(Finished)
     assert (finished.request_id, finished.reason) == (1, FinishReason.ERROR)
     assert finished.message == "the grammar became too costly"
@@ -275,7 +275,7 @@ def test_verbs_are_obeyed_while_the_controller_does_not_read() -> None:
     bench.channel.congested = True
     assert [message.tag for message in bench.turn(Abort(request_id=1, epoch=1))] == ["finished"]
     bench.channel.verbs = [Shutdown()]
-    assert bench.loop.turn() is ExitCode.OK
+    assert bench.loop.run_once() is ExitCode.OK
 
 
 def test_a_long_prompt_does_not_stall_a_running_stream() -> None:
@@ -286,7 +286,7 @@ def test_a_long_prompt_does_not_stall_a_running_stream() -> None:
     bench.channel.verbs = [submit(2, prompt=500, max_tokens=2)]
     arrivals = [bench.time.now]
     while not any(message.request_id == 2 for message in bench.channel.sent_of(Finished)):
-        bench.loop.turn()
+        bench.loop.run_once()
         arrivals.append(bench.time.now)
     gaps = [later - earlier for earlier, later in pairwise(arrivals)]
     assert max(gaps) == pytest.approx(0.15, abs=0.02)

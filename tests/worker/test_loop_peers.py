@@ -10,7 +10,7 @@ from mlx_dp.proto.messages import Failed, FailureKind, Heartbeat, Rejected, Shut
 from mlx_dp.proto.pass_totals import PassTotals
 from mlx_dp.worker.engine import Drawn, StepPlan
 from mlx_dp.worker.fake.engine import FakeEngine
-from mlx_dp.worker.peers import PassWatch, PeerLostError
+from mlx_dp.worker.peers import PassWatch, RankLostError
 
 FD = 77
 
@@ -102,26 +102,26 @@ def test_a_busy_rank_has_passes_of_its_own(bench: Bench) -> None:
 
 def test_the_tokens_of_peers_are_told_before_their_pass_is_computed(bench: Bench) -> None:
     bench.engine.peers.wants, bench.engine.peers.tokens = 1, 512
-    bench.loop.turn()
+    bench.loop.run_once()
     assert [beat.step_tokens for beat in bench.channel.sent_of(Heartbeat)] == [0, 512]
     # The pass may still be under way, and only when nothing follows is it over.
     bench.time.sleep(1.0)
-    bench.loop.turn()
+    bench.loop.run_once()
     assert bench.channel.sent_of(Heartbeat)[-1].step_tokens == 512
-    bench.loop.turn()
+    bench.loop.run_once()
     assert bench.channel.sent_of(Heartbeat)[-1].step_tokens == 0
 
 
 def test_the_passes_of_one_step_add_up(bench: Bench) -> None:
     bench.engine.in_step = lambda watch: [watch.agreed(100), watch.agreed(20)]
     bench.channel.verbs = [submit(1, prompt=10)]
-    bench.loop.turn()
+    bench.loop.run_once()
     assert bench.channel.sent_of(Heartbeat)[-1].step_tokens == 130
 
 
 def test_heartbeats_tell_of_the_passes_so_far(bench: Bench) -> None:
     bench.engine.peers.totals = PassTotals(passes=9, idle_passes=4, waited_s=0.5)
-    bench.loop.turn()
+    bench.loop.run_once()
     assert bench.channel.sent_of(Heartbeat)[-1].passes == bench.engine.peers.totals
 
 
@@ -133,13 +133,13 @@ def test_while_it_waits_for_a_peer_a_rank_beats_and_names_it(bench: Bench) -> No
 
     bench.engine.in_step = late
     bench.channel.verbs = [submit(1)]
-    bench.loop.turn()
+    bench.loop.run_once()
     beats = bench.channel.sent_of(Heartbeat)
     assert [beat.awaits_rank for beat in beats[:4]] == [None, 3, 3, 3]
     assert {beat.step for beat in beats[:4]} == {0}
     bench.engine.in_step = lambda watch: None
     bench.time.sleep(1.0)
-    bench.loop.turn()
+    bench.loop.run_once()
     assert bench.channel.sent_of(Heartbeat)[-1].awaits_rank is None
 
 
@@ -172,7 +172,7 @@ def test_shutdown_ends_a_wait_for_a_peer(bench: Bench) -> None:
     ("error", "failed"),
     [
         (
-            PeerLostError("rank 2 did not come", 2),
+            RankLostError("rank 2 did not come", 2),
             Failed(kind=FailureKind.PEER_LOST, message="rank 2 did not come", lost_rank=2),
         ),
         (

@@ -1,4 +1,4 @@
-"""Which chunks of a plan share a forward pass, which ride in the decode, and in what order."""
+"""Which chunks of a plan share a pass, which are mixed into the decode, and in what order."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -115,29 +115,29 @@ def test_a_long_chunk_runs_alone_and_at_once():
     assert step.step.fence is not None
 
 
-def test_a_short_chunk_that_does_not_end_its_prompt_rides_in_the_decode():
+def test_a_short_chunk_that_does_not_end_its_prompt_is_mixed_into_the_decode():
     step = Step(decoding=True)
     step.run(0, prompt_of(50), 40)
     step.run(1, prompt_of(50, 1), 24)
     # Room for 64 such tokens, no more.
     step.run(2, prompt_of(50, 2), 1)
     assert step.model.passes == [(1, 1)]
-    guests = step.step.finish()
-    assert [(guest.chunk.position, guest.chunk.num_tokens) for guest in guests] == [
+    chunks = step.step.finish()
+    assert [(chunk.chunk.position, chunk.chunk.num_tokens) for chunk in chunks] == [
         (0, 40),
         (0, 24),
     ]
-    assert [guest.prefill for guest in guests] == [step.prefills[0], step.prefills[1]]
+    assert [chunk.prefill for chunk in chunks] == [step.prefills[0], step.prefills[1]]
     assert step.ended == []
 
 
-def test_a_chunk_that_leaves_only_the_last_token_rides_and_the_prompt_then_joins_without_a_pass():
+def test_a_chunk_that_leaves_the_last_token_is_mixed_and_the_prompt_then_joins_without_a_pass():
     step = Step(decoding=True)
     step.run(0, prompt_of(41), 40)
-    guests = step.step.finish()
-    assert [guest.chunk.num_tokens for guest in guests] == [40]
+    chunks = step.step.finish()
+    assert [chunk.chunk.num_tokens for chunk in chunks] == [40]
     assert step.model.passes == []
-    step.caches.run_guests(guests)
+    step.caches.run_chunks(chunks)
     step.begin(decoding=True)
     step.run(0, prompt_of(41), 1)
     assert step.step.finish() == []
@@ -146,7 +146,7 @@ def test_a_chunk_that_leaves_only_the_last_token_rides_and_the_prompt_then_joins
     step.expect_whole(0, prompt_of(41))
 
 
-def test_with_nothing_to_ride_in_a_chunk_runs_alone():
+def test_with_nothing_to_decode_a_chunk_runs_alone():
     step = Step(decoding=False)
     step.run(0, prompt_of(50), 40)
     assert step.model.passes == [(1, 40)]
@@ -154,7 +154,7 @@ def test_with_nothing_to_ride_in_a_chunk_runs_alone():
 
 
 @pytest.mark.parametrize("kept", [{"snapshot": 5}, {"saves": (Save(1, 0, 40),)}])
-def test_a_chunk_of_which_something_is_kept_does_not_ride(kept):
+def test_a_chunk_of_which_something_is_kept_is_not_mixed(kept):
     step = Step("gemma3_text", decoding=True)
     step.run(0, prompt_of(50), 40, **kept)
     assert step.model.passes == [(1, 40)]

@@ -15,9 +15,9 @@ from worker_starts import mlx_start
 from mlx_dp.proto.messages import Heartbeat, Prefilled, Up
 from mlx_dp.proto.ownership import OwnerCapacity
 from mlx_dp.worker.chunk_budget import ChunkBudget
+from mlx_dp.worker.heartbeat import HeartbeatSchedule
 from mlx_dp.worker.loop import WorkerLoop
 from mlx_dp.worker.mlx_engine import MlxEngine
-from mlx_dp.worker.pulse import Pulse
 from mlx_dp.worker.scheduler import Scheduler
 
 pytestmark = pytest.mark.mlx
@@ -44,7 +44,7 @@ class Owner:
             self.engine,
             self.scheduler,
             ChunkBudget(512),
-            Pulse(1.0, lambda: 4_096),
+            HeartbeatSchedule(1.0, lambda: 4_096),
             self.time.clock,
         )
         self.most_buffers = 0
@@ -54,7 +54,7 @@ class Owner:
         self.channel.verbs.append(submit(number, prompt=prompt, max_tokens=2))
         sent: list[Up] = []
         while True:
-            assert self.loop.turn() is None
+            assert self.loop.run_once() is None
             sent += self.channel.take()
             self.most_buffers = max(self.most_buffers, self.engine.held_buffers)
             if not len(self.scheduler.requests):
@@ -64,7 +64,7 @@ class Owner:
     def beat(self) -> Heartbeat:
         """The next heartbeat."""
         self.time.sleep(1.0)
-        assert self.loop.turn() is None
+        assert self.loop.run_once() is None
         (beat,) = (message for message in self.channel.take() if isinstance(message, Heartbeat))
         return beat
 

@@ -56,7 +56,7 @@ class FakeEngine:
         self._joined_rows = 0
         self._joined_tokens = 0
         self._room_tokens = 0
-        """KV that was allocated for rows: what they leave is theirs until ``compact``."""
+        """KV that was allocated for rows, and stays allocated until ``compact``."""
         self._shape = _shape(options)
         self._store = FakeStore(self._shape, stateful=options.hybrid)
         self._launched: _Launched | None = None
@@ -87,7 +87,7 @@ class FakeEngine:
 
     @property
     def peers(self) -> None:
-        """What it computes, it computes alone, in a group as well."""
+        """None: it computes alone, in a group as well."""
 
     def open(self, capacity: OwnerCapacity) -> None:
         assert self._capacity is None, "opened twice"
@@ -96,6 +96,10 @@ class FakeEngine:
     def warm_up(self) -> None:
         """Nothing to warm: the first step is as fast as any other."""
         assert self._capacity is not None, "not open"
+
+    def reset(self) -> None:
+        """Nothing is measured."""
+        assert not self._rows, self._rows
 
     def fault(self, request: EngineRequest) -> str | None:
         if request.grammar is None:

@@ -1,4 +1,4 @@
-"""The prefix store of the fake engine: it keeps tokens in place of arrays, to check what is said.
+"""The prefix store of the fake engine: it keeps tokens in place of arrays, to check each copy.
 
 A wrong tree thereby shows as a failed assertion, where arrays would give a wrong answer.
 """

@@ -1,4 +1,4 @@
-"""What the fake engine says: a documented function, so that any worker can go on for another.
+"""The fake engine's tokens: a documented function, so that any worker can go on for another.
 
 The token at answer position ``p`` is a function of
 
@@ -22,7 +22,7 @@ from typing import Final
 
 from mlx_dp.proto.messages import TokenLogprob
 from mlx_dp.proto.sampling_params import SamplingParams
-from mlx_dp.worker.splitmix import GOLDEN, scramble
+from mlx_dp.worker.hashing import GOLDEN, scramble
 
 # Every word is as long as the others, so that a position finds its letter without the rest.
 _WORD_TOKENS: Final = 6

@@ -47,7 +47,7 @@ def _llama3_scaling(factors: mx.array, *, head_dim: int, theta: float) -> dict[s
 
 
 def _llama3_factors(factor: float, head_dim: int, theta: float) -> list[float]:
-    """What divides each frequency: 1 for short waves, ``factor`` for long ones, blended between."""
+    """Each frequency's divisor: 1 for short waves, ``factor`` for long ones, blended between."""
     factors: list[float] = []
     for pair in range(0, head_dim, 2):
         wavelength = 2 * math.pi * theta ** (pair / head_dim)

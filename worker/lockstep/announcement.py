@@ -1,4 +1,4 @@
-"""What a rank tells its peers before each pass: one small frame, and who has said what."""
+"""A rank's announcement to its peers before each pass: one small frame, with its sender."""
 
 import struct
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class Announcement:
 
 
 def decode(frame: bytes) -> Announcement:
-    """Raises ForeignFrameError for what cannot be an announcement."""
+    """Raises ForeignFrameError for a frame that cannot be an announcement."""
     if len(frame) != FRAME_BYTES:
         raise ForeignFrameError(f"{len(frame)} bytes, not {FRAME_BYTES}")
     magic, generation, rank, number, tokens, answered, fingerprint = _FIELDS.unpack(frame)

@@ -1,4 +1,4 @@
-"""Who has announced the present pass, and who is ahead by one."""
+"""The ranks that have announced the present pass, and those that are ahead by one."""
 
 from mlx_dp.worker.lockstep.announcement import Announcement, ForeignFrameError, RankRows
 
@@ -18,7 +18,7 @@ class AnnouncementBoard:
 
     @property
     def number(self) -> int:
-        """The pass that is to be agreed on next."""
+        """The pass to agree on next."""
         return self._number
 
     @property
@@ -31,8 +31,8 @@ class AnnouncementBoard:
         """The peers that have not announced this pass."""
         return [peer for peer in self._peers if self._number not in self._told[peer]]
 
-    def take(self, announcement: Announcement) -> None:
-        """Note what a peer says. Raises ForeignFrameError for what is not of this time."""
+    def note(self, announcement: Announcement) -> None:
+        """Note a peer's announcement. Raises ForeignFrameError for one of another time."""
         if announcement.generation != self._generation:
             raise ForeignFrameError(f"it is of generation {announcement.generation}")
         if announcement.rank not in self._told:
@@ -47,7 +47,7 @@ class AnnouncementBoard:
         told[announcement.number] = announcement.rows
 
     def agree(self, rank: int, rows: RankRows) -> tuple[RankRows, ...]:
-        """Go on to the next pass; return what each rank has in this one."""
+        """Go on to the next pass; return each rank's rows in this one."""
         assert not self.missing, f"pass {self._number}: nothing of {self.missing}"
         others = {peer: told.pop(self._number) for peer, told in self._told.items()}
         self._number += 1

@@ -10,7 +10,7 @@ import mlx.core as mx
 from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.group import DistributedBackend, GroupPlace
 from mlx_dp.worker import device
-from mlx_dp.worker.peers import PeerLostError
+from mlx_dp.worker.peers import RankLostError
 
 # MLX ships no types for its modules.
 Group: TypeAlias = Any
@@ -21,7 +21,7 @@ _INSTALL_HINT: Final = "is not in this build of MLX"
 def join(place: GroupPlace) -> Group:
     """Meet the other ranks; blocks until all are there.
 
-    Raises ConfigError for a backend that is not there, and PeerLostError when the others cannot be
+    Raises ConfigError for a backend that is not there, and RankLostError when the others cannot be
     met.
     """
     backend = place.backend.value
@@ -29,14 +29,14 @@ def join(place: GroupPlace) -> Group:
         there = device.backends()
         advice = f"use {' or '.join(there)}" if there else "this machine has none"
         raise ConfigError(f"--distributed-backend {backend} {_INSTALL_HINT}: {advice}")
-    # What is written here is read while the group forms, and never again. It has no name, so that
+    # The file is read while the group forms, and never again. It has no name, so that
     # nothing is left of it when this process is killed meanwhile.
     with TemporaryFile("w") as scratch:
         os.environ.update(_environment(place, scratch))
         try:
             group = mx.distributed.init(strict=True, backend=backend)
         except (RuntimeError, ValueError) as error:
-            raise PeerLostError(f"rank {place.rank} cannot meet its group: {error}") from error
+            raise RankLostError(f"rank {place.rank} cannot meet its group: {error}") from error
     if (group.rank(), group.size()) != (place.rank, place.size):
         raise ConfigError(
             f"MLX made this process rank {group.rank()} of {group.size()}, but it was started as "
@@ -46,7 +46,7 @@ def join(place: GroupPlace) -> Group:
 
 
 def _environment(place: GroupPlace, scratch: IO[str]) -> dict[str, str]:
-    """What MLX's backends read, in their names. Where one reads a file, that is ``scratch``."""
+    """The environment that MLX's backends read. Where one reads a file, that is ``scratch``."""
     host, _, port = place.addresses[0].rpartition(":")
     match place.backend:
         case DistributedBackend.RING:
@@ -56,7 +56,7 @@ def _environment(place: GroupPlace, scratch: IO[str]) -> dict[str, str]:
             scratch.seek(0)
             return {"MLX_RANK": str(place.rank), "MLX_HOSTFILE": f"/dev/fd/{scratch.fileno()}"}
         case DistributedBackend.JACCL:
-            # Its devices are in MLX_IBV_DEVICES, which whoever knows the cables has set.
+            # Its devices are in MLX_IBV_DEVICES, which the user has set to match the cables.
             return {"MLX_RANK": str(place.rank), "MLX_JACCL_COORDINATOR": place.addresses[0]}
         case DistributedBackend.NCCL:
             return {

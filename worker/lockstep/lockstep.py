@@ -74,7 +74,7 @@ class Lockstep:
         self._counter.restart()
 
     def bind(self, sharded: ShardedModel, agreement: Agreement) -> None:
-        """Take what passes consist of. No pass can begin before."""
+        """Take the blocks that passes consist of. No pass can begin before."""
         self._sharded, self._agreement = sharded, agreement
 
     def close(self) -> None:
@@ -113,7 +113,7 @@ class Lockstep:
         summed = self._exchange(rows[: together.own], shard, together)
         if together.own == rows.shape[0]:
             return summed
-        # Nobody reads these logits. Whoever did would see that there are none.
+        # Nothing reads these logits; as NaN they would show that there are none.
         absent = mx.array(float("nan"), dtype=record.output_dtype)
         return mx.broadcast_to(absent, (rows.shape[0], record.output_width))
 
@@ -202,7 +202,7 @@ class Lockstep:
         return self._sharded.records[block]
 
     def _next(self) -> tuple[Any, ...] | None:
-        """Block, shape and dtype of what must be called now; None: the pass is over."""
+        """Block, shape and dtype of the call that is due; None: the pass is over."""
         if self._rows is None or self._done == len(self._calls):
             return None
         record = self._record(self._calls[self._done])

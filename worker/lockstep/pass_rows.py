@@ -39,7 +39,7 @@ class PassRows:
 
     @property
     def pieces(self) -> tuple[tuple[int, int], ...]:
-        """Where the real rows are in what was gathered; () when all of it is real."""
+        """The places of the real rows among the gathered ones; () when all are real."""
         if self.total == len(self.counts) * self.widest:
             return ()
         starts = range(0, len(self.counts) * self.widest, self.widest)

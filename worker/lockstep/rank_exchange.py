@@ -18,7 +18,7 @@ from mlx_dp.proto.group import GroupPlace
 from mlx_dp.proto.libzmq import new_context
 from mlx_dp.worker.lockstep.announcement import Announcement, ForeignFrameError, RankRows, decode
 from mlx_dp.worker.lockstep.announcement_board import AnnouncementBoard
-from mlx_dp.worker.peers import PeerLostError
+from mlx_dp.worker.peers import RankLostError
 
 _SLICE_S: Final = 0.05
 """So long one waits for a peer before anyone is told."""
@@ -33,7 +33,7 @@ _logger = logging.getLogger(__name__)
 class RankExchange:
     """Tells all peers how many rows this rank has in the next pass, and hears the same of them.
 
-    Owned by one thread. ``dropped_frames`` counts what was not of this group or of this time.
+    Owned by one thread. ``dropped_frames`` counts frames of another group or another time.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class RankExchange:
     def agree(self, rows: RankRows, awaiting: Callable[[int], None]) -> tuple[RankRows, ...]:
         """Return the rows of each rank in the next pass, of which ``rows`` are this one's.
 
-        Raises PeerLostError after the deadline, ConfigError for a peer with another model, and
+        Raises RankLostError after the deadline, ConfigError for a peer with another model, and
         whatever ``awaiting`` raises, which is told over and over for whom this rank waits.
         """
         self._announce(rows)
@@ -87,7 +87,7 @@ class RankExchange:
             if not self._inbox.poll(round(_SLICE_S * 1000)):
                 awaiting(missing[0])
                 if self._clock() >= until:
-                    raise PeerLostError(
+                    raise RankLostError(
                         f"rank {missing[0]} did not come to pass {self._board.number} within "
                         f"{self._deadline_s:g} s",
                         missing[0],
@@ -123,7 +123,7 @@ class RankExchange:
                 return
             try:
                 announcement = decode(frame)
-                self._board.take(announcement)
+                self._board.note(announcement)
             except ForeignFrameError as error:
                 self.dropped_frames += 1
                 _logger.warning("dropped a frame that came as a peer's: %s", error)

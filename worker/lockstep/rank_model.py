@@ -29,15 +29,15 @@ class StartWatch(PassWatch, Protocol):
 
 
 def load_model(start: Start, watch: StartWatch | None) -> tuple[LoadedModel, Lockstep | None]:
-    """Load what ``Start`` names; in a group, with the passes in which it is to be run.
+    """Load the model that ``Start`` names; in a group, with the passes to run it in.
 
-    Raises ConfigError, UnsupportedModelError, and PeerLostError in a group.
+    Raises ConfigError, UnsupportedModelError, and RankLostError in a group.
     """
     if start.group is None:
         if watch is not None:
             watch.enter(WorkerPhase.LOADING)
         return load(Path(start.model_path), trust_remote_code=start.trust_remote_code), None
-    assert watch is not None, "a group is to be watched while it forms"
+    assert watch is not None, "a group needs a watch while it forms"
     watch.enter(WorkerPhase.FORMING)
     lockstep = Lockstep(join(start.group), watch)
     watch.enter(WorkerPhase.LOADING)
@@ -46,7 +46,7 @@ def load_model(start: Start, watch: StartWatch | None) -> tuple[LoadedModel, Loc
 
 
 def _load_share(whole: LoadedModel, place: GroupPlace, lockstep: Lockstep) -> LoadedModel:
-    """Load what this rank keeps. What caches look like is learned from the whole, still lazy."""
+    """Load this rank's weights. The caches are inspected with the whole model, still lazy."""
     sharded = shard_model(
         whole.model,
         rank=place.rank,

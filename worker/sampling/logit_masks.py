@@ -21,11 +21,11 @@ def apply_masks(logits: mx.array, masks: RowMasks) -> mx.array:
     assert words.shape[-1] * _WORD >= vocab_size, (words.shape, vocab_size)
     bits = (words[:, :, None] >> mx.arange(_WORD, dtype=mx.int32)) & 1
     allowed = bits.reshape(len(masks.rows), -1)[:, :vocab_size].astype(mx.bool_)
-    everyone = len(masks.rows) == logits.shape[0]
+    all_rows = len(masks.rows) == logits.shape[0]
     index = mx.array(masks.rows, dtype=mx.int32)
-    own = mx.nan_to_num(logits if everyone else logits[index])
+    own = mx.nan_to_num(logits if all_rows else logits[index])
     own = mx.where(allowed, mx.clip(own, -_HUGE, _HUGE), -mx.inf)
-    if everyone:
+    if all_rows:
         return own
     edited = mx.array(logits)  # the assignment would change the caller's array
     edited[index] = own

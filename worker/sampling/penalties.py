@@ -82,8 +82,8 @@ class Penalties:
     def _count(self, ids: Sequence[int]) -> mx.array:
         counts = mx.zeros((self._vocab_size,))
         if ids:
-            tally = Counter(ids)
-            counts[mx.array(list(tally))] = mx.array([float(n) for n in tally.values()])
+            times = Counter(ids)
+            counts[mx.array(list(times))] = mx.array([float(n) for n in times.values()])
         return counts
 
 

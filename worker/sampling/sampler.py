@@ -21,7 +21,7 @@ _IMPOSSIBLE: Final = -9999.0
 
 @dataclass(frozen=True, slots=True)
 class SampledStep:
-    """What one step drew, still lazy. Row ``i`` of the batch drew ``tokens[i]``.
+    """The draws of one step, still lazy. Row ``i`` of the batch drew ``tokens[i]``.
 
     ``logprobs`` [rows that asked], ``top_ids`` and ``top_logprobs`` [rows that asked, most asked].
     """
@@ -57,7 +57,7 @@ class SampledStep:
 
 @dataclass(frozen=True, slots=True)
 class _Bias:
-    """What is added to logits: ``values[i]`` to that of token ``ids[i]`` in row ``rows[i]``."""
+    """Added to logits: ``values[i]`` to that of token ``ids[i]`` in row ``rows[i]``."""
 
     rows: mx.array
     ids: mx.array
@@ -125,9 +125,9 @@ class Sampler:
         if not self._random:
             return mx.argmax(logits, axis=-1).astype(mx.int32)
         rows = self._random
-        everyone = len(rows) == len(self._params)
-        drawn = self._draw_random(logits if everyone else logits[mx.array(rows)], positions)
-        if everyone:
+        all_rows = len(rows) == len(self._params)
+        drawn = self._draw_random(logits if all_rows else logits[mx.array(rows)], positions)
+        if all_rows:
             return drawn
         tokens = mx.argmax(logits, axis=-1).astype(mx.int32)
         tokens[mx.array(rows)] = drawn

@@ -1,4 +1,4 @@
-"""The MLP and expert blocks of any model, found by looking at what it is made of."""
+"""Finds the MLP and expert blocks of any model by its modules."""
 
 import inspect
 from collections.abc import Iterator
@@ -13,12 +13,12 @@ Places = tuple[tuple[Any, Any], ...]
 """Containers and keys at which one module stands."""
 
 _SEQUENCE_ARGUMENTS: Final = frozenset({"cache", "mask", "state"})
-"""What takes one of these mixes tokens, so that its rows do not stand alone."""
+"""A module that takes one of these mixes tokens, so that its rows do not stand alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundBlock:
-    """A module that works row by row, and what in it can be divided.
+    """A module that works row by row, and the parts of it that can be divided.
 
     ``places`` are all containers and keys at which it stands: a shared block stands at several.
     ``parts`` are the blocks within it, for the case that only those can be divided.

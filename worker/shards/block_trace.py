@@ -17,7 +17,7 @@ _TOKENS: Final = 5
 
 @dataclass(slots=True)
 class BlockTrace:
-    """What a pass was seen to do. A block of ``refusals`` got or gave something else than rows."""
+    """The calls of one pass. A block of ``refusals`` got or returned something else than rows."""
 
     calls: list[FoundBlock] = field(default_factory=list)
     arguments: dict[str, RowArguments] = field(default_factory=dict)

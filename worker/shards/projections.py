@@ -100,7 +100,7 @@ class Projections:
         return sum(_nbytes(linear) for linear in (*self.inputs, self.output))
 
     def kept_nbytes(self, rank: int, size: int) -> int:
-        """Return what a rank holds, without reading anything."""
+        """Return a rank's parts, without reading any weights."""
         kept = 0
         for linear, arrays in self.slices(rank, size, Fusion.HALVES):
             kept += _nbytes(linear) - sum(int(linear[name].nbytes) for name in arrays)
@@ -133,7 +133,7 @@ def find_projections(name: str, module: Any) -> Projections | None:
 
 
 def _fitted(name: str, inputs: list[Linear], output: Linear) -> Projections | None:
-    """Confirm by the widths what the names say."""
+    """Check that the widths agree with the names."""
     inner = input_width(output)
     if len({input_width(linear) for linear in inputs}) != 1:
         return None
@@ -144,7 +144,7 @@ def _fitted(name: str, inputs: list[Linear], output: Linear) -> Projections | No
 
 @contextmanager
 def sliced(parts: list[tuple[Linear, dict[str, Any]]]) -> Iterator[None]:
-    """Let layers have these arrays for a while, so that what is built uses them."""
+    """Give layers these arrays for a while, so that a graph built meanwhile uses them."""
     whole = [(linear, {name: linear[name] for name in arrays}) for linear, arrays in parts]
     put(parts)
     try:
@@ -154,7 +154,7 @@ def sliced(parts: list[tuple[Linear, dict[str, Any]]]) -> Iterator[None]:
 
 
 def put(parts: list[tuple[Linear, dict[str, Any]]]) -> None:
-    """Give layers these arrays in place of what they have. None takes one away."""
+    """Give layers these arrays in place of their own. None removes one."""
     for linear, arrays in parts:
         for name, array in arrays.items():
             if array is None:

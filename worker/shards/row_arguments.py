@@ -8,7 +8,7 @@ import mlx.core as mx
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArgumentShape:
-    """What one argument has for each row."""
+    """One argument's part for each row."""
 
     trailing: tuple[int, ...]
     dtype: mx.Dtype

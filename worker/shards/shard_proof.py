@@ -42,7 +42,7 @@ def block_slices(
 
 
 class _Trial:
-    """Random rows for one block, and what the whole block makes of them."""
+    """Random rows for one block, and the whole block's output for them."""
 
     def __init__(self, block: FoundBlock, arguments: RowArguments, size: int) -> None:
         self._block = block
@@ -73,7 +73,7 @@ class _Trial:
         return None
 
     def _near(self, other: mx.array) -> mx.array:
-        """Which rows are the same up to rounding. What is no sum is off by about all of it."""
+        """Return which rows are equal up to rounding. A block that is no sum is far off."""
         apart = mx.abs(other - self._whole).max(axis=-1) / self._scale
         if (apart <= FLOAT32_TOLERANCE.least).all():
             return mx.ones(apart.shape, dtype=mx.bool_)

@@ -43,7 +43,7 @@ class BlockRecord:
 class ShardedBlock(Module):
     """Stands in a model where ``inner`` stood, whose weights are one rank's share.
 
-    What a model reads of the block's attributes, it finds.
+    A model finds the attributes of the block that it reads.
     """
 
     def __init__(

@@ -21,7 +21,7 @@ _ADVICE: Final = "use data-parallel replicas: leave out --enable-dp-attention"
 
 
 class Shard(Protocol):
-    """What a rank computes of a block, on the rows of all ranks."""
+    """A rank's part of a block, on the rows of all ranks."""
 
     def shard(self, rows: mx.array) -> mx.array: ...
 
@@ -43,7 +43,7 @@ class ShardedModel:
 def shard_model(
     model: Any, *, rank: int, size: int, runner: BlockRunner, vocabulary: bool = False
 ) -> ShardedModel:
-    """Put sharded blocks in place, evaluate them, and let go of what other ranks hold.
+    """Put sharded blocks in place, evaluate them, and free the parts of other ranks.
 
     ``vocabulary``: embedding and head are divided too. The model's weights are lazy still, or its
     peak of memory is that of the whole. Raises UnsupportedModelError for a model that cannot be
@@ -80,7 +80,7 @@ def shard_model(
 def shard_nbytes(model: Any, size: int, *, vocabulary: bool = False) -> tuple[int, ...]:
     """Return the bytes of weights that each rank would hold. Nothing is evaluated.
 
-    Raises UnsupportedModelError as ``shard_model`` does, but for what only weights can show.
+    Raises UnsupportedModelError like ``shard_model``, except for faults that only weights show.
     """
     found, _ = _blocks(model, size)
     whole = weights_nbytes(model)
@@ -122,7 +122,7 @@ def _record(block: FoundBlock, arguments: RowArguments, rank: int, size: int) ->
 
 
 def _called(blocks: Sequence[FoundBlock], names: set[str]) -> Iterator[FoundBlock]:
-    """Give the outermost blocks that are called. Some modules only hold what others call."""
+    """Yield the outermost blocks that are called. Some modules only contain others' blocks."""
     for block in blocks:
         if block.name in names:
             yield block
@@ -170,5 +170,5 @@ def _keep(block: FoundBlock, rank: int, size: int, fusion: Fusion) -> None:
     mx.eval([arrays for _, arrays in parts])
     put(parts)
     mx.eval(block.module.parameters())
-    # What was let go would be kept for reuse, in sizes that nothing needs any more.
+    # MLX would keep the freed buffers for reuse, in sizes that nothing needs any more.
     mx.clear_cache()

@@ -25,7 +25,7 @@ _TOKENS: Final = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VocabularyLayer:
-    """An embedding or an LM head, and what it was seen to take and to give."""
+    """An embedding or an LM head, with the inputs and outputs of one observed pass."""
 
     module: Any
     places: Places
@@ -115,7 +115,7 @@ class _Recorder:
 
 
 def find_vocabulary(model: Any) -> Vocabulary:
-    """Find the embedding and the head by what a pass does, of which nothing is computed.
+    """Find the embedding and the head by tracing a pass, without computing it.
 
     Raises UnsupportedModelError for a model that has not one of each.
     """

@@ -18,7 +18,7 @@ from mlx_dp.worker.shards.vocabulary_shard import (
 def shard_vocabulary(
     vocabulary: Vocabulary, rank: int, size: int, runner: BlockRunner, index: int
 ) -> tuple[tuple[ShardedEmbedding, VocabularyHead], tuple[BlockRecord, BlockRecord]]:
-    """Put the shards in place as blocks ``index`` and the next, and say what they hold."""
+    """Put the shards in place as blocks ``index`` and the next, and return their weights."""
     lookup, making = vocabulary.embedding, vocabulary.head
     records = (
         _record("embedding", lookup, rank, size),

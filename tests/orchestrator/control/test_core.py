@@ -492,6 +492,27 @@ def test_a_worker_in_a_long_prefill_is_given_the_time_that_its_tokens_take() -> 
     assert reader.read().grants[-1].owner == 1
 
 
+@pytest.mark.parametrize(("idle_s", "lost"), [(5.0, True), (61.0, False)])
+def test_only_after_an_idle_minute_may_a_first_step_take_long(idle_s: float, lost: bool) -> None:
+    world = World().bring_up()
+    submit(world, max_tokens=2)
+    world.turn(4)
+    for _ in range(round(idle_s)):
+        world.pass_time(1.0)
+        world.turn()
+    reader = submit(world, max_tokens=50)
+    owner = next(worker for worker in world.workers if worker.inbox)
+    owner.receive()
+    owner.beat(step_tokens=20, prefill_token_s=0.001)
+    owner.stopped = True
+    world.pass_time(30.0)
+    assert (owner.signals != []) is lost
+    if not lost:
+        owner.stopped = False
+        world.turn(2)
+        assert reader.read().ids
+
+
 def overdue(world: World) -> list[bool]:
     return [state.overdue for state in world.core.views.owners()]
 

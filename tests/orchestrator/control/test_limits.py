@@ -13,3 +13,4 @@ def test_a_shorter_hang_timeout_expects_faster_prefills() -> None:
     liveness = control_limits(WorkerOptions(hang_timeout_s=1.0)).liveness
     assert liveness.hang_timeout_s == 1.0
     assert liveness.slowest_prefill_tokens_per_s == 100.0
+    assert liveness.first_step_s == 3.0

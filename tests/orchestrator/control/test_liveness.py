@@ -40,7 +40,10 @@ def heartbeats() -> Heartbeats:
 
 def verdict(heartbeats: Heartbeats, now: float) -> Verdict:
     step_s = step_allowance_s(
-        LIMITS, step_tokens=heartbeats.step_tokens, prefill_token_s=heartbeats.prefill_token_s
+        LIMITS,
+        step_tokens=heartbeats.step_tokens,
+        prefill_token_s=heartbeats.prefill_token_s,
+        rested_s=heartbeats.rested_s,
     )
     return judge(heartbeats, LIMITS, step_s=step_s, now=now)
 
@@ -121,6 +124,50 @@ def test_tokens_are_progress_before_the_next_beat() -> None:
     talking.add(heartbeat(step=1, running=1), 0.0)
     talking.progressed(9.0)
     assert verdict(talking, 18.9) is not Verdict.HUNG
+
+
+def waking(*, idle_s: float, step: int = 7) -> Heartbeats:
+    """A worker with a known pace whose request begins at 1,000 s, after so long without one."""
+    rested = heartbeats()
+    rested.add(heartbeat(step=step, running=1, token_s=0.001), 900.0 - idle_s)
+    rested.add(heartbeat(step=step, token_s=0.001), 1_000.0 - idle_s)
+    rested.add(heartbeat(step=step, token_s=0.001), 999.0)
+    rested.add(heartbeat(step=step, running=1, step_tokens=20, token_s=0.001), 1_000.0)
+    return rested
+
+
+def test_the_first_step_after_an_idle_minute_may_take_as_long_as_the_first_of_all() -> None:
+    rested = waking(idle_s=60.0)
+    # Ten seconds for any step, two for its tokens before any pace was known, and thirty.
+    assert verdict(rested, 1_041.9) is Verdict.OVERDUE
+    assert verdict(rested, 1_042.1) is Verdict.SILENT
+
+
+def test_without_an_idle_minute_it_may_not() -> None:
+    assert verdict(waking(idle_s=59.0), 1_010.1) is Verdict.OVERDUE
+    assert verdict(waking(idle_s=59.0), 1_010.3) is Verdict.SILENT
+
+
+def test_the_first_step_is_over_when_the_one_after_it_was_launched_too() -> None:
+    rested = waking(idle_s=300.0)
+    rested.add(heartbeat(step=8, running=1, token_s=0.001), 1_010.0)
+    assert verdict(rested, 1_049.9) is Verdict.OVERDUE
+    rested.add(heartbeat(step=9, running=1, token_s=0.001), 1_049.9)
+    assert verdict(rested, 1_060.0) is Verdict.SILENT
+
+
+def test_its_tokens_are_the_end_of_the_first_step() -> None:
+    rested = waking(idle_s=300.0)
+    rested.progressed(1_030.0)
+    assert verdict(rested, 1_040.3) is Verdict.SILENT
+
+
+def test_heartbeats_without_a_step_are_no_hang_while_the_first_step_may_last() -> None:
+    rested = waking(idle_s=300.0)
+    for second in range(1, 41):
+        rested.add(heartbeat(step=7, running=1, token_s=0.001), 1_000.0 + second)
+        assert verdict(rested, 1_000.0 + second) is not Verdict.HUNG
+    assert verdict(rested, 1_041.0) is Verdict.HUNG
 
 
 def test_a_message_is_overdue_only_once_the_loop_has_turned_since() -> None:

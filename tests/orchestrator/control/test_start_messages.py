@@ -21,8 +21,7 @@ def test_a_group_is_told_what_the_flags_say() -> None:
     assert (place.rank, place.size, place.generation) == (1, 2, 5)
 
 
-def test_the_budget_of_prompt_tokens_is_told_whole() -> None:
-    # The worker divides it, as it knows how many take part.
+def test_a_worker_gets_its_share_of_prompt_tokens_as_it_was_divided() -> None:
     options = serve_options(2, group=True)
     starts = StartMessages(options, World())
     assert starts.start_for(0, 0).chunked_prefill_size == options.worker.chunked_prefill_size

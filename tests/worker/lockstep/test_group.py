@@ -12,7 +12,7 @@ import mlx.core as mx
 from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.group import DistributedBackend, GroupPlace
 from mlx_dp.worker.lockstep import group
-from mlx_dp.worker.peers import PeerLostError
+from mlx_dp.worker.peers import RankLostError
 
 pytestmark = pytest.mark.mlx
 
@@ -117,7 +117,7 @@ def test_another_place_than_asked_for_is_refused(patched: Any, rank: int, size: 
 def test_peers_that_cannot_be_met_are_lost_and_no_file_is_left(patched: Any) -> None:
     fake = patched(FakeDistributed())
     fake.error = RuntimeError("[ring] Couldn't connect")
-    with pytest.raises(PeerLostError, match="rank 1 cannot meet its group"):
+    with pytest.raises(RankLostError, match="rank 1 cannot meet its group"):
         group.join(place())
     assert fake.links == 0
     assert not Path(fake.environment["MLX_HOSTFILE"]).exists()

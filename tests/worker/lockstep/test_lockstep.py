@@ -14,7 +14,7 @@ import mlx.core as mx
 from mlx_dp.worker.lockstep.announcement import RankRows
 from mlx_dp.worker.lockstep.lockstep import BrokenPassError, Lockstep
 from mlx_dp.worker.lockstep.lockstep_model import LockstepModel
-from mlx_dp.worker.peers import PeerLostError
+from mlx_dp.worker.peers import RankLostError
 from mlx_dp.worker.shards.sharded_block import BlockRecord
 
 pytestmark = pytest.mark.mlx
@@ -35,7 +35,7 @@ class FakeAgreement:
 
     def agree(self, rows: RankRows, awaiting: Callable[[int], None]) -> tuple[RankRows, ...]:
         if self.lost:
-            raise PeerLostError("rank 1 is gone", 1)
+            raise RankLostError("rank 1 is gone", 1)
         self.announced.append(rows)
         return (rows,)
 
@@ -156,7 +156,7 @@ def test_nothing_more_is_launched_once_the_peers_are_gone(blocks: Blocks) -> Non
 
 def test_a_pass_that_is_not_agreed_on_does_not_begin(blocks: Blocks) -> None:
     blocks.agreement.lost = True
-    with pytest.raises(PeerLostError):
+    with pytest.raises(RankLostError):
         blocks.model(CALLS)(TOKENS, cache=None)
     assert blocks.seen == []
 

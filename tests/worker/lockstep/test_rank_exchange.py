@@ -19,7 +19,7 @@ from mlx_dp.worker.lockstep.announcement import (
     RankRows,
 )
 from mlx_dp.worker.lockstep.rank_exchange import RankExchange
-from mlx_dp.worker.peers import PeerLostError
+from mlx_dp.worker.peers import RankLostError
 
 MODEL = b"m" * FINGERPRINT_BYTES
 DEADLINE_S = 200.0
@@ -136,7 +136,7 @@ def test_a_peer_that_never_comes_is_named(short_path: Path, opened: Open) -> Non
         told.append(rank)
         now[0] += 25.0
 
-    with pytest.raises(PeerLostError, match="rank 0 did not come to pass 0 within 60 s") as lost:
+    with pytest.raises(RankLostError, match="rank 0 did not come to pass 0 within 60 s") as lost:
         exchange.agree(rows(1), awaiting)
     assert lost.value.rank == 0
     assert told == [0, 0, 0]

@@ -10,10 +10,11 @@ from worker_bench import FakeChannel, VirtualTime, submit
 from mlx_dp.proto.exit_codes import ExitCode
 from mlx_dp.proto.group import DistributedBackend, GroupPlace
 from mlx_dp.proto.messages import Down, Heartbeat, Hello, Ready, Shutdown, Start, WorkerPhase
+from mlx_dp.proto.ownership import divide_prefill
 from mlx_dp.worker import startup
+from mlx_dp.worker.buffered_channel import BufferedChannel, ShutdownRequestedError
 from mlx_dp.worker.engine import Engine
-from mlx_dp.worker.held_verbs import HeldVerbs, ShutdownAskedError
-from mlx_dp.worker.start_beats import StartBeats
+from mlx_dp.worker.heartbeat import StartHeartbeats
 
 
 def group_of(size: int) -> GroupPlace:
@@ -34,7 +35,9 @@ def test_ranks_share_the_prompt_tokens_of_a_step(
     start: Start = start_message(*shares(), heartbeat_interval_s=60.0)
     ended = worker_thread()
     controller.receive_until(Hello)
-    controller.send(replace(start, group=group_of(size)))
+    # As the controller divides it.
+    share = divide_prefill(start.chunked_prefill_size, ranks=size)
+    controller.send(replace(start, group=group_of(size), chunked_prefill_size=share))
     controller.receive_until(Ready)
     controller.send(submit(1, prompt=2_000, max_tokens=1))
     while not (beat := controller.receive_until(Heartbeat)).step_tokens:
@@ -47,7 +50,7 @@ def test_ranks_share_the_prompt_tokens_of_a_step(
 def test_a_late_peer_is_named_as_often_as_a_heartbeat_is_due() -> None:
     time = VirtualTime()
     channel = FakeChannel(time)
-    beats = StartBeats(HeldVerbs(channel), 1.0, time.clock)
+    beats = StartHeartbeats(BufferedChannel(channel), 1.0, time.clock)
     beats.enter(WorkerPhase.WARMING)
     for _ in range(5):
         time.sleep(0.5)
@@ -63,7 +66,7 @@ def test_shutdown_ends_a_start_that_waits_for_a_peer(
         def drain(self) -> list[Down]:
             return [verbs.pop(0)] if verbs else []
 
-    def load(start: Start, beats: StartBeats, clock: Callable[[], float]) -> Engine:
+    def load(start: Start, beats: StartHeartbeats, clock: Callable[[], float]) -> Engine:
         beats.enter(WorkerPhase.FORMING)
         verbs.append(Shutdown())
         beats.awaiting(1)
@@ -79,10 +82,10 @@ def test_shutdown_ends_a_start_that_waits_for_a_peer(
 
 def test_what_was_said_during_the_start_is_obeyed_afterwards() -> None:
     channel = FakeChannel(VirtualTime())
-    held = HeldVerbs(channel)
+    held = BufferedChannel(channel)
     channel.verbs = [submit(1)]
-    StartBeats(held, 1.0, lambda: 0.0).awaiting(1)
+    StartHeartbeats(held, 1.0, lambda: 0.0).awaiting(1)
     assert [verb.tag for verb in held.drain()] == ["submit"]
     channel.verbs = [Shutdown()]
-    with pytest.raises(ShutdownAskedError):
-        StartBeats(held, 1.0, lambda: 0.0).awaiting(1)
+    with pytest.raises(ShutdownRequestedError):
+        StartHeartbeats(held, 1.0, lambda: 0.0).awaiting(1)

@@ -1,4 +1,4 @@
-"""Rows that are run one by one, each in the model's own caches."""
+"""Rows that run unbatched: one by one, each in the model's own caches."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,21 +10,21 @@ from mlx_dp.worker.loaded_model import LoadedModel
 
 
 @dataclass(slots=True)
-class _SoloRow:
+class _UnbatchedRow:
     caches: list[Any]
     length: int
 
 
-class SoloRows:
+class UnbatchedRows:
     """For models that no batch can run, and for rows whose state has not got its lasting shape.
 
-    A row's step is what mlx-lm's single-request generation does.
+    A row's step is that of mlx-lm's single-request generation.
     """
 
     def __init__(self, loaded: LoadedModel) -> None:
         self._model = loaded.model
         self._layout = loaded.layout
-        self._rows: dict[int, _SoloRow] = {}
+        self._rows: dict[int, _UnbatchedRow] = {}
 
     def __contains__(self, key: int) -> bool:
         return key in self._rows
@@ -46,12 +46,12 @@ class SoloRows:
         return sum(row.length for row in self._rows.values())
 
     def growth_nbytes(self) -> int:
-        """Bytes that the next step adds for rows which have filled what they have."""
+        """Bytes that the next step adds for rows whose caches are full."""
         return sum(growth_nbytes(self._layout, row.caches) for row in self._rows.values())
 
     def join(self, key: int, caches: list[Any], length: int) -> None:
         assert key not in self._rows, f"row {key} is here already"
-        self._rows[key] = _SoloRow(caches, length)
+        self._rows[key] = _UnbatchedRow(caches, length)
 
     def leave(self, key: int) -> None:
         del self._rows[key]
@@ -60,7 +60,7 @@ class SoloRows:
         return self._rows[key].length
 
     def content(self, key: int) -> RowContent | None:
-        """What a row holds, not copied; None while a state has not been written."""
+        """A row's content, not copied; None while a state has not been written."""
         row = self._rows[key]
         return read_caches(self._layout, row.caches, row.length) if row.length else None
 
@@ -72,5 +72,5 @@ class SoloRows:
         return logits[:, -1, :]
 
     def arrays(self) -> list[mx.array]:
-        """What must be evaluated with each step, or its graph would pile up."""
+        """Arrays to evaluate with each step, or their graph would pile up."""
         return [array for row in self._rows.values() for array in cache_arrays(row.caches)]

@@ -9,7 +9,7 @@ from mlx_dp.worker.prefill import Prefill
 
 
 @dataclass(frozen=True, slots=True)
-class Guest:
+class PromptChunk:
     """The chunk, its token ids [tokens], and the prompt that it is of."""
 
     prefill: Prefill
@@ -17,7 +17,7 @@ class Guest:
     ids: mx.array
 
     @classmethod
-    def take(cls, prefill: Prefill, num_tokens: int) -> "Guest | None":
+    def take(cls, prefill: Prefill, num_tokens: int) -> "PromptChunk | None":
         """Take the next tokens of a prompt; None when only its last is left, which is not run."""
         position = prefill.done
         ids = prefill.take(num_tokens)

@@ -8,7 +8,7 @@ pytest.importorskip("mlx.core")
 import mlx.core as mx
 from tiny_batches import Alone, loaded_tiny, prefilled, prompt_of
 
-from mlx_dp.worker.solo_rows import SoloRows
+from mlx_dp.worker.unbatched_rows import UnbatchedRows
 
 pytestmark = pytest.mark.mlx
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.mlx
 @pytest.mark.parametrize("name", ["llama_dynamic_rope", "llama4", "qwen3_next", "gemma3_text"])
 def test_rows_of_unequal_length_answer_as_alone(name):
     loaded = loaded_tiny(name)
-    rows = SoloRows(loaded)
+    rows = UnbatchedRows(loaded)
     alone = {
         key: Alone(loaded, prompt_of(length, key)) for key, length in ((4, 21), (2, 1), (7, 9))
     }
@@ -34,7 +34,7 @@ def test_rows_of_unequal_length_answer_as_alone(name):
 
 def test_what_a_row_takes_is_counted_and_given_back():
     loaded = loaded_tiny("llama")
-    rows = SoloRows(loaded)
+    rows = UnbatchedRows(loaded)
     prefill = prefilled(loaded, prompt_of(20))
     rows.join(3, prefill.caches, prefill.done)
     assert 3 in rows and 4 not in rows
@@ -47,7 +47,7 @@ def test_what_a_row_takes_is_counted_and_given_back():
 
 def test_a_row_that_holds_nothing_yet_has_no_content():
     loaded = loaded_tiny("qwen3_next")
-    rows = SoloRows(loaded)
+    rows = UnbatchedRows(loaded)
     prefill = prefilled(loaded, [7])
     rows.join(0, prefill.caches, prefill.done)
     assert rows.content(0) is None

@@ -2,12 +2,12 @@ import pytest
 from worker_bench import FakeChannel, VirtualTime, submit
 
 from mlx_dp.proto.messages import Abort, Drain, Shutdown
-from mlx_dp.worker.held_verbs import HeldVerbs, ShutdownAskedError
+from mlx_dp.worker.buffered_channel import BufferedChannel, ShutdownRequestedError
 
 
 def test_what_was_heard_in_a_step_is_obeyed_after_it_and_in_order() -> None:
     channel = FakeChannel(VirtualTime())
-    held = HeldVerbs(channel)
+    held = BufferedChannel(channel)
     first, second, third = submit(1), Abort(request_id=1, epoch=1), Drain()
     channel.verbs = [first]
     held.listen()
@@ -20,15 +20,15 @@ def test_what_was_heard_in_a_step_is_obeyed_after_it_and_in_order() -> None:
 
 def test_shutdown_does_not_wait_for_the_step() -> None:
     channel = FakeChannel(VirtualTime())
-    held = HeldVerbs(channel)
+    held = BufferedChannel(channel)
     channel.verbs = [submit(1), Shutdown()]
-    with pytest.raises(ShutdownAskedError):
+    with pytest.raises(ShutdownRequestedError):
         held.listen()
 
 
 def test_nobody_sleeps_while_verbs_are_held() -> None:
     channel = FakeChannel(VirtualTime())
-    held = HeldVerbs(channel)
+    held = BufferedChannel(channel)
     channel.verbs = [submit(1)]
     held.listen()
     assert held.wait(1.0)
@@ -40,7 +40,7 @@ def test_nobody_sleeps_while_verbs_are_held() -> None:
 
 def test_a_controller_that_never_ends_is_not_read_without_end() -> None:
     channel = FakeChannel(VirtualTime())
-    held = HeldVerbs(channel)
+    held = BufferedChannel(channel)
     for _ in range(5):
         channel.verbs = [submit(i) for i in range(1_000)]
         held.listen()

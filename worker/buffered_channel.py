@@ -1,4 +1,4 @@
-"""Verbs that arrive in the middle of a step, while it waits for a peer."""
+"""Buffers commands that arrive in the middle of a step, while it waits for a peer."""
 
 from typing import Final
 
@@ -7,17 +7,17 @@ from mlx_dp.worker.channel import Channel
 from mlx_dp.worker.peers import PassEndedError
 
 _MAX_HELD: Final = 1_024
-"""Then nothing more is read: a controller that says so much must wait itself."""
+"""Then nothing more is read, so that the controller's own queue fills up."""
 
 
-class ShutdownAskedError(PassEndedError):
-    """The controller said Shutdown while a step waited for a peer."""
+class ShutdownRequestedError(PassEndedError):
+    """The controller sent Shutdown while a step waited for a peer."""
 
 
-class HeldVerbs:
+class BufferedChannel:
     """A channel that can be listened to in the middle of a step.
 
-    Shutdown takes effect at once; all else is held for the next ``drain``, in its order.
+    Shutdown takes effect at once; other commands are kept for the next ``drain``, in order.
     """
 
     def __init__(self, channel: Channel) -> None:
@@ -47,10 +47,10 @@ class HeldVerbs:
         return self._channel.wait(timeout_s, beside)
 
     def listen(self) -> None:
-        """Read what is there and hold it. Raises ShutdownAskedError."""
+        """Read the commands that have arrived, and keep them. Raises ShutdownRequestedError."""
         if len(self._held) >= _MAX_HELD:
             return
-        verbs = self._channel.drain()
-        self._held += verbs
-        if any(isinstance(verb, Shutdown) for verb in verbs):
-            raise ShutdownAskedError("the controller said Shutdown")
+        commands = self._channel.drain()
+        self._held += commands
+        if any(isinstance(command, Shutdown) for command in commands):
+            raise ShutdownRequestedError("the controller sent Shutdown")

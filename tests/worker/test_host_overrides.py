@@ -3,22 +3,22 @@ from pathlib import Path
 
 from worker_starts import mlx_start
 
-from mlx_dp.worker.own_machine import OwnMachine
+from mlx_dp.worker.host_overrides import HostOverrides
 
 START = mlx_start(Path("/there"), memory_nbytes=10)
 
 
 def test_what_this_machine_has_takes_the_place_of_what_the_controller_has() -> None:
-    start = OwnMachine(model_path="/here", memory_nbytes=7).apply(START)
+    start = HostOverrides(model_path="/here", memory_nbytes=7).apply(START)
     assert (start.model_path, start.memory_nbytes) == ("/here", 7)
     assert start.share == START.share
 
 
 def test_code_of_a_model_runs_only_where_the_machine_s_owner_wants_it() -> None:
     asked = replace(START, trust_remote_code=True)
-    assert not OwnMachine(trust_remote_code=False).apply(asked).trust_remote_code
-    assert OwnMachine(trust_remote_code=True).apply(START).trust_remote_code
+    assert not HostOverrides(trust_remote_code=False).apply(asked).trust_remote_code
+    assert HostOverrides(trust_remote_code=True).apply(START).trust_remote_code
 
 
 def test_without_anything_of_its_own_it_does_as_it_is_told() -> None:
-    assert OwnMachine().apply(START) == START
+    assert HostOverrides().apply(START) == START

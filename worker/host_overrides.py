@@ -1,4 +1,4 @@
-"""What a worker that shares no machine with its controller has in place of the controller's."""
+"""A remote host's overrides of Start: model path, memory, trust in the model's code."""
 
 from dataclasses import dataclass, replace
 
@@ -6,13 +6,13 @@ from mlx_dp.proto.messages import Start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OwnMachine:
-    """Where the model lies here, and this device's memory. None: as ``Start`` says."""
+class HostOverrides:
+    """The model's path here, and this device's memory. None: as in ``Start``."""
 
     model_path: str | None = None
     memory_nbytes: int | None = None
     trust_remote_code: bool | None = None
-    """Whose machine it is decides whether the model may bring code that is run."""
+    """The host's owner decides whether code of the model may run there."""
 
     def apply(self, start: Start) -> Start:
         if self.model_path is not None:
