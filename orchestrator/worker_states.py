@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from mlx_dp.proto.batching import Batching
+from mlx_dp.proto.messages.batching import Batching
 
 
 class WorkerStatus(StrEnum):

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from mlx_dp.kvcache.batch_form import BatchForm
-from mlx_dp.proto.sampling_params import SamplingParams
-from mlx_dp.worker.decode_batch import DecodeBatch
-from mlx_dp.worker.engine import EngineRequest
-from mlx_dp.worker.loaded_model import LoadedModel, load
-from mlx_dp.worker.prefill import Prefill
-from mlx_dp.worker.prompt_chunk import PromptChunk
+from mlx_dp.kvcache.batch.batch_form import BatchForm
+from mlx_dp.proto.messages.sampling_params import SamplingParams
+from mlx_dp.worker.contract.engine import EngineRequest
+from mlx_dp.worker.engine.decode_batch import DecodeBatch
+from mlx_dp.worker.engine.prefill import Prefill
+from mlx_dp.worker.engine.prompt_chunk import PromptChunk
+from mlx_dp.worker.loading.loaded_model import LoadedModel, load
 
 GREEDY = SamplingParams(temperature=0.0)
 MIXES = {

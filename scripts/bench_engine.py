@@ -25,7 +25,7 @@ from bench_side import Pair
 from bench_sizes import QUICK, Sizes
 from bench_worker import LocalWorker, OurBatch, start_message
 
-from mlx_dp.proto.ownership import Limits
+from mlx_dp.proto.capacity.ownership import Limits
 
 SECTIONS: Mapping[str, Callable[[Pair, Sizes], Section]] = {
     "steady": steady,

@@ -17,10 +17,10 @@ from bench_collectives import CollectiveClock
 from bench_side import fill
 from bench_worker import LocalWorker, OurBatch, start_message
 
-from mlx_dp.proto.group import DistributedBackend, GroupPlace
-from mlx_dp.proto.messages import Start
-from mlx_dp.proto.ownership import Limits
-from mlx_dp.worker.peers import Peers
+from mlx_dp.proto.capacity.ownership import Limits
+from mlx_dp.proto.messages.group import DistributedBackend, GroupPlace
+from mlx_dp.proto.messages.protocol import Start
+from mlx_dp.worker.contract.peers import Peers
 
 MANY: Final = 2000
 """Tokens of an answer that no measurement comes to the end of."""

@@ -60,8 +60,8 @@ def main() -> int:
     sys.path.insert(0, str(TEMPLATES.parents[2]))
     from template_oracle import SPECIAL, Oracle
 
-    from mlx_dp.orchestrator.text.chat_prompts import ChatPrompts
-    from mlx_dp.orchestrator.text.chat_template import ChatTemplate
+    from mlx_dp.orchestrator.text.chat.chat_prompts import ChatPrompts
+    from mlx_dp.orchestrator.text.chat.chat_template import ChatTemplate
     from mlx_dp.orchestrator.text.text_model import Chat
 
     oracle, rows, worst = Oracle(), [], 0.0

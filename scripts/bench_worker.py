@@ -9,8 +9,10 @@ from typing import Any
 import mlx.core as mx
 from bench_side import PATIENCE_STEPS, Emitted
 
-from mlx_dp.proto.group import GroupPlace
-from mlx_dp.proto.messages import (
+from mlx_dp.proto.capacity.ownership import Limits, divide
+from mlx_dp.proto.capacity.parallel import resolve_topology
+from mlx_dp.proto.messages.group import GroupPlace
+from mlx_dp.proto.messages.protocol import (
     Abort,
     Down,
     EngineKind,
@@ -25,15 +27,13 @@ from mlx_dp.proto.messages import (
     Tokens,
     Up,
 )
-from mlx_dp.proto.ownership import Limits, divide
-from mlx_dp.proto.parallel import resolve_topology
-from mlx_dp.proto.sampling_params import SamplingParams
+from mlx_dp.proto.messages.sampling_params import SamplingParams
 from mlx_dp.worker import startup
 from mlx_dp.worker.buffered_channel import BufferedChannel
-from mlx_dp.worker.engine import Engine
+from mlx_dp.worker.contract.engine import Engine
+from mlx_dp.worker.engine.mlx_engine import MlxEngine
 from mlx_dp.worker.heartbeat import StartHeartbeats
 from mlx_dp.worker.loop import WorkerLoop
-from mlx_dp.worker.mlx_engine import MlxEngine
 
 GREEDY = SamplingParams(temperature=0.0)
 

@@ -6,8 +6,9 @@ from typing import Final
 
 import msgspec
 
-from mlx_dp.proto.codec import PROTOCOL_VERSION, encode
-from mlx_dp.proto.messages import (
+from mlx_dp.proto.capacity.model_shape import ModelShape
+from mlx_dp.proto.capacity.ownership import OwnerCapacity
+from mlx_dp.proto.messages.protocol import (
     Accepted,
     Failed,
     FailureKind,
@@ -20,8 +21,7 @@ from mlx_dp.proto.messages import (
     Tokens,
     Up,
 )
-from mlx_dp.proto.model_shape import ModelShape
-from mlx_dp.proto.ownership import OwnerCapacity
+from mlx_dp.proto.wire.codec import PROTOCOL_VERSION, encode
 
 EPOCHS: Final = (1, 2)
 """Of a request that was granted once, and of one whose worker was lost."""

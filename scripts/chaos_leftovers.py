@@ -15,8 +15,8 @@ import psutil
 from chaos_service import ChaosService
 from chaos_verdict import RowResult
 
-from mlx_dp.proto.controller_channel import SHORT_BASE
-from mlx_dp.proto.socket_directory import PREFIX
+from mlx_dp.proto.wire.controller_channel import SHORT_BASE
+from mlx_dp.proto.wire.socket_directory import PREFIX
 
 LOCK: Final = "lock"
 

@@ -7,7 +7,7 @@ from typing import Any, Final, Protocol
 from chaos_client import Ask, ChaosClient
 from chaos_verdict import Expected
 
-from mlx_dp.proto.sampling_params import SamplingParams
+from mlx_dp.proto.messages.sampling_params import SamplingParams
 from mlx_dp.worker.fake.tokens import FakeAnswer
 
 FAKE_VOCAB: Final = 512

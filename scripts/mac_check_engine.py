@@ -12,7 +12,7 @@ from bench_worker import LocalWorker, OurBatch, start_message
 from mac_check_report import Line, Part, Verdict, judged
 from mac_check_sizes import Sizes
 
-from mlx_dp.proto.ownership import Limits
+from mlx_dp.proto.capacity.ownership import Limits
 
 MEMORY_NBYTES = 4 * 2**30
 AIM = 2.5

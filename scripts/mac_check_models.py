@@ -11,13 +11,13 @@ from mac_check_report import Line, Part, Verdict, judged
 from mac_check_sizes import Sizes
 from mlx_lm.models.cache import make_prompt_cache
 
-from mlx_dp.kvcache.batch_caches import BatchCaches
-from mlx_dp.kvcache.batch_form import BatchForm
+from mlx_dp.kvcache.batch.batch_caches import BatchCaches
+from mlx_dp.kvcache.batch.batch_form import BatchForm
 from mlx_dp.kvcache.row_content import read_caches
-from mlx_dp.worker.batch_check import choose_form
-from mlx_dp.worker.kv_writes import COPIED, copied_share
-from mlx_dp.worker.loaded_model import LoadedModel, load
-from mlx_dp.worker.rounding import MARGIN, difference, tolerance
+from mlx_dp.worker.loading.batch_check import choose_form
+from mlx_dp.worker.loading.kv_writes import COPIED, copied_share
+from mlx_dp.worker.loading.loaded_model import LoadedModel, load
+from mlx_dp.worker.loading.rounding import MARGIN, difference, tolerance
 
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 ROWS = 4

@@ -45,7 +45,7 @@ def check_neighbour() -> None:
 def check_controller_is_device_free() -> None:
     """The whole controller loads without MLX, which would open the device."""
     code = (
-        "import sys, mlx_dp.orchestrator.cli;"
+        "import sys, mlx_dp.orchestrator.cli.commands;"
         "print([name for name in sys.modules if name.split('.')[0] in ('mlx', 'mlx_lm')])"
     )
     loaded = output_of(sys.executable, "-I", "-c", code).strip()

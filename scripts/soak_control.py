@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from bench_worker import LocalWorker
 from soak_requests import RequestMaker, SoakRequest
 
-from mlx_dp.proto.messages import (
+from mlx_dp.proto.messages.protocol import (
     Abort,
     Accepted,
     Failed,

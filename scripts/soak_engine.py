@@ -23,7 +23,7 @@ from soak_control import Job, SoakControl
 from soak_memory import BudgetWatch, MemorySample, growth
 from soak_requests import RequestMaker
 
-from mlx_dp.proto.ownership import Limits
+from mlx_dp.proto.capacity.ownership import Limits
 
 MODELS = ("dense", "hybrid")
 SOAKED_HYBRID = {**HYBRID, "mamba_d_state": 16, "num_key_value_heads": 6}

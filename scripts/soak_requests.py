@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mlx_dp.proto.sampling_params import SamplingParams
+from mlx_dp.proto.messages.sampling_params import SamplingParams
 
 SALTS = ("", "", "", "tenant-a", "tenant-b")
 SHARED_PREFIXES = 12

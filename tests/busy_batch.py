@@ -4,11 +4,11 @@ import mlx.core as mx
 import numpy as np
 from tiny_batches import Alone, prefilled
 
-from mlx_dp.kvcache.batch_form import BatchForm
-from mlx_dp.worker.decode_caches import DecodeCaches
-from mlx_dp.worker.loaded_model import LoadedModel
-from mlx_dp.worker.prefill import Prefill
-from mlx_dp.worker.prompt_chunk import PromptChunk
+from mlx_dp.kvcache.batch.batch_form import BatchForm
+from mlx_dp.worker.engine.decode_caches import DecodeCaches
+from mlx_dp.worker.engine.prefill import Prefill
+from mlx_dp.worker.engine.prompt_chunk import PromptChunk
+from mlx_dp.worker.loading.loaded_model import LoadedModel
 
 
 class Busy:

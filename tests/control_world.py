@@ -9,19 +9,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from mlx_dp.orchestrator.api import Ended, Generation, Granted, NewTokens, Started
 from mlx_dp.orchestrator.control.core import ControlCore
-from mlx_dp.orchestrator.control.fleet import Outside
 from mlx_dp.orchestrator.control.limits import ControlLimits
-from mlx_dp.orchestrator.control.ports import GroupAddresses
-from mlx_dp.orchestrator.control.request_table import RequestTable
-from mlx_dp.orchestrator.control.response_stream import ResponseStream
+from mlx_dp.orchestrator.control.requests.response_stream import ResponseStream
+from mlx_dp.orchestrator.control.state.request_table import RequestTable
+from mlx_dp.orchestrator.control.workers.fleet import Outside
 from mlx_dp.orchestrator.options import HttpOptions, QueueOptions, ServeOptions, WorkerOptions
-from mlx_dp.orchestrator.service import Ended, Generation, Granted, NewTokens, Started
-from mlx_dp.proto.admission import next_tokens
-from mlx_dp.proto.codec import decode_down, decode_up, encode
-from mlx_dp.proto.controller_channel import PeerCongestedError, PeerLostError
+from mlx_dp.orchestrator.ports import GroupAddresses
+from mlx_dp.proto.capacity.model_shape import ModelShape
+from mlx_dp.proto.capacity.ownership import Limits, OwnerCapacity, divide
+from mlx_dp.proto.capacity.parallel import resolve_topology
+from mlx_dp.proto.capacity.request_limits import next_tokens
 from mlx_dp.proto.errors import ProtocolError
-from mlx_dp.proto.messages import (
+from mlx_dp.proto.messages.protocol import (
     Abort,
     Accepted,
     Down,
@@ -49,10 +50,9 @@ from mlx_dp.proto.messages import (
     Up,
     WorkerPhase,
 )
-from mlx_dp.proto.model_shape import ModelShape
-from mlx_dp.proto.ownership import Limits, OwnerCapacity, divide
-from mlx_dp.proto.parallel import resolve_topology
-from mlx_dp.proto.sampling_params import SamplingParams
+from mlx_dp.proto.messages.sampling_params import SamplingParams
+from mlx_dp.proto.wire.codec import decode_down, decode_up, encode
+from mlx_dp.proto.wire.controller_channel import PeerCongestedError, PeerLostError
 
 VOCAB = 97
 SHAPE = ModelShape(

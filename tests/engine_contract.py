@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from mlx_dp.kvcache.cached_prefix import CachedPrefix, Save, SegmentPart
-from mlx_dp.proto.ownership import OwnerCapacity
-from mlx_dp.proto.sampling_params import SamplingParams
-from mlx_dp.worker.engine import Drawn, Engine, EngineRequest, PrefillChunk, StepPlan
+from mlx_dp.kvcache.prefix.cached_prefix import CachedPrefix, Save, SegmentPart
+from mlx_dp.proto.capacity.ownership import OwnerCapacity
+from mlx_dp.proto.messages.sampling_params import SamplingParams
+from mlx_dp.worker.contract.engine import Drawn, Engine, EngineRequest, PrefillChunk, StepPlan
 
 GREEDY = SamplingParams(temperature=0.0)
 SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, seed=7)

@@ -5,8 +5,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from mlx_dp.proto.sampling_params import SamplingParams
-from mlx_dp.worker.engine import Engine, EngineRequest, PrefillChunk, StepPlan
+from mlx_dp.proto.messages.sampling_params import SamplingParams
+from mlx_dp.worker.contract.engine import Engine, EngineRequest, PrefillChunk, StepPlan
 
 GREEDY = SamplingParams(temperature=0.0)
 LENGTHS = (1, 2, 7, 8, 33, 64, 120, 262)

@@ -1,6 +1,6 @@
 """Command lines as values, for tests."""
 
-from mlx_dp.orchestrator.flags import (
+from mlx_dp.orchestrator.config.flags import (
     FakeFlags,
     Flags,
     HttpFlags,
@@ -9,7 +9,7 @@ from mlx_dp.orchestrator.flags import (
     QueueFlags,
     RemoteFlags,
 )
-from mlx_dp.proto.messages import EngineKind
+from mlx_dp.proto.messages.protocol import EngineKind
 
 FAKE_MODEL = ModelFlags(engine=EngineKind.FAKE)
 

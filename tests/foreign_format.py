@@ -7,20 +7,20 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel
 
-from mlx_dp.orchestrator.openai.api_format import (
+from mlx_dp.orchestrator.formats.common.api_format import (
     ChoiceEnd,
     Endpoint,
     ErrorResponse,
     ResponseContext,
     Usage,
 )
-from mlx_dp.orchestrator.openai.errors import ApiError
-from mlx_dp.orchestrator.openai.generation_request import (
+from mlx_dp.orchestrator.formats.common.errors import ApiError
+from mlx_dp.orchestrator.formats.common.generation_request import (
     FieldNames,
     GenerationRequest,
     Prompt,
 )
-from mlx_dp.orchestrator.openai.validation import STRICT
+from mlx_dp.orchestrator.formats.common.validation import STRICT
 from mlx_dp.orchestrator.text.choice_text import Piece
 
 PATH = "/v1/telegrams"

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from mlx_dp.proto.grammar import Grammar, GrammarKind
-from mlx_dp.proto.sampling_params import SamplingParams
-from mlx_dp.worker.engine import EngineRequest
-from mlx_dp.worker.grammar_masks import GrammarMasks, RowMasks
+from mlx_dp.proto.messages.grammar import Grammar, GrammarKind
+from mlx_dp.proto.messages.sampling_params import SamplingParams
+from mlx_dp.worker.contract.engine import EngineRequest
+from mlx_dp.worker.grammar.masks import GrammarMasks, RowMasks
 
 
 def json_schema(text: str) -> Grammar:

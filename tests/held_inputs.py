@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 import pytest
 
-from mlx_dp.kvcache.batched_kv_cache import BatchedKVCache
+from mlx_dp.kvcache.batch.batched_kv_cache import BatchedKVCache
 
 
 @contextmanager

@@ -7,9 +7,9 @@ from typing import Any
 import httpx
 from scripted_service import OPTIONS
 
+from mlx_dp.orchestrator.api import Service
 from mlx_dp.orchestrator.http.app import create_app
 from mlx_dp.orchestrator.options import HttpOptions
-from mlx_dp.orchestrator.service import Service
 from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
 from mlx_dp.orchestrator.text.text_model import TextModel
 

@@ -16,10 +16,10 @@ from kv_reference import (
     PlainRow,
 )
 
-from mlx_dp.kvcache.kv_batch import KVBatch
+from mlx_dp.kvcache.batch.kv_batch import KVBatch
+from mlx_dp.kvcache.batch.kv_step import KVStep
+from mlx_dp.kvcache.batch.slab_step import SlabStep
 from mlx_dp.kvcache.kv_row import LayerKV
-from mlx_dp.kvcache.kv_step import KVStep
-from mlx_dp.kvcache.slab_step import SlabStep
 
 Chunks = Sequence[tuple[PlainGuest, int]]
 """Guests with the number of tokens that each runs."""

@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 
-from mlx_dp.kvcache.guest_chunk import GuestChunk
+from mlx_dp.kvcache.batch.mixed_chunk import GuestChunk
 from mlx_dp.kvcache.kv_row import LayerKV
 
 LAYERS = 2

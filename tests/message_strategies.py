@@ -12,9 +12,9 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 from hypothesis import strategies as st
 from msgspec import Meta
 
-from mlx_dp.proto.group import GroupPlace
-from mlx_dp.proto.messages import TokenChunk
-from mlx_dp.proto.parallel import ParallelState
+from mlx_dp.proto.capacity.parallel import ParallelState
+from mlx_dp.proto.messages.group import GroupPlace
+from mlx_dp.proto.messages.protocol import TokenChunk
 
 LONGEST = 8
 """Of tuples and texts: their bounds have tests of their own."""

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from mlx_dp.proto.model_shape import ModelShape
+from mlx_dp.proto.capacity.model_shape import ModelShape
 
 GB = 10**9
 DENSE = ModelShape(

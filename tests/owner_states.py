@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from mlx_dp.orchestrator.service import OwnerState, WorkerStatus
-from mlx_dp.proto.ownership import OwnerCapacity
+from mlx_dp.orchestrator.api import OwnerState, WorkerStatus
+from mlx_dp.proto.capacity.ownership import OwnerCapacity
 
 QUEUED = OwnerState(
     owner=0,

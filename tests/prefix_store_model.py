@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from typing import NamedTuple
 
-from mlx_dp.kvcache.cached_prefix import CachedPrefix, Save
+from mlx_dp.kvcache.prefix.cached_prefix import CachedPrefix, Save
 
 
 class Text(NamedTuple):

@@ -6,8 +6,8 @@ import mlx.core as mx
 import numpy as np
 from hypothesis import strategies as st
 
-from mlx_dp.proto.sampling_params import SamplingParams
-from mlx_dp.worker.engine import EngineRequest
+from mlx_dp.proto.messages.sampling_params import SamplingParams
+from mlx_dp.worker.contract.engine import EngineRequest
 from mlx_dp.worker.sampling.key import draw_key
 
 VOCAB = 24

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from mlx_dp.proto.messages import (
+from mlx_dp.proto.messages.protocol import (
     Accepted,
     Down,
     Failed,

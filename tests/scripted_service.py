@@ -6,10 +6,7 @@ from dataclasses import replace
 
 from owner_states import READY
 
-from mlx_dp.orchestrator.control.admission import certain_max_tokens
-from mlx_dp.orchestrator.control.counters import Counters
-from mlx_dp.orchestrator.options import HttpOptions
-from mlx_dp.orchestrator.service import (
+from mlx_dp.orchestrator.api import (
     Answer,
     AnswerEvent,
     Ended,
@@ -24,12 +21,15 @@ from mlx_dp.orchestrator.service import (
     ServiceStatus,
     Started,
 )
+from mlx_dp.orchestrator.control.requests.admission import certain_max_tokens
+from mlx_dp.orchestrator.control.state.counters import Counters
+from mlx_dp.orchestrator.options import HttpOptions
 from mlx_dp.orchestrator.service_counters import ControllerCounters, RequestObserver
 from mlx_dp.orchestrator.worker_states import RestartRefusedError, WorkerState
-from mlx_dp.proto.admission import AdmissionLimits
-from mlx_dp.proto.batching import Batching
-from mlx_dp.proto.messages import FinishReason
-from mlx_dp.proto.parallel import ReplicaMode
+from mlx_dp.proto.capacity.parallel import ReplicaMode
+from mlx_dp.proto.capacity.request_limits import AdmissionLimits
+from mlx_dp.proto.messages.batching import Batching
+from mlx_dp.proto.messages.protocol import FinishReason
 
 API_KEY = "sk-tëst"
 OPTIONS = HttpOptions(served_model_name="demo/fake")

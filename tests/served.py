@@ -18,7 +18,7 @@ import psutil
 
 DEADLINE_S = 200.0
 """Of waits that end with an event: what a busy machine may need, below the timeout of a test."""
-COMMAND = (sys.executable, "-m", "mlx_dp.orchestrator.entry", "serve")
+COMMAND = (sys.executable, "-m", "mlx_dp.orchestrator.cli.entry", "serve")
 
 
 class Served:

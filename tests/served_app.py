@@ -6,11 +6,11 @@ from contextlib import asynccontextmanager
 
 from scripted_service import OPTIONS
 
+from mlx_dp.orchestrator.api import Service
 from mlx_dp.orchestrator.http.app import create_app
-from mlx_dp.orchestrator.http.listen_socket import bound_port, open_socket
-from mlx_dp.orchestrator.http.server import EmbeddedServer
+from mlx_dp.orchestrator.http.connection.listen_socket import bound_port, open_socket
+from mlx_dp.orchestrator.http.connection.server import EmbeddedServer
 from mlx_dp.orchestrator.options import HttpOptions
-from mlx_dp.orchestrator.service import Service
 from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
 from mlx_dp.orchestrator.text.text_model import TextModel
 

@@ -9,10 +9,10 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
-from mlx_dp.kvcache.segments import Segments
-from mlx_dp.worker.decode_batch import DecodeBatch
-from mlx_dp.worker.decode_caches import DecodeCaches
-from mlx_dp.worker.prefill import Prefill
+from mlx_dp.kvcache.prefix.segments import Segments
+from mlx_dp.worker.engine.decode_batch import DecodeBatch
+from mlx_dp.worker.engine.decode_caches import DecodeCaches
+from mlx_dp.worker.engine.prefill import Prefill
 
 _SIZES = (1, 8, 64)
 """Tokens of a pass up to which Metal has kernels of their own: products with one vector, attention

@@ -12,7 +12,7 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import chat_template_utils
 
-from mlx_dp.orchestrator.text.chat_template import ChatTemplate, ChatTemplateError
+from mlx_dp.orchestrator.text.chat.chat_template import ChatTemplate, ChatTemplateError
 
 NOW: Final = datetime(2026, 3, 9, 14, 5, 6)
 SPECIAL: Final = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}

@@ -192,7 +192,7 @@ def test_control_modules_load_no_device_library() -> None:
         ("orchestrator/a.py", "import mlx.core as mx"),
         ("orchestrator/a.py", "def f():\n    from mlx_lm import load"),
         ("orchestrator/sub/a.py", "__import__('mlx.core')"),
-        ("worker/a.py", "from mlx_dp.orchestrator.cli import main"),
+        ("worker/a.py", "from mlx_dp.orchestrator.cli.commands import main"),
         ("kvcache/a.py", "from mlx_dp.worker import engine"),
         ("kvcache/a.py", "from mlx_dp import orchestrator"),
         ("proto/a.py", "from mlx_dp.kvcache.slots import RequestSlots"),
@@ -214,7 +214,7 @@ def test_a_planted_violation_is_found(path: str, source: str) -> None:
     [
         (
             "orchestrator/a.py",
-            "from mlx_dp.proto.messages import Submit\nimport mlx_dp.orchestrator",
+            "from mlx_dp.proto.messages.protocol import Submit\nimport mlx_dp.orchestrator",
         ),
         ("orchestrator/a.py", "command = [sys.executable, '-m', 'mlx_dp.worker']"),
         ("worker/a.py", "import mlx.core as mx\nfrom mlx_dp.kvcache import slots"),

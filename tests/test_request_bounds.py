@@ -14,15 +14,15 @@ import msgspec
 import pytest
 from pydantic import ValidationError
 
-from mlx_dp.orchestrator.http.choices import choice_seed
-from mlx_dp.orchestrator.openai.completion_request import CompletionRequest
-from mlx_dp.orchestrator.openai.openai_format import TextCompletion
-from mlx_dp.orchestrator.openai.sampling import sampling_params
+from mlx_dp.orchestrator.formats.openai.completion_request import CompletionRequest
+from mlx_dp.orchestrator.formats.openai.openai_format import TextCompletion
+from mlx_dp.orchestrator.http.preparation.choices import choice_seed
+from mlx_dp.orchestrator.http.preparation.sampling import sampling_params
 from mlx_dp.orchestrator.text.text_model import SamplingDefaults
-from mlx_dp.proto.codec import decode_down, encode
 from mlx_dp.proto.fields import MAX_CACHE_SALT_CHARS
-from mlx_dp.proto.messages import Submit
-from mlx_dp.proto.sampling_params import SamplingParams
+from mlx_dp.proto.messages.protocol import Submit
+from mlx_dp.proto.messages.sampling_params import SamplingParams
+from mlx_dp.proto.wire.codec import decode_down, encode
 
 SHARED = sorted(
     {field.name for field in fields(SamplingParams)} & CompletionRequest.model_fields.keys()

@@ -9,12 +9,12 @@ import numpy as np
 from mlx_lm.models.cache import make_prompt_cache
 from tiny_models import ARCHITECTURES
 
-from mlx_dp.kvcache import attention
-from mlx_dp.kvcache.cached_prefix import CachedPrefix
-from mlx_dp.kvcache.segments import Segments
-from mlx_dp.worker.engine import PrefillChunk
-from mlx_dp.worker.loaded_model import LoadedModel, inspect
-from mlx_dp.worker.prefill import Prefill
+from mlx_dp.kvcache.batch import attention
+from mlx_dp.kvcache.prefix.cached_prefix import CachedPrefix
+from mlx_dp.kvcache.prefix.segments import Segments
+from mlx_dp.worker.contract.engine import PrefillChunk
+from mlx_dp.worker.engine.prefill import Prefill
+from mlx_dp.worker.loading.loaded_model import LoadedModel, inspect
 
 KINDS = ("llama", "gemma3_text", "qwen3_next", "falcon_h1", "baichuan_m1", "gear", "mamba")
 """KV, windows, states, lists of both, all three, and states alone."""

@@ -2,13 +2,13 @@
 
 from typing import TypeVar
 
-from mlx_dp.proto.messages import Down, FakeEngineOptions, Heartbeat, Submit, Up
-from mlx_dp.proto.ownership import OwnerCapacity, auxiliary_ratio
-from mlx_dp.worker.chunk_budget import ChunkBudget
+from mlx_dp.proto.capacity.ownership import OwnerCapacity, auxiliary_ratio
+from mlx_dp.proto.messages.protocol import Down, FakeEngineOptions, Heartbeat, Submit, Up
 from mlx_dp.worker.fake.engine import KV_BYTES_PER_TOKEN, FakeEngine
 from mlx_dp.worker.heartbeat import HeartbeatSchedule
 from mlx_dp.worker.loop import WorkerLoop
-from mlx_dp.worker.scheduler import Scheduler
+from mlx_dp.worker.scheduling.chunk_budget import ChunkBudget
+from mlx_dp.worker.scheduling.scheduler import Scheduler
 
 _Kind = TypeVar("_Kind", bound=Up)
 

@@ -7,8 +7,9 @@ from typing import assert_never
 
 from worker_bench import FakeChannel, VirtualTime
 
-from mlx_dp.kvcache.cached_prefix import Save
-from mlx_dp.proto.messages import (
+from mlx_dp.kvcache.prefix.cached_prefix import Save
+from mlx_dp.proto.capacity.ownership import OwnerCapacity, auxiliary_ratio
+from mlx_dp.proto.messages.protocol import (
     Abort,
     Accepted,
     FakeEngineOptions,
@@ -24,15 +25,14 @@ from mlx_dp.proto.messages import (
     Submit,
     Tokens,
 )
-from mlx_dp.proto.ownership import OwnerCapacity, auxiliary_ratio
-from mlx_dp.proto.sampling_params import SamplingParams
-from mlx_dp.worker.chunk_budget import ChunkBudget
-from mlx_dp.worker.engine import Drawn, StepPlan
+from mlx_dp.proto.messages.sampling_params import SamplingParams
+from mlx_dp.worker.contract.engine import Drawn, StepPlan
 from mlx_dp.worker.fake.engine import FakeEngine
 from mlx_dp.worker.fake.tokens import FakeAnswer
 from mlx_dp.worker.heartbeat import HeartbeatSchedule
 from mlx_dp.worker.loop import WorkerLoop
-from mlx_dp.worker.scheduler import Scheduler
+from mlx_dp.worker.scheduling.chunk_budget import ChunkBudget
+from mlx_dp.worker.scheduling.scheduler import Scheduler
 
 VOCAB_SIZE = 300
 CONTEXT_LENGTH = 400

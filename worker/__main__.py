@@ -27,7 +27,7 @@ def main(argv: Sequence[str]) -> int:
     match list(argv):
         case ["convert", *rest]:
             arguments = _watched(rest)
-            from mlx_dp.worker import convert
+            from mlx_dp.worker.gguf import convert
 
             return convert.main(arguments)
         case ["probe", *rest]:
@@ -109,8 +109,8 @@ def _serve(arguments: argparse.Namespace) -> int:
         level=arguments.log_level.upper(),
         format=f"%(asctime)s %(levelname)s worker {arguments.identity} %(name)s: %(message)s",
     )
-    from mlx_dp.proto.key_files import read_worker_keys
-    from mlx_dp.proto.worker_channel import WorkerChannel
+    from mlx_dp.proto.wire.key_files import read_worker_keys
+    from mlx_dp.proto.wire.worker_channel import WorkerChannel
     from mlx_dp.worker.host_overrides import HostOverrides
     from mlx_dp.worker.startup import run_worker
 

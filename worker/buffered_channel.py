@@ -2,9 +2,9 @@
 
 from typing import Final
 
-from mlx_dp.proto.messages import Down, Shutdown, Up
+from mlx_dp.proto.messages.protocol import Down, Shutdown, Up
 from mlx_dp.worker.channel import Channel
-from mlx_dp.worker.peers import PassEndedError
+from mlx_dp.worker.contract.peers import PassEndedError
 
 _MAX_HELD: Final = 1_024
 """Then nothing more is read, so that the controller's own queue fills up."""

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from mlx_dp.proto.messages import Down, Up
+from mlx_dp.proto.messages.protocol import Down, Up
 
 
 class Channel(Protocol):

@@ -6,12 +6,12 @@ from typing import Final
 
 import psutil
 
-from mlx_dp.proto.messages import Heartbeat, WorkerPhase
+from mlx_dp.proto.messages.protocol import Heartbeat, WorkerPhase
 from mlx_dp.worker.buffered_channel import BufferedChannel
-from mlx_dp.worker.engine import Engine
-from mlx_dp.worker.prefill_pace import PrefillPace
-from mlx_dp.worker.scheduler import Scheduler
-from mlx_dp.worker.step_timer import StepTime
+from mlx_dp.worker.contract.engine import Engine
+from mlx_dp.worker.scheduling.prefill_pace import PrefillPace
+from mlx_dp.worker.scheduling.scheduler import Scheduler
+from mlx_dp.worker.scheduling.step_timer import StepTime
 
 
 def resident_nbytes() -> int:

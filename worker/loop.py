@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import assert_never
 
 from mlx_dp.proto.exit_codes import ExitCode
-from mlx_dp.proto.messages import (
+from mlx_dp.proto.messages.protocol import (
     Abort,
     Drain,
     FailureKind,
@@ -16,13 +16,13 @@ from mlx_dp.proto.messages import (
 )
 from mlx_dp.worker.buffered_channel import BufferedChannel, ShutdownRequestedError
 from mlx_dp.worker.channel import Channel
-from mlx_dp.worker.chunk_budget import ChunkBudget
-from mlx_dp.worker.engine import Engine
-from mlx_dp.worker.failure import serving_failure
+from mlx_dp.worker.contract.engine import Engine
+from mlx_dp.worker.contract.failure import serving_failure
 from mlx_dp.worker.heartbeat import HeartbeatSchedule, LoopHeartbeats
-from mlx_dp.worker.scheduler import Scheduler
-from mlx_dp.worker.step_runner import StepRunner
-from mlx_dp.worker.step_timer import StepTimer
+from mlx_dp.worker.scheduling.chunk_budget import ChunkBudget
+from mlx_dp.worker.scheduling.scheduler import Scheduler
+from mlx_dp.worker.scheduling.step_runner import StepRunner
+from mlx_dp.worker.scheduling.step_timer import StepTimer
 
 _logger = logging.getLogger(__name__)
 

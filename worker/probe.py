@@ -12,15 +12,15 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
 from mlx_dp.kvcache.layout import inspect_caches
+from mlx_dp.proto.capacity.rank_weights import RankWeights
 from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.fields import clip_text
-from mlx_dp.proto.rank_weights import RankWeights
-from mlx_dp.worker import device
-from mlx_dp.worker.engine import UnsupportedModelError
-from mlx_dp.worker.model_fault import describe_fault
-from mlx_dp.worker.model_measure import measure_shape
+from mlx_dp.worker.contract.engine import UnsupportedModelError
+from mlx_dp.worker.loading import device
+from mlx_dp.worker.loading.model_fault import describe_fault
+from mlx_dp.worker.loading.model_measure import measure_shape
+from mlx_dp.worker.loading.weight_files import check_weight_files
 from mlx_dp.worker.shards.sharded_load import shard_nbytes
-from mlx_dp.worker.weight_files import check_weight_files
 
 
 def main(argv: list[str]) -> int:

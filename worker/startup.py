@@ -7,9 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final, assert_never
 
+from mlx_dp.proto.capacity.model_shape import resolve_context_length
+from mlx_dp.proto.capacity.ownership import OwnerCapacity, resolve_capacity
+from mlx_dp.proto.capacity.token_pool import cache_nbytes
 from mlx_dp.proto.descriptor_limit import check_descriptor_limit
 from mlx_dp.proto.exit_codes import ExitCode
-from mlx_dp.proto.messages import (
+from mlx_dp.proto.messages.protocol import (
     Abort,
     Drain,
     EngineKind,
@@ -22,19 +25,16 @@ from mlx_dp.proto.messages import (
     Submit,
     WorkerPhase,
 )
-from mlx_dp.proto.model_shape import resolve_context_length
-from mlx_dp.proto.ownership import OwnerCapacity, resolve_capacity
-from mlx_dp.proto.token_pool import cache_nbytes
 from mlx_dp.worker.buffered_channel import BufferedChannel, ShutdownRequestedError
 from mlx_dp.worker.channel import Channel
-from mlx_dp.worker.chunk_budget import ChunkBudget
-from mlx_dp.worker.engine import Engine, EngineFacts
-from mlx_dp.worker.failure import starting_failure
+from mlx_dp.worker.contract.engine import Engine, EngineFacts
+from mlx_dp.worker.contract.failure import starting_failure
 from mlx_dp.worker.fake.engine import FakeEngine
 from mlx_dp.worker.heartbeat import HeartbeatSchedule, StartHeartbeats
 from mlx_dp.worker.host_overrides import HostOverrides
 from mlx_dp.worker.loop import WorkerLoop
-from mlx_dp.worker.scheduler import Scheduler
+from mlx_dp.worker.scheduling.chunk_budget import ChunkBudget
+from mlx_dp.worker.scheduling.scheduler import Scheduler
 from mlx_dp.worker.warm_up import warm_up
 
 _START_POLL_S: Final = 60.0
@@ -141,7 +141,7 @@ def _load(start: Start, beats: StartHeartbeats, clock: Callable[[], float]) -> E
         case EngineKind.MLX:
             check_descriptor_limit()
             # A worker with the fake engine never loads MLX.
-            from mlx_dp.worker.mlx_engine import MlxEngine
+            from mlx_dp.worker.engine.mlx_engine import MlxEngine
 
             return MlxEngine.load(start, beats)
         case _:

@@ -4,12 +4,12 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
-from mlx_dp.proto.admission import AdmissionLimits
-from mlx_dp.proto.messages import Abort, Flush, Rejected, Up
-from mlx_dp.proto.ownership import OwnerCapacity
-from mlx_dp.worker.engine import Engine
-from mlx_dp.worker.scheduler import Scheduler
-from mlx_dp.worker.step_runner import StepRunner
+from mlx_dp.proto.capacity.ownership import OwnerCapacity
+from mlx_dp.proto.capacity.request_limits import AdmissionLimits
+from mlx_dp.proto.messages.protocol import Abort, Flush, Rejected, Up
+from mlx_dp.worker.contract.engine import Engine
+from mlx_dp.worker.scheduling.scheduler import Scheduler
+from mlx_dp.worker.scheduling.step_runner import StepRunner
 from mlx_dp.worker.warm_up_rounds import WarmUpRound, WarmUpScope, warm_up_rounds
 
 _logger = logging.getLogger(__name__)

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Final
 
-from mlx_dp.proto.grammar import Grammar, GrammarKind
-from mlx_dp.proto.messages import Submit
-from mlx_dp.proto.model_shape import ModelShape
-from mlx_dp.proto.sampling_params import SamplingParams
+from mlx_dp.proto.capacity.model_shape import ModelShape
+from mlx_dp.proto.messages.grammar import Grammar, GrammarKind
+from mlx_dp.proto.messages.protocol import Submit
+from mlx_dp.proto.messages.sampling_params import SamplingParams
 
 MAX_WIDTH: Final = 32
 """Rows of the widest batch. A wider one runs the kernels of this one."""

@@ -7,15 +7,15 @@ import time
 from collections.abc import Callable
 from typing import Final, NoReturn
 
+from mlx_dp.orchestrator.api import Answer, Generation, OwnerFlush, ServiceState
 from mlx_dp.orchestrator.control.core import ControlCore
-from mlx_dp.orchestrator.control.fleet import Outside
 from mlx_dp.orchestrator.control.limits import ControlLimits, control_limits
+from mlx_dp.orchestrator.control.workers.fleet import Outside
 from mlx_dp.orchestrator.options import ServeOptions
-from mlx_dp.orchestrator.service import Answer, Generation, OwnerFlush, ServiceState
 from mlx_dp.orchestrator.service_counters import ControllerCounters, RequestObserver
 from mlx_dp.orchestrator.worker_states import WorkerState
-from mlx_dp.proto.admission import AdmissionLimits
-from mlx_dp.proto.messages import FailureKind
+from mlx_dp.proto.capacity.request_limits import AdmissionLimits
+from mlx_dp.proto.messages.protocol import FailureKind
 
 _logger = logging.getLogger(__name__)
 

@@ -6,31 +6,31 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from mlx_dp.orchestrator.control.actions import Loss, RemoveOwner
-from mlx_dp.orchestrator.control.admission import Admission
+from mlx_dp.orchestrator.api import Generation, OverloadedError, RefusedError, ServiceStatus
 from mlx_dp.orchestrator.control.awaitable_predicates import AwaitablePredicates
-from mlx_dp.orchestrator.control.cache_flush import CacheFlushes
-from mlx_dp.orchestrator.control.counters import Counters
-from mlx_dp.orchestrator.control.dispatch import Dispatcher
 from mlx_dp.orchestrator.control.event_dispatch import EventDispatch
-from mlx_dp.orchestrator.control.fleet import Fleet, Outside
-from mlx_dp.orchestrator.control.grant import Grant
-from mlx_dp.orchestrator.control.health import HealthMonitor
-from mlx_dp.orchestrator.control.lifecycle import RequestLifecycle
 from mlx_dp.orchestrator.control.limits import ControlLimits
-from mlx_dp.orchestrator.control.rank import RankTable
-from mlx_dp.orchestrator.control.record import ALIVE
-from mlx_dp.orchestrator.control.request_table import RequestTable
-from mlx_dp.orchestrator.control.response_stream import OpenStreams, ResponseStream
-from mlx_dp.orchestrator.control.rolling_restart import RollingRestart
-from mlx_dp.orchestrator.control.router import Router
-from mlx_dp.orchestrator.control.start_messages import StartMessages
+from mlx_dp.orchestrator.control.requests.admission import Admission
+from mlx_dp.orchestrator.control.requests.cache_flush import CacheFlushes
+from mlx_dp.orchestrator.control.requests.dispatch import Dispatcher
+from mlx_dp.orchestrator.control.requests.lifecycle import RequestLifecycle
+from mlx_dp.orchestrator.control.requests.response_stream import OpenStreams, ResponseStream
+from mlx_dp.orchestrator.control.requests.worker_events import WorkerEvents
+from mlx_dp.orchestrator.control.routing.rank import RankTable
+from mlx_dp.orchestrator.control.routing.router import Router
+from mlx_dp.orchestrator.control.state.counters import Counters
+from mlx_dp.orchestrator.control.state.grant import Grant
+from mlx_dp.orchestrator.control.state.request_table import RequestTable
 from mlx_dp.orchestrator.control.state_views import StateViews
-from mlx_dp.orchestrator.control.supervisor import Supervisor
-from mlx_dp.orchestrator.control.worker_events import WorkerEvents
+from mlx_dp.orchestrator.control.workers.actions import Loss, RemoveOwner
+from mlx_dp.orchestrator.control.workers.fleet import Fleet, Outside
+from mlx_dp.orchestrator.control.workers.health import HealthMonitor
+from mlx_dp.orchestrator.control.workers.record import ALIVE
+from mlx_dp.orchestrator.control.workers.rolling_restart import RollingRestart
+from mlx_dp.orchestrator.control.workers.start_messages import StartMessages
+from mlx_dp.orchestrator.control.workers.supervisor import Supervisor
 from mlx_dp.orchestrator.options import ServeOptions
-from mlx_dp.orchestrator.service import Generation, OverloadedError, RefusedError, ServiceStatus
-from mlx_dp.proto.parallel import ReplicaMode
+from mlx_dp.proto.capacity.parallel import ReplicaMode
 
 _logger = logging.getLogger(__name__)
 

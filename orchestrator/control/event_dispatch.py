@@ -2,15 +2,15 @@
 
 from typing import Final, assert_never
 
-from mlx_dp.orchestrator.control.actions import Loss
-from mlx_dp.orchestrator.control.counters import Counters
-from mlx_dp.orchestrator.control.fleet import Fleet
-from mlx_dp.orchestrator.control.rank import Owner, RankTable
-from mlx_dp.orchestrator.control.supervisor import Supervisor
-from mlx_dp.orchestrator.control.worker_events import WorkerEvents
+from mlx_dp.orchestrator.control.requests.worker_events import WorkerEvents
+from mlx_dp.orchestrator.control.routing.rank import Owner, RankTable
+from mlx_dp.orchestrator.control.state.counters import Counters
+from mlx_dp.orchestrator.control.workers.actions import Loss
+from mlx_dp.orchestrator.control.workers.fleet import Fleet
+from mlx_dp.orchestrator.control.workers.supervisor import Supervisor
 from mlx_dp.orchestrator.worker_states import LossKind
 from mlx_dp.proto.errors import ProtocolError
-from mlx_dp.proto.messages import (
+from mlx_dp.proto.messages.protocol import (
     Accepted,
     Failed,
     Finished,

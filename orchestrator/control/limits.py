@@ -3,11 +3,11 @@
 from dataclasses import dataclass, field
 from typing import Final
 
-from mlx_dp.orchestrator.control.liveness import LivenessLimits
-from mlx_dp.orchestrator.control.restart_budget import RestartLimits
-from mlx_dp.orchestrator.control.start_queue import StartLimits
-from mlx_dp.orchestrator.control.supervisor import SupervisorLimits
+from mlx_dp.orchestrator.control.workers.liveness import LivenessLimits
+from mlx_dp.orchestrator.control.workers.start_queue import StartLimits
+from mlx_dp.orchestrator.control.workers.supervisor import SupervisorLimits
 from mlx_dp.orchestrator.options import WorkerOptions
+from mlx_dp.orchestrator.restart_budget import RestartLimits
 
 # These scale with the time-out: a shorter one also expects faster prefills.
 _PREFILL_TOKENS_A_TIMEOUT: Final = 100.0

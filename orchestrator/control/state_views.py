@@ -3,13 +3,13 @@
 from collections import Counter
 from typing import Final
 
-from mlx_dp.orchestrator.control.counters import Counters
-from mlx_dp.orchestrator.control.fleet import Fleet
-from mlx_dp.orchestrator.control.rank import RankTable
-from mlx_dp.orchestrator.control.record import WorkerRecord
-from mlx_dp.orchestrator.control.rolling_restart import RollingRestart
-from mlx_dp.orchestrator.control.supervisor import Supervisor
-from mlx_dp.orchestrator.service import OwnerState
+from mlx_dp.orchestrator.api import OwnerState
+from mlx_dp.orchestrator.control.routing.rank import RankTable
+from mlx_dp.orchestrator.control.state.counters import Counters
+from mlx_dp.orchestrator.control.workers.fleet import Fleet
+from mlx_dp.orchestrator.control.workers.record import WorkerRecord
+from mlx_dp.orchestrator.control.workers.rolling_restart import RollingRestart
+from mlx_dp.orchestrator.control.workers.supervisor import Supervisor
 from mlx_dp.orchestrator.worker_states import WorkerState
 
 RATE_WINDOW_S: Final = 2.0

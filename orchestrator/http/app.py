@@ -8,28 +8,28 @@ from fastapi import FastAPI, Request, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from mlx_dp.orchestrator.http.cache import flush_cache
-from mlx_dp.orchestrator.http.context import AppContext
+from mlx_dp.orchestrator.api import Service
+from mlx_dp.orchestrator.formats.table import FormatTable, api_formats
+from mlx_dp.orchestrator.http.connection.while_connected import while_connected
 from mlx_dp.orchestrator.http.errors import install_error_handlers
-from mlx_dp.orchestrator.http.format_table import FormatTable, api_formats
-from mlx_dp.orchestrator.http.generation import GenerationRoute
-from mlx_dp.orchestrator.http.health import health, health_generate, live
-from mlx_dp.orchestrator.http.histograms import RequestHistograms
-from mlx_dp.orchestrator.http.loads import get_load, loads
-from mlx_dp.orchestrator.http.metrics import CONTENT_TYPE, Metrics
 from mlx_dp.orchestrator.http.middleware import CloseWhenDraining, RequestMiddleware
-from mlx_dp.orchestrator.http.models import (
+from mlx_dp.orchestrator.http.openapi import install_document
+from mlx_dp.orchestrator.http.routes.cache import flush_cache
+from mlx_dp.orchestrator.http.routes.context import AppContext
+from mlx_dp.orchestrator.http.routes.generation import GenerationRoute
+from mlx_dp.orchestrator.http.routes.health import health, health_generate, live
+from mlx_dp.orchestrator.http.routes.histograms import RequestHistograms
+from mlx_dp.orchestrator.http.routes.loads import get_load, loads
+from mlx_dp.orchestrator.http.routes.metrics import CONTENT_TYPE, Metrics
+from mlx_dp.orchestrator.http.routes.models import (
     model,
     model_info,
     models,
     server_info,
     server_version,
 )
-from mlx_dp.orchestrator.http.openapi import install_document
-from mlx_dp.orchestrator.http.while_connected import while_connected
-from mlx_dp.orchestrator.http.workers import restart_worker, workers
+from mlx_dp.orchestrator.http.routes.workers import restart_worker, workers
 from mlx_dp.orchestrator.options import HttpOptions
-from mlx_dp.orchestrator.service import Service
 from mlx_dp.orchestrator.text.text_model import TextModel
 
 

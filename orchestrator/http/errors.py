@@ -5,10 +5,10 @@ from collections.abc import Awaitable, Callable
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
-from mlx_dp.orchestrator.http.format_table import FormatTable
-from mlx_dp.orchestrator.http.while_connected import ClientGoneError
-from mlx_dp.orchestrator.openai.api_format import ApiFormat
-from mlx_dp.orchestrator.openai.errors import ApiError, internal_error
+from mlx_dp.orchestrator.formats.common.api_format import ApiFormat
+from mlx_dp.orchestrator.formats.common.errors import ApiError, internal_error
+from mlx_dp.orchestrator.formats.table import FormatTable
+from mlx_dp.orchestrator.http.connection.while_connected import ClientGoneError
 
 
 def error_response(error: ApiError, api_format: ApiFormat) -> Response:

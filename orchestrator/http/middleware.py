@@ -13,17 +13,17 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mlx_dp.orchestrator.http.client_protocol import MAX_HEAD_NBYTES
-from mlx_dp.orchestrator.http.cross_origin import CrossOriginPaths, for_listed_origins
+from mlx_dp.orchestrator.api import Service, ServiceStatus
+from mlx_dp.orchestrator.formats.common.errors import ApiError, closing, too_large
+from mlx_dp.orchestrator.formats.table import FormatTable
+from mlx_dp.orchestrator.http.access.cross_origin import CrossOriginPaths, for_listed_origins
+from mlx_dp.orchestrator.http.access.host_policy import HostPolicy
+from mlx_dp.orchestrator.http.access.open_routes import is_open
+from mlx_dp.orchestrator.http.access.route_paths import RoutePaths
+from mlx_dp.orchestrator.http.connection.client_protocol import MAX_HEAD_NBYTES
 from mlx_dp.orchestrator.http.errors import error_response
-from mlx_dp.orchestrator.http.format_table import FormatTable
-from mlx_dp.orchestrator.http.host_policy import HostPolicy
-from mlx_dp.orchestrator.http.open_routes import is_open
-from mlx_dp.orchestrator.http.route_paths import RoutePaths
-from mlx_dp.orchestrator.openai.errors import ApiError, closing, too_large
 from mlx_dp.orchestrator.options import HttpOptions
-from mlx_dp.orchestrator.service import Service, ServiceStatus
-from mlx_dp.proto.loopback import is_loopback
+from mlx_dp.proto.wire.loopback import is_loopback
 
 _ENDING: Final = (ServiceStatus.DRAINING, ServiceStatus.DEAD)
 _CLOSE: Final = (b"connection", b"close")

@@ -7,7 +7,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
-from mlx_dp.orchestrator.http.format_table import FormatTable
+from mlx_dp.orchestrator.formats.table import FormatTable
 
 Json = dict[str, Any]
 

@@ -7,9 +7,9 @@ from typing import Any, Literal
 import msgspec
 
 from mlx_dp.orchestrator.model.child_output import run_child
+from mlx_dp.proto.capacity.model_shape import ModelShape
+from mlx_dp.proto.capacity.rank_weights import RankWeights
 from mlx_dp.proto.errors import ConfigError
-from mlx_dp.proto.model_shape import ModelShape
-from mlx_dp.proto.rank_weights import RankWeights
 
 _TIMEOUT_S = 120.0
 

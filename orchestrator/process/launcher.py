@@ -10,8 +10,8 @@ from typing import Final
 
 import psutil
 
+from mlx_dp.orchestrator.process.child_signals import stop_signals_blocked
 from mlx_dp.orchestrator.process.exit_watch import kill_group, watch_exit
-from mlx_dp.orchestrator.process.held_signals import stop_signals_blocked
 from mlx_dp.orchestrator.process.open_files import check_open_files
 from mlx_dp.orchestrator.process.worker_output import WorkerOutput
 

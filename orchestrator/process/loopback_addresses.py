@@ -5,9 +5,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
-from mlx_dp.orchestrator.control.ports import GroupAddresses
-from mlx_dp.proto.curve import make_keys
-from mlx_dp.proto.router_socket import check_ipc_path
+from mlx_dp.orchestrator.ports import GroupAddresses
+from mlx_dp.proto.wire.curve import make_keys
+from mlx_dp.proto.wire.router_socket import check_ipc_path
 
 LOOPBACK: Final = "127.0.0.1"
 _IPC: Final = "ipc://"

@@ -8,8 +8,8 @@ from typing import Final
 
 import msgspec
 
-from mlx_dp.orchestrator.process.held_signals import run_short_child
-from mlx_dp.proto.grammar import Grammar, complaint_line
+from mlx_dp.orchestrator.process.child_signals import run_short_child
+from mlx_dp.proto.messages.grammar import Grammar, complaint_line
 
 CHILDREN: Final = 2
 REMEMBERED: Final = 256

@@ -13,8 +13,8 @@ from typing import Final
 import msgspec
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from mlx_dp.proto.grammar import Grammar
-from mlx_dp.proto.grammar_source import guidance_limits, guidance_source
+from mlx_dp.proto.messages.grammar import Grammar
+from mlx_dp.proto.messages.grammar_source import guidance_limits, guidance_source
 
 COMPILE_LIMIT_S: Final = 2
 # A quarter of the stack of a worker's main thread, so a grammar that passes here is safe there.

@@ -53,7 +53,7 @@ def _slow(factor: float) -> None:
 
 def _lack_memory() -> None:
     """Be short of memory: nothing fits beside a request that runs."""
-    from mlx_dp.worker.memory_room import MemoryRoom
+    from mlx_dp.worker.scheduling.memory_room import MemoryRoom
 
     def lacks(self: MemoryRoom, nbytes: int) -> bool:
         return False
@@ -96,8 +96,8 @@ def _die_at(tag: str, *, before: bool) -> None:
 
 def _die_in_prefill() -> None:
     """Be killed when a step with prompt tokens has been launched, before any of it is told."""
-    from mlx_dp.worker.engine import StepPlan
-    from mlx_dp.worker.scheduler import Scheduler
+    from mlx_dp.worker.contract.engine import StepPlan
+    from mlx_dp.worker.scheduling.scheduler import Scheduler
 
     plan, launched = Scheduler.plan, Scheduler.launched
     prefills = False
@@ -130,7 +130,7 @@ def _garble() -> None:
 
 
 def _wrap_send(wrapper: Callable[[Callable[[Any, Any], None], Any, Any], None]) -> None:
-    from mlx_dp.proto.worker_channel import WorkerChannel
+    from mlx_dp.proto.wire.worker_channel import WorkerChannel
 
     send = WorkerChannel.send
 
@@ -141,8 +141,8 @@ def _wrap_send(wrapper: Callable[[Callable[[Any, Any], None], Any, Any], None]) 
 
 
 def _die_of_poison() -> None:
-    from mlx_dp.proto.messages import Accepted, Down, Submit
-    from mlx_dp.proto.worker_channel import WorkerChannel
+    from mlx_dp.proto.messages.protocol import Accepted, Down, Submit
+    from mlx_dp.proto.wire.worker_channel import WorkerChannel
 
     poison: set[int] = set()
     drain = WorkerChannel.drain

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 from conformance.scenario import Ask
-from mlx_dp.proto.messages import (
+from mlx_dp.proto.messages.protocol import (
     Abort,
     Accepted,
     Down,
@@ -28,7 +28,7 @@ from mlx_dp.proto.messages import (
     Tokens,
     Up,
 )
-from mlx_dp.proto.sampling_params import SamplingParams
+from mlx_dp.proto.messages.sampling_params import SamplingParams
 
 MAX_TURNS = 20_000
 GREEDY = SamplingParams(temperature=0.0)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from conformance.client import Client
 from conformance.scenario import Ask
-from mlx_dp.proto.messages import Down, Shutdown, Start
+from mlx_dp.proto.messages.protocol import Down, Shutdown, Start
 
 GLANCE_S = 0.02
 """So long an idle worker waits for its peers before its client looks whether all are done."""

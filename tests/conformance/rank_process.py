@@ -21,12 +21,12 @@ from worker_starts import mlx_start
 from conformance.rank_client import RankClient
 from conformance.rank_report import RankJob, RankReport
 from conformance.scenario import Ask, conversation, crowd, short
-from mlx_dp.kvcache.batch_form import BatchForm
+from mlx_dp.kvcache.batch.batch_form import BatchForm
 from mlx_dp.proto.exit_codes import ExitCode
-from mlx_dp.proto.group import GroupPlace
-from mlx_dp.proto.messages import FailureKind
-from mlx_dp.worker import mlx_engine
-from mlx_dp.worker.loaded_model import LoadedModel
+from mlx_dp.proto.messages.group import GroupPlace
+from mlx_dp.proto.messages.protocol import FailureKind
+from mlx_dp.worker.engine import mlx_engine
+from mlx_dp.worker.loading.loaded_model import LoadedModel
 from mlx_dp.worker.lockstep import rank_model
 from mlx_dp.worker.lockstep.lockstep import Lockstep
 from mlx_dp.worker.shards.sharded_block import ShardedBlock

@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from conformance.rank_report import RankJob, RankReport
-from mlx_dp.proto.group import DistributedBackend, GroupPlace
+from mlx_dp.proto.messages.group import DistributedBackend, GroupPlace
 
 TESTS = Path(__file__).resolve().parent.parent
 DEADLINE_S = 240.0

@@ -9,12 +9,12 @@ from worker_starts import mlx_start
 
 from conformance.client import Client
 from conformance.scenario import Ask
-from mlx_dp.kvcache.batch_form import BatchForm
-from mlx_dp.proto import admission
+from mlx_dp.kvcache.batch.batch_form import BatchForm
+from mlx_dp.proto.capacity import request_limits as admission
 from mlx_dp.proto.exit_codes import ExitCode
-from mlx_dp.proto.messages import FailureKind
-from mlx_dp.worker import mlx_engine
-from mlx_dp.worker.loaded_model import LoadedModel
+from mlx_dp.proto.messages.protocol import FailureKind
+from mlx_dp.worker.engine import mlx_engine
+from mlx_dp.worker.loading.loaded_model import LoadedModel
 from mlx_dp.worker.startup import run_worker
 
 MEMORY_NBYTES = 2**30

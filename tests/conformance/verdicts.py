@@ -6,7 +6,7 @@ from typing import Final
 
 from architectures.broken import CHUNK_DEPENDENT
 
-from mlx_dp.kvcache.batch_form import BatchForm
+from mlx_dp.kvcache.batch.batch_form import BatchForm
 
 
 class Verdict(IntEnum):

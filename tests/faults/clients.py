@@ -4,10 +4,10 @@ from collections.abc import Callable
 from functools import cached_property
 
 from faults.schedule import VOCAB_SIZE, Arrival
+from mlx_dp.orchestrator.api import Ended, NewTokens, OverloadedError, RefusedError, Started
 from mlx_dp.orchestrator.control.core import ControlCore
-from mlx_dp.orchestrator.control.response_stream import ResponseStream
-from mlx_dp.orchestrator.service import Ended, NewTokens, OverloadedError, RefusedError, Started
-from mlx_dp.proto.messages import FinishReason
+from mlx_dp.orchestrator.control.requests.response_stream import ResponseStream
+from mlx_dp.proto.messages.protocol import FinishReason
 from mlx_dp.worker.fake.tokens import FakeAnswer
 
 ACCEPTABLE = frozenset({"request_crashed_worker", "worker_lost", "no_worker", "worker_failed"})

@@ -7,20 +7,20 @@ from typing import Final
 from faults.agenda import Act, Agenda
 from faults.grants import GrantWatch
 from faults.schedule import CONTEXT_LENGTH, VOCAB_SIZE, Setting
-from mlx_dp.orchestrator.control.actions import RemoveOwner
 from mlx_dp.orchestrator.control.core import ControlCore
-from mlx_dp.orchestrator.control.fleet import Outside
-from mlx_dp.orchestrator.control.grant import Grant
-from mlx_dp.orchestrator.control.kill_ladder import KillLimits
 from mlx_dp.orchestrator.control.limits import ControlLimits
-from mlx_dp.orchestrator.control.liveness import LivenessLimits
-from mlx_dp.orchestrator.control.restart_budget import RestartLimits
-from mlx_dp.orchestrator.control.start_queue import StartLimits
-from mlx_dp.orchestrator.control.supervisor import SupervisorLimits
+from mlx_dp.orchestrator.control.state.grant import Grant
+from mlx_dp.orchestrator.control.workers.actions import RemoveOwner
+from mlx_dp.orchestrator.control.workers.fleet import Outside
+from mlx_dp.orchestrator.control.workers.kill_ladder import KillLimits
+from mlx_dp.orchestrator.control.workers.liveness import LivenessLimits
+from mlx_dp.orchestrator.control.workers.start_queue import StartLimits
+from mlx_dp.orchestrator.control.workers.supervisor import SupervisorLimits
 from mlx_dp.orchestrator.options import HttpOptions, QueueOptions, ServeOptions, WorkerOptions
-from mlx_dp.proto.messages import EngineKind, FakeEngineOptions
-from mlx_dp.proto.ownership import Limits, divide
-from mlx_dp.proto.parallel import resolve_topology
+from mlx_dp.orchestrator.restart_budget import RestartLimits
+from mlx_dp.proto.capacity.ownership import Limits, divide
+from mlx_dp.proto.capacity.parallel import resolve_topology
+from mlx_dp.proto.messages.protocol import EngineKind, FakeEngineOptions
 
 CHUNK_TOKENS: Final = 64
 LIVENESS: Final = LivenessLimits(

@@ -8,7 +8,7 @@ from faults.controller_host import CHUNK_TOKENS, LIVENESS, ControllerHost
 from faults.grants import GrantWatch
 from faults.machine import Incarnation, Machine
 from faults.schedule import Schedule
-from mlx_dp.orchestrator.control.rank import Owner
+from mlx_dp.orchestrator.control.routing.rank import Owner
 
 FROZEN_S = LIVENESS.hang_timeout_s + 2 * CHUNK_TOKENS / LIVENESS.slowest_prefill_tokens_per_s + 0.7
 GHOST_S = 1.5

@@ -18,10 +18,10 @@ from faults.schedule import (
     Schedule,
     Setting,
 )
-from mlx_dp.orchestrator.control.policies import METHODS
-from mlx_dp.orchestrator.service import Generation
-from mlx_dp.proto.grammar import Grammar, GrammarKind
-from mlx_dp.proto.sampling_params import SamplingParams
+from mlx_dp.orchestrator.api import Generation
+from mlx_dp.orchestrator.control.routing.policies import METHODS
+from mlx_dp.proto.messages.grammar import Grammar, GrammarKind
+from mlx_dp.proto.messages.sampling_params import SamplingParams
 
 BEGIN_S = 0.8
 """By then, workers have mostly started."""

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 
 from faults.agenda import Agenda
 from faults.schedule import POISON
-from mlx_dp.orchestrator.control.actions import BLAMELESS, RemoveOwner
+from mlx_dp.orchestrator.control.workers.actions import BLAMELESS, RemoveOwner
 from mlx_dp.orchestrator.worker_states import LossKind
 from mlx_dp.proto.errors import ProtocolError
-from mlx_dp.proto.messages import (
+from mlx_dp.proto.messages.protocol import (
     Abort,
     Accepted,
     Down,

@@ -9,9 +9,9 @@ from faults.deadlines import Deadlines
 from faults.grants import POISON_DEATHS, GrantWatch
 from faults.machine import Machine
 from faults.schedule import FaultKind, Schedule
-from mlx_dp.orchestrator.service import ServiceStatus
+from mlx_dp.orchestrator.api import ServiceStatus
 from mlx_dp.orchestrator.worker_states import WorkerStatus
-from mlx_dp.proto.messages import FinishReason, Flush
+from mlx_dp.proto.messages.protocol import FinishReason, Flush
 
 
 class Invariants:

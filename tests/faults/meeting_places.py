@@ -1,6 +1,6 @@
 """Addresses of a simulated group, which are asked for once a start."""
 
-from mlx_dp.orchestrator.control.ports import GroupAddresses
+from mlx_dp.orchestrator.ports import GroupAddresses
 
 
 class MeetingPlaces:

@@ -6,21 +6,21 @@ from weakref import WeakKeyDictionary
 
 import pytest
 
-from mlx_dp.orchestrator.control import lifecycle
-from mlx_dp.orchestrator.control.actions import Loss
-from mlx_dp.orchestrator.control.correlated_crashes import CorrelatedCrashes
-from mlx_dp.orchestrator.control.dispatch import Dispatcher
-from mlx_dp.orchestrator.control.grant import Grant
-from mlx_dp.orchestrator.control.rank import Owner
-from mlx_dp.orchestrator.control.replay import after_loss
-from mlx_dp.orchestrator.control.request_entry import RequestEntry
-from mlx_dp.orchestrator.control.request_queue import RequestQueue
-from mlx_dp.orchestrator.control.request_table import RequestTable
-from mlx_dp.orchestrator.control.response_stream import OpenStreams
-from mlx_dp.orchestrator.control.worker_events import WorkerEvents
-from mlx_dp.orchestrator.service import Ended
+from mlx_dp.orchestrator.api import Ended
+from mlx_dp.orchestrator.control.requests import lifecycle
+from mlx_dp.orchestrator.control.requests.correlated_crashes import CorrelatedCrashes
+from mlx_dp.orchestrator.control.requests.dispatch import Dispatcher
+from mlx_dp.orchestrator.control.requests.replay import after_loss
+from mlx_dp.orchestrator.control.requests.response_stream import OpenStreams
+from mlx_dp.orchestrator.control.requests.worker_events import WorkerEvents
+from mlx_dp.orchestrator.control.routing.rank import Owner
+from mlx_dp.orchestrator.control.state.grant import Grant
+from mlx_dp.orchestrator.control.state.request_entry import RequestEntry
+from mlx_dp.orchestrator.control.state.request_queue import RequestQueue
+from mlx_dp.orchestrator.control.state.request_table import RequestTable
+from mlx_dp.orchestrator.control.workers.actions import Loss
 from mlx_dp.proto.errors import ProtocolError
-from mlx_dp.proto.messages import FinishReason, Rejected, RejectReason, TokenChunk
+from mlx_dp.proto.messages.protocol import FinishReason, Rejected, RejectReason, TokenChunk
 
 Patch = pytest.MonkeyPatch
 
@@ -46,7 +46,7 @@ def the_last_token_is_sent_again(patch: Patch) -> None:
 
 
 def replays_forget_the_last_token(patch: Patch) -> None:
-    from mlx_dp.orchestrator.control import dispatch
+    from mlx_dp.orchestrator.control.requests import dispatch
 
     submit_of = dispatch._submit
 

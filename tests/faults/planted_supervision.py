@@ -5,18 +5,18 @@ from typing import Any
 
 import pytest
 
-from mlx_dp.orchestrator.control import loss as loss_rules
-from mlx_dp.orchestrator.control import supervisor
 from mlx_dp.orchestrator.control.core import ControlCore
 from mlx_dp.orchestrator.control.event_dispatch import EventDispatch
-from mlx_dp.orchestrator.control.fleet import Fleet
-from mlx_dp.orchestrator.control.health import HealthMonitor
-from mlx_dp.orchestrator.control.kill_ladder import lose
-from mlx_dp.orchestrator.control.liveness import OwnLag
-from mlx_dp.orchestrator.control.record import FailureDomain
-from mlx_dp.orchestrator.control.restart_budget import RestartBudget
+from mlx_dp.orchestrator.control.workers import loss as loss_rules
+from mlx_dp.orchestrator.control.workers import supervisor
+from mlx_dp.orchestrator.control.workers.fleet import Fleet
+from mlx_dp.orchestrator.control.workers.health import HealthMonitor
+from mlx_dp.orchestrator.control.workers.kill_ladder import lose
+from mlx_dp.orchestrator.control.workers.liveness import OwnLag
+from mlx_dp.orchestrator.control.workers.record import FailureDomain
+from mlx_dp.orchestrator.restart_budget import RestartBudget
 from mlx_dp.proto.errors import ProtocolError
-from mlx_dp.proto.messages import Up
+from mlx_dp.proto.messages.protocol import Up
 
 Patch = pytest.MonkeyPatch
 

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from mlx_dp.kvcache.prefix_cache import PrefixCache, PrefixRequest
-from mlx_dp.kvcache.request_slots import RequestSlots
-from mlx_dp.proto.messages import FinishReason, Prefilled
-from mlx_dp.worker.running_request import RunningRequest
-from mlx_dp.worker.scheduler import Scheduler
-from mlx_dp.worker.step_runner import StepRunner
+from mlx_dp.kvcache.prefix.prefix_cache import PrefixCache, PrefixRequest
+from mlx_dp.kvcache.slots.request_slots import RequestSlots
+from mlx_dp.proto.messages.protocol import FinishReason, Prefilled
+from mlx_dp.worker.scheduling.running_request import RunningRequest
+from mlx_dp.worker.scheduling.scheduler import Scheduler
+from mlx_dp.worker.scheduling.step_runner import StepRunner
 
 Patch = pytest.MonkeyPatch
 

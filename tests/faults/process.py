@@ -11,7 +11,7 @@ from faults.schedule import Boot, Setting
 from faults.serving import Serving
 from faults.worker_end import ProcessDiedError, WorkerEnd
 from mlx_dp.proto.exit_codes import ExitCode
-from mlx_dp.proto.messages import Failed, FailureKind, Hello, Shutdown, Start
+from mlx_dp.proto.messages.protocol import Failed, FailureKind, Hello, Shutdown, Start
 
 SLOWNESS: Final = 20.0
 CHECK_TURNS: Final = 8

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 from enum import StrEnum
 
-from mlx_dp.orchestrator.service import Generation
+from mlx_dp.orchestrator.api import Generation
 
 VOCAB_SIZE = 200
 POISON = VOCAB_SIZE - 1

@@ -5,14 +5,14 @@ from dataclasses import dataclass, replace
 from faults.agenda import Agenda
 from faults.schedule import Setting
 from faults.worker_end import WorkerEnd
-from mlx_dp.proto.messages import FakeEngineOptions, Ready, Start
-from mlx_dp.proto.ownership import resolve_capacity
-from mlx_dp.worker.chunk_budget import ChunkBudget
-from mlx_dp.worker.engine import Drawn, EngineRequest, StepPlan
+from mlx_dp.proto.capacity.ownership import resolve_capacity
+from mlx_dp.proto.messages.protocol import FakeEngineOptions, Ready, Start
+from mlx_dp.worker.contract.engine import Drawn, EngineRequest, StepPlan
 from mlx_dp.worker.fake.engine import FakeEngine
 from mlx_dp.worker.heartbeat import HeartbeatSchedule
 from mlx_dp.worker.loop import WorkerLoop
-from mlx_dp.worker.scheduler import Scheduler
+from mlx_dp.worker.scheduling.chunk_budget import ChunkBudget
+from mlx_dp.worker.scheduling.scheduler import Scheduler
 
 
 class WatchedEngine(FakeEngine):

@@ -15,9 +15,9 @@ from faults.machine import Machine
 from faults.meeting_places import MeetingPlaces
 from faults.schedule import SLEEPS, Schedule
 from faults.wire import Wire
-from mlx_dp.orchestrator.control.fleet import Outside
+from mlx_dp.orchestrator.control.workers.fleet import Outside
 from mlx_dp.orchestrator.worker_states import WorkerStatus
-from mlx_dp.proto import admission
+from mlx_dp.proto.capacity import request_limits as admission
 
 PATIENCE_S = 60.0
 """From the last fault to quiet. No time-out of a request is so short, so that none can help."""

@@ -10,8 +10,8 @@ from typing import Final
 from worker_bench import Bench, submit
 
 from faults.step_device import LIMITS, HonestEngine, JudgedChannel, StepDevice, options
-from mlx_dp.orchestrator.control.liveness import Verdict
-from mlx_dp.proto.messages import Submit
+from mlx_dp.orchestrator.control.workers.liveness import Verdict
+from mlx_dp.proto.messages.protocol import Submit
 
 FEW_TOKENS_S: Final = 2.5
 """Allowed for a prompt so short that its end is not worth a heartbeat."""

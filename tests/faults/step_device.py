@@ -6,10 +6,15 @@ from typing import Any
 
 from worker_bench import FakeChannel, VirtualTime
 
-from mlx_dp.orchestrator.control.heartbeats import Heartbeats
-from mlx_dp.orchestrator.control.liveness import LivenessLimits, Verdict, judge, step_allowance_s
-from mlx_dp.proto.messages import FakeEngineOptions, Heartbeat, Tokens, Up
-from mlx_dp.worker.engine import Drawn, StepPlan
+from mlx_dp.orchestrator.control.routing.heartbeats import Heartbeats
+from mlx_dp.orchestrator.control.workers.liveness import (
+    LivenessLimits,
+    Verdict,
+    judge,
+    step_allowance_s,
+)
+from mlx_dp.proto.messages.protocol import FakeEngineOptions, Heartbeat, Tokens, Up
+from mlx_dp.worker.contract.engine import Drawn, StepPlan
 from mlx_dp.worker.fake.engine import FakeEngine
 
 LIMITS = LivenessLimits()

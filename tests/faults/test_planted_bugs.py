@@ -8,7 +8,7 @@ from faults.draw import draw
 from faults.planted_bugs import PLANTED
 from faults.replay import SimulationError, first_failure, run_seed, shrink
 from faults.schedule import FaultKind, Schedule
-from mlx_dp.orchestrator.control.rank import RankTable
+from mlx_dp.orchestrator.control.routing.rank import RankTable
 
 SEEDS = range(400)
 """Without a bug, all of these runs succeed."""

@@ -9,10 +9,10 @@ from faults.agenda import Agenda
 from faults.armed import Armed
 from faults.grants import GrantWatch
 from faults.lane import Lane
-from mlx_dp.proto.codec import decode_up, encode
-from mlx_dp.proto.controller_channel import PeerCongestedError, PeerLostError
 from mlx_dp.proto.errors import ProtocolError
-from mlx_dp.proto.messages import Down, Up
+from mlx_dp.proto.messages.protocol import Down, Up
+from mlx_dp.proto.wire.codec import decode_up, encode
+from mlx_dp.proto.wire.controller_channel import PeerCongestedError, PeerLostError
 
 FULL_FRAMES = 40
 """A worker with so many frames unread has to wait for the controller."""

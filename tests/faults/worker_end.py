@@ -6,9 +6,8 @@ from collections.abc import Callable
 from faults.armed import Armed
 from faults.schedule import POISON, FaultKind
 from faults.wire import Link
-from mlx_dp.proto.codec import decode_down, encode
 from mlx_dp.proto.errors import ProtocolError
-from mlx_dp.proto.messages import (
+from mlx_dp.proto.messages.protocol import (
     Accepted,
     Down,
     Finished,
@@ -18,6 +17,7 @@ from mlx_dp.proto.messages import (
     Tokens,
     Up,
 )
+from mlx_dp.proto.wire.codec import decode_down, encode
 
 
 class ProcessDiedError(Exception):

@@ -18,9 +18,9 @@ from mlx_dp.kvcache.kinds import UNKNOWN, CacheKind, LeafArrays, Store, kind_of
 from mlx_dp.kvcache.kv_row import LayerKV
 from mlx_dp.kvcache.layout import inspect_caches
 from mlx_dp.kvcache.row_content import fill_caches, read_caches
-from mlx_dp.proto.batching import Batching
-from mlx_dp.worker.batch_check import choose_form
-from mlx_dp.worker.loaded_model import LoadedModel, load
+from mlx_dp.proto.messages.batching import Batching
+from mlx_dp.worker.loading.batch_check import choose_form
+from mlx_dp.worker.loading.loaded_model import LoadedModel, load
 
 pytestmark = pytest.mark.mlx
 

@@ -14,6 +14,7 @@ from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, QuantizedKVCach
 
 from mlx_dp.kvcache.kv_row import LayerKV
 from mlx_dp.kvcache.layout import inspect_caches
+from mlx_dp.kvcache.prefix.segments import Segments
 from mlx_dp.kvcache.row_content import (
     RowContent,
     Snapshot,
@@ -22,7 +23,6 @@ from mlx_dp.kvcache.row_content import (
     make_room,
     read_caches,
 )
-from mlx_dp.kvcache.segments import Segments
 
 pytestmark = pytest.mark.mlx
 

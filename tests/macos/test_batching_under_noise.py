@@ -17,15 +17,15 @@ import mlx.nn as nn
 from macos.matmul_noise import ONE_ULP, TF32, TWO_ULPS, MatmulNoise, matmul_noise
 from tiny_models import ARCHITECTURES
 
-from mlx_dp.kvcache import attention
-from mlx_dp.kvcache.batched_kv_cache import BatchedKVCache
-from mlx_dp.proto.batching import Batching
-from mlx_dp.worker.batch_check import ALONE, choose_form
-from mlx_dp.worker.engine import UnsupportedModelError
-from mlx_dp.worker.loaded_model import LoadedModel, inspect
-from mlx_dp.worker.padding_check import keeps_padding_out
-from mlx_dp.worker.rounding import FLOAT32_TOLERANCE
-from mlx_dp.worker.row_noise import decode_noise
+from mlx_dp.kvcache.batch import attention
+from mlx_dp.kvcache.batch.batched_kv_cache import BatchedKVCache
+from mlx_dp.proto.messages.batching import Batching
+from mlx_dp.worker.contract.engine import UnsupportedModelError
+from mlx_dp.worker.loading.batch_check import ALONE, choose_form
+from mlx_dp.worker.loading.loaded_model import LoadedModel, inspect
+from mlx_dp.worker.loading.padding_check import keeps_padding_out
+from mlx_dp.worker.loading.rounding import FLOAT32_TOLERANCE
+from mlx_dp.worker.loading.row_noise import decode_noise
 from mlx_dp.worker.shards.sharded_load import shard_model
 
 pytestmark = pytest.mark.mlx

@@ -14,8 +14,8 @@ from control_world import World, serve_options
 from scripted_service import OPTIONS
 
 from mlx_dp.orchestrator.control.controller import Controller
-from mlx_dp.orchestrator.control.fleet import Outside
 from mlx_dp.orchestrator.control.limits import ControlLimits
+from mlx_dp.orchestrator.control.workers.fleet import Outside
 from mlx_dp.orchestrator.http.app import create_app
 from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
 

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("mlx.core")
 
-from mlx_dp.proto.messages import (
+from mlx_dp.proto.messages.protocol import (
     Accepted,
     Finished,
     FinishReason,

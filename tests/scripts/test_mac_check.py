@@ -15,7 +15,7 @@ pytest.importorskip("mlx.core")
 Load = Callable[[str], ModuleType]
 OUTPUT = """\
 .F..s
-FAILED tests/worker/test_device.py::test_it[1] - AssertionError: /Users/somebody/x
+FAILED tests/worker/loading/test_device.py::test_it[1] - AssertionError: /Users/somebody/x
 1 failed, 3 passed, 1 skipped, 2 deselected in 3.25s
 """
 
@@ -89,7 +89,7 @@ def test_the_tests_are_told_by_counts_and_names(load: Load) -> None:
     lines = load("mac_check_tests").lines_of(OUTPUT, 1)
     assert [line.value for line in lines] == [
         "1 failed, 3 passed, 1 skipped",
-        "tests/worker/test_device.py::test_it[1]",
+        "tests/worker/loading/test_device.py::test_it[1]",
     ]
     assert {line.verdict.value for line in lines} == {"not good"}
 

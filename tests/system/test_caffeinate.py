@@ -13,7 +13,7 @@ pytestmark = pytest.mark.system
 ON_MACOS = """
 from mlx_dp.orchestrator.process.power_assertion import keep_awake
 keep_awake.__wrapped__.__kwdefaults__["platform"] = "darwin"
-from mlx_dp.orchestrator.cli import main
+from mlx_dp.orchestrator.cli.commands import main
 main()
 """
 SERVE = (sys.executable, "-c", ON_MACOS, "serve", "--engine", "fake", "--port", "0")

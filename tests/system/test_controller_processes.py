@@ -10,12 +10,7 @@ import psutil
 import pytest
 from control_world import serve_options
 
-from mlx_dp.orchestrator.control.controller import Controller, ServiceDeadError
-from mlx_dp.orchestrator.control.fleet import Outside
-from mlx_dp.orchestrator.control.limits import control_limits
-from mlx_dp.orchestrator.options import ServeOptions
-from mlx_dp.orchestrator.process.launcher import ProcessLauncher
-from mlx_dp.orchestrator.service import (
+from mlx_dp.orchestrator.api import (
     Ended,
     Generation,
     Granted,
@@ -23,10 +18,15 @@ from mlx_dp.orchestrator.service import (
     ServiceStatus,
     Started,
 )
-from mlx_dp.proto.controller_channel import ControllerChannel
-from mlx_dp.proto.fake_engine_options import FakeEngineOptions
-from mlx_dp.proto.messages import FailureKind, FinishReason
-from mlx_dp.proto.sampling_params import SamplingParams
+from mlx_dp.orchestrator.control.controller import Controller, ServiceDeadError
+from mlx_dp.orchestrator.control.limits import control_limits
+from mlx_dp.orchestrator.control.workers.fleet import Outside
+from mlx_dp.orchestrator.options import ServeOptions
+from mlx_dp.orchestrator.process.launcher import ProcessLauncher
+from mlx_dp.proto.messages.fake_engine_options import FakeEngineOptions
+from mlx_dp.proto.messages.protocol import FailureKind, FinishReason
+from mlx_dp.proto.messages.sampling_params import SamplingParams
+from mlx_dp.proto.wire.controller_channel import ControllerChannel
 
 pytestmark = pytest.mark.system
 

@@ -147,7 +147,7 @@ def wait(wanted, *rest, **more):
         sys.stdin.read()
     return real(wanted, *rest, **more)
 builtins.__import__ = wait
-from mlx_dp.orchestrator.entry import main
+from mlx_dp.orchestrator.cli.entry import main
 main()
 """
 

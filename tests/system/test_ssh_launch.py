@@ -120,7 +120,7 @@ def test_a_host_that_ssh_cannot_reach_ends_the_service_with_the_words_of_ssh(
 
 
 def test_a_worker_host_that_is_refused_is_not_launched_again(hosts, tmp_path) -> None:
-    from mlx_dp.proto.key_files import write_keys
+    from mlx_dp.proto.wire.key_files import write_keys
 
     keys = tmp_path / "keys"
     write_keys(keys, ["worker"])

@@ -10,11 +10,11 @@ import pytest
 from network_hosts import FAR, NEAR, FarHost, why_not
 from served import Served, wait_until
 
-from mlx_dp.proto.key_files import write_keys
+from mlx_dp.proto.wire.key_files import write_keys
 
 pytestmark = pytest.mark.system
 
-WORKER = (sys.executable, "-m", "mlx_dp.orchestrator.entry", "worker")
+WORKER = (sys.executable, "-m", "mlx_dp.orchestrator.cli.entry", "worker")
 FAKE = ("--engine", "fake", "--fake-decode-rate", "100")
 BODY = {"prompt": "hello", "max_tokens": 160, "ignore_eos": True, "seed": 7}
 

@@ -13,12 +13,12 @@ from typing import TypeVar
 import pytest
 import zmq
 
-from mlx_dp.proto.codec import decode_up, encode
+from mlx_dp.proto.capacity.ownership import Limits, OwnerSlice, divide
+from mlx_dp.proto.capacity.parallel import resolve_topology
 from mlx_dp.proto.exit_codes import ExitCode
-from mlx_dp.proto.messages import Down, EngineKind, FakeEngineOptions, Start, Up
-from mlx_dp.proto.ownership import Limits, OwnerSlice, divide
-from mlx_dp.proto.parallel import resolve_topology
-from mlx_dp.proto.worker_channel import WorkerChannel
+from mlx_dp.proto.messages.protocol import Down, EngineKind, FakeEngineOptions, Start, Up
+from mlx_dp.proto.wire.codec import decode_up, encode
+from mlx_dp.proto.wire.worker_channel import WorkerChannel
 from mlx_dp.worker.startup import run_worker
 
 DEADLINE_S = 200.0

@@ -1,7 +1,7 @@
 import pytest
 from worker_bench import FakeChannel, VirtualTime, submit
 
-from mlx_dp.proto.messages import Abort, Drain, Shutdown
+from mlx_dp.proto.messages.protocol import Abort, Drain, Shutdown
 from mlx_dp.worker.buffered_channel import BufferedChannel, ShutdownRequestedError
 
 

@@ -7,8 +7,8 @@ import pytest
 from worker_bench import Bench, submit
 
 from mlx_dp.proto.exit_codes import ExitCode
-from mlx_dp.proto.grammar import Grammar, GrammarKind
-from mlx_dp.proto.messages import (
+from mlx_dp.proto.messages.grammar import Grammar, GrammarKind
+from mlx_dp.proto.messages.protocol import (
     Abort,
     Accepted,
     Drain,
@@ -25,7 +25,7 @@ from mlx_dp.proto.messages import (
     Tokens,
     WorkerPhase,
 )
-from mlx_dp.worker.engine import Drawn, EngineRequest, StepPlan
+from mlx_dp.worker.contract.engine import Drawn, EngineRequest, StepPlan
 from mlx_dp.worker.fake.engine import FakeEngine
 
 

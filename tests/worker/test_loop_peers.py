@@ -6,11 +6,18 @@ import pytest
 from worker_bench import Bench, FakeChannel, submit
 
 from mlx_dp.proto.exit_codes import ExitCode
-from mlx_dp.proto.messages import Failed, FailureKind, Heartbeat, Rejected, Shutdown, Tokens
-from mlx_dp.proto.pass_totals import PassTotals
-from mlx_dp.worker.engine import Drawn, StepPlan
+from mlx_dp.proto.messages.pass_totals import PassTotals
+from mlx_dp.proto.messages.protocol import (
+    Failed,
+    FailureKind,
+    Heartbeat,
+    Rejected,
+    Shutdown,
+    Tokens,
+)
+from mlx_dp.worker.contract.engine import Drawn, StepPlan
+from mlx_dp.worker.contract.peers import PassWatch, RankLostError
 from mlx_dp.worker.fake.engine import FakeEngine
-from mlx_dp.worker.peers import PassWatch, RankLostError
 
 FD = 77
 

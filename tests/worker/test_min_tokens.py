@@ -18,8 +18,8 @@ from tiny_models import ARCHITECTURES
 from worker_starts import mlx_start
 
 from mlx_dp.proto.exit_codes import ExitCode
-from mlx_dp.proto.messages import Down, FinishReason, Submit
-from mlx_dp.proto.sampling_params import SamplingParams
+from mlx_dp.proto.messages.protocol import Down, FinishReason, Submit
+from mlx_dp.proto.messages.sampling_params import SamplingParams
 from mlx_dp.worker.startup import run_worker
 
 pytestmark = pytest.mark.mlx

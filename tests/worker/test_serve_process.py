@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from mlx_dp.proto.exit_codes import ExitCode
-from mlx_dp.proto.messages import (
+from mlx_dp.proto.messages.protocol import (
     Accepted,
     EngineKind,
     Failed,
@@ -164,9 +164,9 @@ def test_a_missing_model_ends_the_start_with_a_sentence(
 
 FAKE_LIFE = """
 import sys
-from mlx_dp.proto.messages import EngineKind, Shutdown, Start, Submit
-from mlx_dp.proto.ownership import OwnerSlice
-from mlx_dp.proto.parallel import ParallelState
+from mlx_dp.proto.messages.protocol import EngineKind, Shutdown, Start, Submit
+from mlx_dp.proto.capacity.ownership import OwnerSlice
+from mlx_dp.proto.capacity.parallel import ParallelState
 from mlx_dp.worker.startup import run_worker
 
 start = Start(

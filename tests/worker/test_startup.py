@@ -9,7 +9,7 @@ import pytest
 
 from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.exit_codes import ExitCode
-from mlx_dp.proto.messages import (
+from mlx_dp.proto.messages.protocol import (
     EngineKind,
     Failed,
     FailureKind,

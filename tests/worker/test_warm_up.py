@@ -17,9 +17,10 @@ from step_forms import StepForms
 from tiny_models import ARCHITECTURES, DENSE, DYNAMIC_ROPE
 from worker_starts import mlx_start
 
+from mlx_dp.proto.capacity.ownership import OwnerCapacity
 from mlx_dp.proto.exit_codes import ExitCode
-from mlx_dp.proto.grammar import Grammar
-from mlx_dp.proto.messages import (
+from mlx_dp.proto.messages.grammar import Grammar
+from mlx_dp.proto.messages.protocol import (
     Abort,
     Down,
     Failed,
@@ -32,10 +33,9 @@ from mlx_dp.proto.messages import (
     Up,
     WorkerPhase,
 )
-from mlx_dp.proto.ownership import OwnerCapacity
-from mlx_dp.proto.sampling_params import SamplingParams
-from mlx_dp.worker.engine import EngineRequest, PrefillChunk, StepPlan
-from mlx_dp.worker.mlx_engine import MlxEngine
+from mlx_dp.proto.messages.sampling_params import SamplingParams
+from mlx_dp.worker.contract.engine import EngineRequest, PrefillChunk, StepPlan
+from mlx_dp.worker.engine.mlx_engine import MlxEngine
 from mlx_dp.worker.startup import run_worker
 from mlx_dp.worker.warm_up import warm_up
 

@@ -5,9 +5,9 @@ from dataclasses import MISSING, fields
 
 import pytest
 
-from mlx_dp.proto.messages import Submit
-from mlx_dp.proto.model_shape import CacheWindow, ModelShape
-from mlx_dp.proto.sampling_params import SamplingParams
+from mlx_dp.proto.capacity.model_shape import CacheWindow, ModelShape
+from mlx_dp.proto.messages.protocol import Submit
+from mlx_dp.proto.messages.sampling_params import SamplingParams
 from mlx_dp.worker.warm_up_rounds import (
     ALONE,
     LONG_TOKENS,

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from mlx_dp.kvcache.cached_prefix import Save
-from mlx_dp.proto.messages import FakeEngineOptions
-from mlx_dp.proto.model_shape import ModelShape
-from mlx_dp.proto.ownership import OwnerCapacity
-from mlx_dp.worker.engine import (
+from mlx_dp.kvcache.prefix.cached_prefix import Save
+from mlx_dp.proto.capacity.model_shape import ModelShape
+from mlx_dp.proto.capacity.ownership import OwnerCapacity
+from mlx_dp.proto.messages.protocol import FakeEngineOptions
+from mlx_dp.worker.contract.engine import (
     Drawn,
     EngineFacts,
     EngineMemory,

@@ -6,8 +6,8 @@ A wrong tree thereby shows as a failed assertion, where arrays would give a wron
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from mlx_dp.kvcache.cached_prefix import CachedPrefix, Save
-from mlx_dp.proto.model_shape import ModelShape
+from mlx_dp.kvcache.prefix.cached_prefix import CachedPrefix, Save
+from mlx_dp.proto.capacity.model_shape import ModelShape
 
 
 @dataclass(frozen=True, slots=True)

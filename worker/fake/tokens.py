@@ -20,9 +20,9 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from mlx_dp.proto.messages import TokenLogprob
-from mlx_dp.proto.sampling_params import SamplingParams
-from mlx_dp.worker.hashing import GOLDEN, scramble
+from mlx_dp.proto.messages.protocol import TokenLogprob
+from mlx_dp.proto.messages.sampling_params import SamplingParams
+from mlx_dp.worker.sampling.hashing import GOLDEN, scramble
 
 # Every word is as long as the others, so that a position finds its letter without the rest.
 _WORD_TOKENS: Final = 6

@@ -8,9 +8,9 @@ from typing import IO, Any, Final, TypeAlias, assert_never
 import mlx.core as mx
 
 from mlx_dp.proto.errors import ConfigError
-from mlx_dp.proto.group import DistributedBackend, GroupPlace
-from mlx_dp.worker import device
-from mlx_dp.worker.peers import RankLostError
+from mlx_dp.proto.messages.group import DistributedBackend, GroupPlace
+from mlx_dp.worker.contract.peers import RankLostError
+from mlx_dp.worker.loading import device
 
 # MLX ships no types for its modules.
 Group: TypeAlias = Any

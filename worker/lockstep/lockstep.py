@@ -6,12 +6,12 @@ from typing import Any, Final, Protocol
 
 import mlx.core as mx
 
-from mlx_dp.proto.pass_totals import PassTotals
+from mlx_dp.proto.messages.pass_totals import PassTotals
+from mlx_dp.worker.contract.peers import PassWatch
 from mlx_dp.worker.lockstep.announcement import RankRows
 from mlx_dp.worker.lockstep.group import Group
 from mlx_dp.worker.lockstep.pass_counter import PassCounter
 from mlx_dp.worker.lockstep.pass_rows import PassRows
-from mlx_dp.worker.peers import PassWatch
 from mlx_dp.worker.shards.sharded_block import BlockRecord
 from mlx_dp.worker.shards.sharded_load import ShardedModel
 

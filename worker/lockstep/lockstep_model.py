@@ -4,7 +4,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlx_dp.worker.failure import says_of_model
+from mlx_dp.worker.contract.failure import says_of_model
 from mlx_dp.worker.lockstep.lockstep import Lockstep
 
 

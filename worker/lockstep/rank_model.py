@@ -7,15 +7,15 @@ from typing import Final, Protocol
 
 import mlx.core as mx
 
-from mlx_dp.proto.group import GroupPlace
-from mlx_dp.proto.messages import Start, WorkerPhase
-from mlx_dp.worker.loaded_model import LoadedModel, load, read
+from mlx_dp.proto.messages.group import GroupPlace
+from mlx_dp.proto.messages.protocol import Start, WorkerPhase
+from mlx_dp.worker.contract.peers import PassWatch
+from mlx_dp.worker.loading.loaded_model import LoadedModel, load, read
 from mlx_dp.worker.lockstep.announcement import FINGERPRINT_BYTES
 from mlx_dp.worker.lockstep.group import join
 from mlx_dp.worker.lockstep.lockstep import Lockstep
 from mlx_dp.worker.lockstep.lockstep_model import LockstepModel
 from mlx_dp.worker.lockstep.rank_exchange import RankExchange
-from mlx_dp.worker.peers import PassWatch
 from mlx_dp.worker.shards.sharded_load import ShardedModel, shard_model
 
 PATIENCE_S: Final = 1_800.0

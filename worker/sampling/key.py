@@ -1,6 +1,6 @@
 """Randomness that depends on the request's seed and the position, and on nothing else."""
 
-from mlx_dp.worker.hashing import GOLDEN, scramble
+from mlx_dp.worker.sampling.hashing import GOLDEN, scramble
 
 
 def draw_key(seed: int, position: int) -> tuple[int, int]:

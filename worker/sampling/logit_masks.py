@@ -4,7 +4,7 @@ from typing import Final
 
 import mlx.core as mx
 
-from mlx_dp.worker.grammar_masks import RowMasks
+from mlx_dp.worker.grammar.masks import RowMasks
 
 _WORD: Final = 32
 # Far beyond any logit, and still finite after a division by the smallest temperature.

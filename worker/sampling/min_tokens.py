@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from mlx_dp.worker.engine import EngineRequest
+from mlx_dp.worker.contract.engine import EngineRequest
 
 
 @dataclass(frozen=True, slots=True)

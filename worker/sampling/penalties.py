@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from mlx_dp.proto.sampling_params import SamplingParams
-from mlx_dp.worker.engine import EngineRequest
+from mlx_dp.proto.messages.sampling_params import SamplingParams
+from mlx_dp.worker.contract.engine import EngineRequest
 
 
 class Penalties:

@@ -6,10 +6,10 @@ from typing import Final
 
 import mlx.core as mx
 
-from mlx_dp.proto.messages import TokenLogprob
-from mlx_dp.proto.sampling_params import SamplingParams
-from mlx_dp.worker.engine import EngineRequest
-from mlx_dp.worker.grammar_masks import RowMasks
+from mlx_dp.proto.messages.protocol import TokenLogprob
+from mlx_dp.proto.messages.sampling_params import SamplingParams
+from mlx_dp.worker.contract.engine import EngineRequest
+from mlx_dp.worker.grammar.masks import RowMasks
 from mlx_dp.worker.sampling.filters import filter_logits
 from mlx_dp.worker.sampling.key import draw_key
 from mlx_dp.worker.sampling.logit_masks import apply_masks

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import mlx.core as mx
 
-from mlx_dp.worker.engine import UnsupportedModelError
+from mlx_dp.worker.contract.engine import UnsupportedModelError
 from mlx_dp.worker.shards.linear_slices import (
     Linear,
     Span,

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import mlx.core as mx
 
-from mlx_dp.worker.rounding import FLOAT32_TOLERANCE
+from mlx_dp.worker.loading.rounding import FLOAT32_TOLERANCE
 from mlx_dp.worker.shards.block_finder import FoundBlock
 from mlx_dp.worker.shards.projections import Fusion, sliced
 from mlx_dp.worker.shards.row_arguments import ArgumentShape, RowArguments

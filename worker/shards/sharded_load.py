@@ -6,8 +6,8 @@ from typing import Any, Final, Protocol
 
 import mlx.core as mx
 
-from mlx_dp.worker.engine import UnsupportedModelError
-from mlx_dp.worker.model_measure import weights_nbytes
+from mlx_dp.worker.contract.engine import UnsupportedModelError
+from mlx_dp.worker.loading.model_measure import weights_nbytes
 from mlx_dp.worker.shards.block_finder import FoundBlock, find_blocks
 from mlx_dp.worker.shards.block_trace import BlockTrace, trace_blocks
 from mlx_dp.worker.shards.projections import Fusion, Projections, put

@@ -10,7 +10,7 @@ from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.quantized import QuantizedEmbedding
 from mlx_lm.models.cache import make_prompt_cache
 
-from mlx_dp.worker.engine import UnsupportedModelError
+from mlx_dp.worker.contract.engine import UnsupportedModelError
 from mlx_dp.worker.shards.block_finder import Places, find_places
 from mlx_dp.worker.shards.linear_slices import (
     Span,

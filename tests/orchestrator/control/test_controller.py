@@ -7,18 +7,18 @@ from collections.abc import Callable, Coroutine
 import pytest
 from control_world import FakeWorker, World, expected, generation, ready, serve_options
 
+from mlx_dp.orchestrator.api import Ended, NewTokens, OverloadedError, Service, ServiceStatus
 from mlx_dp.orchestrator.control.controller import Controller, ServiceDeadError
-from mlx_dp.orchestrator.control.fleet import Outside
-from mlx_dp.orchestrator.control.lifecycle import RequestLifecycle
 from mlx_dp.orchestrator.control.limits import ControlLimits, control_limits
-from mlx_dp.orchestrator.control.record import FailureDomains
+from mlx_dp.orchestrator.control.requests.lifecycle import RequestLifecycle
+from mlx_dp.orchestrator.control.workers.fleet import Outside
+from mlx_dp.orchestrator.control.workers.record import FailureDomains
 from mlx_dp.orchestrator.options import QueueOptions, ServeOptions, WorkerOptions
-from mlx_dp.orchestrator.service import Ended, NewTokens, OverloadedError, Service, ServiceStatus
 from mlx_dp.orchestrator.service_counters import RequestTimings
 from mlx_dp.orchestrator.worker_states import RestartRefusedError
-from mlx_dp.proto.admission import AdmissionLimits
+from mlx_dp.proto.capacity.request_limits import AdmissionLimits
 from mlx_dp.proto.errors import ConfigError
-from mlx_dp.proto.messages import FailureKind, FinishReason
+from mlx_dp.proto.messages.protocol import FailureKind, FinishReason
 
 QUICK = ControlLimits(tick_s=0.01, stop_grace_s=0.2)
 

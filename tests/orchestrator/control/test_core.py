@@ -5,19 +5,19 @@ from dataclasses import replace
 import pytest
 from control_world import Reader, Running, World, expected, generation, ready, serve_options
 
-from mlx_dp.orchestrator.control.limits import ControlLimits
-from mlx_dp.orchestrator.options import QueueOptions
-from mlx_dp.orchestrator.service import (
+from mlx_dp.orchestrator.api import (
     Ended,
     OverloadedError,
     RefusedError,
     ServiceStatus,
     WorkerStatus,
 )
+from mlx_dp.orchestrator.control.limits import ControlLimits
+from mlx_dp.orchestrator.options import QueueOptions
 from mlx_dp.orchestrator.service_counters import RequestTimings
 from mlx_dp.proto.errors import ProtocolError
 from mlx_dp.proto.fields import MAX_CACHE_SALT_CHARS
-from mlx_dp.proto.messages import (
+from mlx_dp.proto.messages.protocol import (
     Accepted,
     FailureKind,
     Finished,

@@ -2,7 +2,7 @@
 
 from control_world import Reader, World, generation
 
-from mlx_dp.proto.messages import FinishReason
+from mlx_dp.proto.messages.protocol import FinishReason
 
 
 def test_a_worker_that_runs_less_than_it_has_accepted_is_given_up_and_its_requests_go_on() -> None:

@@ -1,7 +1,7 @@
 """The times of the controller, as flags scale them."""
 
 from mlx_dp.orchestrator.control.limits import control_limits
-from mlx_dp.orchestrator.control.liveness import LivenessLimits
+from mlx_dp.orchestrator.control.workers.liveness import LivenessLimits
 from mlx_dp.orchestrator.options import WorkerOptions
 
 

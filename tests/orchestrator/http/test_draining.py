@@ -7,8 +7,8 @@ import pytest
 from http_calls import CHAT, COMPLETIONS, HI, call
 from scripted_service import API_KEY, STATE, ScriptedService, says
 
+from mlx_dp.orchestrator.api import Generation, ServiceState, ServiceStatus
 from mlx_dp.orchestrator.options import HttpOptions
-from mlx_dp.orchestrator.service import Generation, ServiceState, ServiceStatus
 
 PATHS = (
     ("GET", "/live"),

@@ -11,9 +11,9 @@ from owner_states import LOADING
 from pydantic import BaseModel, ValidationError
 from scripted_service import OPTIONS, STATE, ScriptedService
 
-from mlx_dp.orchestrator.openai.validation import from_validation
+from mlx_dp.orchestrator.api import RefusedError, ServiceStatus, WorkerStatus
+from mlx_dp.orchestrator.formats.common.validation import from_validation
 from mlx_dp.orchestrator.options import HttpOptions
-from mlx_dp.orchestrator.service import RefusedError, ServiceStatus, WorkerStatus
 from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
 
 NUMBERS = {

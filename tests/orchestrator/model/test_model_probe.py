@@ -4,9 +4,9 @@ import sys
 import pytest
 
 from mlx_dp.orchestrator.model.model_probe import DeviceFacts, probe_model
+from mlx_dp.proto.capacity.model_shape import ModelShape
+from mlx_dp.proto.capacity.rank_weights import RankWeights
 from mlx_dp.proto.errors import ConfigError
-from mlx_dp.proto.model_shape import ModelShape
-from mlx_dp.proto.rank_weights import RankWeights
 
 SHAPE = {
     "num_layers": 4,

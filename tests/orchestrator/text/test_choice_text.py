@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlx_dp.orchestrator.service import NewTokens
+from mlx_dp.orchestrator.api import NewTokens
 from mlx_dp.orchestrator.text.choice_text import ChoiceText, Piece
 from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
 from mlx_dp.orchestrator.text.stop_strings import StopStrings
-from mlx_dp.proto.token_chunk import TokenLogprob
+from mlx_dp.proto.messages.token_chunk import TokenLogprob
 
 EOS = 256
 

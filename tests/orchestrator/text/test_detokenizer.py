@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from mlx_dp.orchestrator.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from mlx_dp.orchestrator.text.loading.tokenizer import TokenizerTextModel
 from mlx_dp.orchestrator.text.text_model import ModelFacts
-from mlx_dp.orchestrator.text.tokenizer import TokenizerTextModel
 
 FACTS = ModelFacts(
     path="", model_type="", architectures=(), vocab_size=1, context_length=None, eos_token_ids=()

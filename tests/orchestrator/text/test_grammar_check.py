@@ -8,7 +8,7 @@ import pytest
 
 from mlx_dp.orchestrator.text.grammar_check import CHILDREN, GrammarCheck
 from mlx_dp.proto.fields import MAX_GRAMMAR_CHARS
-from mlx_dp.proto.grammar import Grammar, GrammarKind
+from mlx_dp.proto.messages.grammar import Grammar, GrammarKind
 
 
 def fault(kind: GrammarKind, text: str) -> str | None:

@@ -13,10 +13,10 @@ from engine_contract import (
     tokens_of,
 )
 
-from mlx_dp.proto.messages import FakeEngineOptions
-from mlx_dp.proto.ownership import OwnerCapacity
-from mlx_dp.proto.sampling_params import SamplingParams
-from mlx_dp.worker.engine import Engine, EngineRequest
+from mlx_dp.proto.capacity.ownership import OwnerCapacity
+from mlx_dp.proto.messages.protocol import FakeEngineOptions
+from mlx_dp.proto.messages.sampling_params import SamplingParams
+from mlx_dp.worker.contract.engine import Engine, EngineRequest
 from mlx_dp.worker.fake.engine import FakeEngine
 
 END_OF_TEXT = 256

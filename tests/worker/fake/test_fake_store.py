@@ -2,8 +2,8 @@
 
 import pytest
 
-from mlx_dp.kvcache.cached_prefix import CachedPrefix, Save, SegmentPart
-from mlx_dp.proto.messages import FakeEngineOptions
+from mlx_dp.kvcache.prefix.cached_prefix import CachedPrefix, Save, SegmentPart
+from mlx_dp.proto.messages.protocol import FakeEngineOptions
 from mlx_dp.worker.fake.engine import FakeEngine
 from mlx_dp.worker.fake.store import FakeStore
 

@@ -10,9 +10,9 @@ pytest.importorskip("mlx.core")
 import mlx.core as mx
 
 from mlx_dp.proto.errors import ConfigError
-from mlx_dp.proto.group import DistributedBackend, GroupPlace
+from mlx_dp.proto.messages.group import DistributedBackend, GroupPlace
+from mlx_dp.worker.contract.peers import RankLostError
 from mlx_dp.worker.lockstep import group
-from mlx_dp.worker.peers import RankLostError
 
 pytestmark = pytest.mark.mlx
 

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import zmq
 
-from mlx_dp.proto.curve import make_keys
-from mlx_dp.proto.curve_keys import CurveKeys
 from mlx_dp.proto.errors import ConfigError
-from mlx_dp.proto.group import DistributedBackend, GroupPlace
+from mlx_dp.proto.messages.curve_keys import CurveKeys
+from mlx_dp.proto.messages.group import DistributedBackend, GroupPlace
+from mlx_dp.proto.wire.curve import make_keys
+from mlx_dp.worker.contract.peers import RankLostError
 from mlx_dp.worker.lockstep.announcement import (
     FINGERPRINT_BYTES,
     FRAME_BYTES,
@@ -19,7 +20,6 @@ from mlx_dp.worker.lockstep.announcement import (
     RankRows,
 )
 from mlx_dp.worker.lockstep.rank_exchange import RankExchange
-from mlx_dp.worker.peers import RankLostError
 
 MODEL = b"m" * FINGERPRINT_BYTES
 DEADLINE_S = 200.0

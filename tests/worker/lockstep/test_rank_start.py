@@ -7,13 +7,21 @@ from dataclasses import replace
 import pytest
 from worker_bench import FakeChannel, VirtualTime, submit
 
+from mlx_dp.proto.capacity.ownership import divide_prefill
 from mlx_dp.proto.exit_codes import ExitCode
-from mlx_dp.proto.group import DistributedBackend, GroupPlace
-from mlx_dp.proto.messages import Down, Heartbeat, Hello, Ready, Shutdown, Start, WorkerPhase
-from mlx_dp.proto.ownership import divide_prefill
+from mlx_dp.proto.messages.group import DistributedBackend, GroupPlace
+from mlx_dp.proto.messages.protocol import (
+    Down,
+    Heartbeat,
+    Hello,
+    Ready,
+    Shutdown,
+    Start,
+    WorkerPhase,
+)
 from mlx_dp.worker import startup
 from mlx_dp.worker.buffered_channel import BufferedChannel, ShutdownRequestedError
-from mlx_dp.worker.engine import Engine
+from mlx_dp.worker.contract.engine import Engine
 from mlx_dp.worker.heartbeat import StartHeartbeats
 
 

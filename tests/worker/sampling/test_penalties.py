@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampling_reference import VOCAB, edited, engine_requests, random_logits
 
-from mlx_dp.proto.sampling_params import SamplingParams
-from mlx_dp.worker.engine import EngineRequest
+from mlx_dp.proto.messages.sampling_params import SamplingParams
+from mlx_dp.worker.contract.engine import EngineRequest
 from mlx_dp.worker.sampling.penalties import Penalties
 
 pytestmark = pytest.mark.mlx

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampling_reference import VOCAB, drawn, engine_requests, random_logits
 
-from mlx_dp.proto.messages import TokenLogprob
-from mlx_dp.proto.sampling_params import SamplingParams
-from mlx_dp.worker.engine import EngineRequest
+from mlx_dp.proto.messages.protocol import TokenLogprob
+from mlx_dp.proto.messages.sampling_params import SamplingParams
+from mlx_dp.worker.contract.engine import EngineRequest
 from mlx_dp.worker.sampling.sampler import SampledStep, Sampler
 
 pytestmark = pytest.mark.mlx

@@ -1,6 +1,6 @@
 """A draw's key is a pure function of seed and position, for ever."""
 
-from mlx_dp.proto.sampling_params import MAX_SEED
+from mlx_dp.proto.messages.sampling_params import MAX_SEED
 from mlx_dp.worker.sampling.key import draw_key
 
 

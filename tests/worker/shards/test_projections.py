@@ -11,7 +11,7 @@ from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from mlx_lm.models.switch_layers import SwitchLinear  # noqa: E402
 
-from mlx_dp.worker.engine import UnsupportedModelError  # noqa: E402
+from mlx_dp.worker.contract.engine import UnsupportedModelError  # noqa: E402
 from mlx_dp.worker.shards.projections import Fusion, find_projections, sliced  # noqa: E402
 
 pytestmark = pytest.mark.mlx

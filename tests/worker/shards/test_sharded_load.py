@@ -11,8 +11,8 @@ from mlx.utils import tree_flatten  # noqa: E402
 from mlx_lm.utils import load_model  # noqa: E402
 from tiny_models import ARCHITECTURES  # noqa: E402
 
-from mlx_dp.worker.engine import UnsupportedModelError  # noqa: E402
-from mlx_dp.worker.model_measure import weights_nbytes  # noqa: E402
+from mlx_dp.worker.contract.engine import UnsupportedModelError  # noqa: E402
+from mlx_dp.worker.loading.model_measure import weights_nbytes  # noqa: E402
 from mlx_dp.worker.shards.sharded_load import shard_model, shard_nbytes  # noqa: E402
 
 pytestmark = pytest.mark.mlx

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from mlx_dp.orchestrator.text.chat_template import ChatTemplate, Rendering
+from mlx_dp.orchestrator.text.chat.chat_template import ChatTemplate, Rendering
 from mlx_dp.orchestrator.text.template.origins import Origins
 
 TOKEN = "<|im_end|>"

@@ -5,7 +5,7 @@ import tracemalloc
 
 import pytest
 
-from mlx_dp.orchestrator.text.chat_template import (
+from mlx_dp.orchestrator.text.chat.chat_template import (
     ChatTemplate,
     ChatTemplateError,
     ChatTemplateTimeoutError,

@@ -1,0 +1,1 @@
+"""Numbered slots for requests and auxiliary states, each with one owner at a time."""

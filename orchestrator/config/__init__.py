@@ -1,0 +1,1 @@
+"""From flags to a plan: validated options, the prepared model, each owner's share."""

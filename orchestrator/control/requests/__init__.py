@@ -1,0 +1,1 @@
+"""What happens to requests: admission, dispatch, streams, worker events, replay."""

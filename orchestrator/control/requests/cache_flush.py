@@ -1,0 +1,89 @@
+"""Cache flush: has every ready owner drop its cached prefixes, and collects the results."""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from mlx_dp.orchestrator.api import FlushOutcome, OwnerFlush
+from mlx_dp.orchestrator.control.requests.dispatch import Post
+from mlx_dp.orchestrator.control.routing.rank import RankTable
+from mlx_dp.proto.messages.protocol import Flush, Flushed
+
+
+@dataclass(slots=True)
+class _Flush:
+    """One flush. An owner is ``unsent`` while its channel is full, and then ``waited`` for."""
+
+    unsent: set[int] = field(default_factory=set)
+    waited: set[int] = field(default_factory=set)
+    results: dict[int, OwnerFlush] = field(default_factory=dict)
+
+
+class CacheFlushes:
+    """The flushes that are under way. An owner that is not ready has nothing to flush."""
+
+    def __init__(self, num_owners: int, ranks: RankTable, post: Post) -> None:
+        self._num_owners: Final = num_owners
+        self._ranks: Final = ranks
+        self._post: Final = post
+        self._flushes: Final[dict[int, _Flush]] = {}
+        self._last_id = 0
+
+    def begin(self) -> int:
+        """Send a flush to every ready owner, and return its id."""
+        self._last_id += 1
+        flush = self._flushes[self._last_id] = _Flush()
+        flush.unsent.update(owner.index for owner in self._ranks.owners())
+        self._send(self._last_id, flush)
+        return self._last_id
+
+    def retry(self) -> None:
+        """Send again to the owners whose channels were full."""
+        for flush_id, flush in self._flushes.items():
+            self._send(flush_id, flush)
+
+    def _send(self, flush_id: int, flush: _Flush) -> None:
+        for index in sorted(flush.unsent):
+            owner = self._ranks.get(index)
+            assert owner is not None, f"owner {index} was lost and is still to be sent a flush"
+            if self._post(owner, Flush(flush_id=flush_id)):
+                flush.unsent.remove(index)
+                flush.waited.add(index)
+
+    def flushed(self, index: int, fact: Flushed) -> bool:
+        """An owner has answered. False: the flush has ended, or it has answered before."""
+        flush = self._flushes.get(fact.flush_id)
+        if flush is None or index not in flush.waited:
+            return False
+        flush.waited.remove(index)
+        flush.results[index] = OwnerFlush(
+            owner=index,
+            outcome=FlushOutcome.FLUSHED,
+            num_tokens=fact.num_tokens,
+            nbytes=fact.nbytes,
+        )
+        return True
+
+    def owner_lost(self, index: int) -> None:
+        """The owner will not answer any more."""
+        for flush in self._flushes.values():
+            if index in flush.unsent | flush.waited:
+                flush.unsent.discard(index)
+                flush.waited.discard(index)
+                flush.results[index] = OwnerFlush(owner=index, outcome=FlushOutcome.LOST)
+
+    def done(self, flush_id: int) -> bool:
+        flush = self._flushes[flush_id]
+        return not flush.unsent and not flush.waited
+
+    def end(self, flush_id: int) -> tuple[OwnerFlush, ...]:
+        """End the flush, and return one result for each owner."""
+        flush = self._flushes.pop(flush_id)
+        late = flush.unsent | flush.waited
+        return tuple(
+            flush.results.get(index)
+            or OwnerFlush(
+                owner=index,
+                outcome=FlushOutcome.TIMEOUT if index in late else FlushOutcome.NOT_READY,
+            )
+            for index in range(self._num_owners)
+        )

@@ -1,0 +1,141 @@
+"""Request lifecycle: submit, dispatch, cancel, expire, recover after a worker loss."""
+
+from typing import Final
+
+from mlx_dp.orchestrator.api import Ended, Generation
+from mlx_dp.orchestrator.control.requests.correlated_crashes import CorrelatedCrashes
+from mlx_dp.orchestrator.control.requests.dispatch import Dispatcher
+from mlx_dp.orchestrator.control.requests.replay import after_loss, complete, on_trial, refit
+from mlx_dp.orchestrator.control.requests.response_stream import OpenStreams, ResponseStream
+from mlx_dp.orchestrator.control.routing.rank import Owner, RankTable, terms
+from mlx_dp.orchestrator.control.state.grant import Grant
+from mlx_dp.orchestrator.control.state.request_entry import RequestEntry, RequestStatus
+from mlx_dp.orchestrator.control.state.request_table import RequestTable, failed
+from mlx_dp.orchestrator.control.workers.actions import Loss
+from mlx_dp.orchestrator.options import QueueOptions
+from mlx_dp.proto.messages.protocol import FinishReason
+
+
+class RequestLifecycle:
+    """Applies calls, losses and the passing of time to the requests.
+
+    ``RequestTable`` has every transition of a request; here is which of them an occasion calls for.
+    """
+
+    def __init__(
+        self,
+        table: RequestTable,
+        dispatcher: Dispatcher,
+        streams: OpenStreams,
+        ranks: RankTable,
+        options: QueueOptions,
+        max_attempts: int,
+    ) -> None:
+        self._table: Final = table
+        self._dispatcher: Final = dispatcher
+        self._streams: Final = streams
+        self._ranks: Final = ranks
+        self._strict_max_tokens: Final = options.strict_max_tokens
+        self._max_attempts: Final = max_attempts
+        self._crashes: Final = CorrelatedCrashes()
+
+    @property
+    def idle(self) -> bool:
+        """No request is queued or running."""
+        return len(self._table) == 0
+
+    def submit(self, generation: Generation, max_tokens: int | None, now: float) -> ResponseStream:
+        """Queue a request that admission has let in, see ``RequestTable.open``."""
+        return self._streams.open(self._table.open(generation, max_tokens, now))
+
+    def dispatch(self, now: float) -> None:
+        """Grant every request that can be granted now."""
+        self._dispatcher.dispatch(now)
+
+    def withdraw(self, owner: Owner, grant: Grant, now: float) -> None:
+        """An owner has not accepted a request in time: offer it to others, if there are any."""
+        entry = self._table.current(grant)
+        if entry is not None and self._dispatcher.could_go_elsewhere(entry, owner):
+            self._dispatcher.withdraw(owner, grant, entry, now)
+            self._streams.withdrawn()
+
+    def cancel(self, request_id: int, now: float) -> None:
+        """End a request whose client is gone; unknown and ended ones are no error."""
+        self._end_known(request_id, FinishReason.ABORT, now)
+
+    def complete(self, request_id: int, now: float) -> None:
+        """End a request whose client has all it asked for; ended ones are no error."""
+        self._end_known(request_id, FinishReason.STOP, now)
+
+    def _end_known(self, request_id: int, reason: FinishReason, now: float) -> None:
+        entry = self._table.get(request_id)
+        if entry is not None:
+            self._end(entry, Ended(reason=reason), now)
+
+    def _end(self, entry: RequestEntry, ended: Ended, now: float) -> None:
+        """End a request that is queued, or that an owner still works on."""
+        if entry.owner is not None:
+            self._dispatcher.abort(entry, now)
+        self._table.finish(entry, ended, now)
+
+    def expire(self, now: float) -> None:
+        """End the requests whose time is up, and repeat the aborts that could not be sent."""
+        while (expired := self._table.expired(now)) is not None:
+            self._end(*expired, now)
+        self._dispatcher.retry_aborts(now)
+
+    def abandon(self, message: str, code: str, now: float) -> None:
+        """End every request, since no owner will ever serve it."""
+        for entry in tuple(self._table):
+            self._end(entry, failed(message, code, 503), now)
+
+    def abandon_pinned(self, owner: int, message: str, now: float) -> None:
+        """End the queued requests that only this owner may run, which will not be back."""
+        for entry in tuple(self._table):
+            if entry.status is RequestStatus.QUEUED and entry.pinned == owner:
+                self._end(entry, failed(message, "worker_failed", 503), now)
+
+    def refit(self, now: float) -> None:
+        """Fit queued requests to owners that have less room than before, or are gone for good.
+
+        A request that no longer fits anywhere gets what is left, as if it came now.
+        """
+        for entry in tuple(self._table):
+            limits = self._ranks.limits_for(entry.pinned)
+            if entry.status is not RequestStatus.QUEUED or limits is None:
+                continue
+            if terms(limits, entry) is None:
+                ended = refit(entry, limits, strict=self._strict_max_tokens)
+                if ended is not None:
+                    self._end(entry, ended, now)
+
+    def owner_lost(
+        self, grants: tuple[Grant, ...], loss: Loss, *, culprit: bool, now: float
+    ) -> None:
+        """An owner is lost with all it held: its requests are queued again, or end."""
+        tried = on_trial(grants) if culprit else None
+        if culprit:
+            accepted = frozenset(grant.request_id for grant in grants if grant.accepted)
+            self._crashes.add(accepted, now)
+        for grant in grants:
+            entry = self._table.current(grant)
+            if entry is None:
+                continue
+            if tried is not None and grant is not tried:
+                ended = complete(entry)
+            else:
+                guilty = culprit and not self._crashes.spare(entry.request_id)
+                ended = after_loss(
+                    entry, grant, loss, culprit=guilty, max_attempts=self._max_attempts
+                )
+            if ended is not None:
+                self._table.finish(entry, ended, now)
+            else:
+                self._table.requeue(entry, now)
+                if grant.accepted:
+                    self._streams.replayed()
+
+    def check(self) -> None:
+        """Assert the invariants; for idle loops and tests."""
+        self._table.check()
+        self._streams.check({entry.request_id for entry in self._table})

@@ -1,0 +1,198 @@
+"""Response streams: the events of each request, on their way to the client."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Final, Protocol
+
+from mlx_dp.orchestrator.api import AnswerEvent, Ended, Granted, NewTokens, Started
+from mlx_dp.orchestrator.control.state.counters import Counters
+from mlx_dp.orchestrator.control.state.request_entry import RequestEntry
+from mlx_dp.orchestrator.service_counters import RequestObserver, RequestTimings
+from mlx_dp.proto.messages.protocol import FinishReason, TokenChunk, TokenLogprob
+
+_logger = logging.getLogger(__name__)
+
+
+class Leave(Protocol):
+    """What a client that stops reading asks for; both end the request and free its slot."""
+
+    def cancel(self, request_id: int) -> None: ...
+
+    def complete(self, request_id: int) -> None: ...
+
+
+class ResponseStream:
+    """The events of one request, for one reader.
+
+    Tokens that arrive faster than they are read are joined into one event, so that a slow reader
+    costs one wake-up, and no more memory than the answer itself.
+    """
+
+    __slots__ = ("_ended", "_events", "_ids", "_leave", "_logprobs", "_request_id", "_waiter")
+
+    def __init__(self, request_id: int, leave: Leave) -> None:
+        self._request_id: Final = request_id
+        self._leave: Final = leave
+        self._events: Final[deque[AnswerEvent]] = deque()
+        self._ids: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._ended = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def request_id(self) -> int:
+        return self._request_id
+
+    def cancel(self) -> None:
+        """End the request as ABORT: the client is gone. Idempotent, in every state."""
+        if not self._ended:
+            self._leave.cancel(self._request_id)
+
+    def complete(self) -> None:
+        """End the request as STOP: the client has all it asked for. Idempotent, in every state."""
+        if not self._ended:
+            self._leave.complete(self._request_id)
+
+    def __aiter__(self) -> AsyncIterator[AnswerEvent]:
+        return self
+
+    async def __anext__(self) -> AnswerEvent:
+        while (event := self.poll()) is None:
+            if self._ended:
+                raise StopAsyncIteration
+            assert self._waiter is None, f"request {self._request_id} has two readers"
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        return event
+
+    def poll(self) -> AnswerEvent | None:
+        """Take the next event, or return None when there is none yet."""
+        if not self._events:
+            self._join()
+        return self._events.popleft() if self._events else None
+
+    def push(self, event: AnswerEvent) -> None:
+        """Add an event other than tokens, in its order among them."""
+        assert not self._ended, f"request {self._request_id}: {event} after its end"
+        self._join()
+        self._events.append(event)
+        self._ended = isinstance(event, Ended)
+        self._wake()
+
+    def push_tokens(self, ids: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]) -> None:
+        """Add tokens after everything that is there."""
+        assert not self._ended, f"request {self._request_id}: tokens after its end"
+        self._ids += ids
+        self._logprobs += logprobs
+        self._wake()
+
+    def _join(self) -> None:
+        if self._ids:
+            self._events.append(NewTokens(ids=tuple(self._ids), logprobs=tuple(self._logprobs)))
+            self._ids = []
+            self._logprobs = []
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class OpenStreams:
+    """One stream per request in the table; it ends exactly once and is then forgotten.
+
+    Counts what happens to requests, and tells the observers.
+    """
+
+    def __init__(self, counters: Counters, leave: Leave) -> None:
+        self._counters: Final = counters
+        self._leave: Final = leave
+        self._streams: Final[dict[int, ResponseStream]] = {}
+        self._observers: Final[list[RequestObserver]] = []
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def observe(self, observer: RequestObserver) -> None:
+        self._observers.append(observer)
+
+    def open(self, entry: RequestEntry) -> ResponseStream:
+        """Open the stream of a new request."""
+        stream = ResponseStream(entry.request_id, self._leave)
+        self._streams[entry.request_id] = stream
+        self._counters.requests_started += 1
+        return stream
+
+    def granted(self, entry: RequestEntry, owner: int, reason: str) -> None:
+        """The request was sent to an owner; after a replay, not for the first time."""
+        self._counters.grants[reason] += 1
+        self._streams[entry.request_id].push(Granted(owner=owner, reason=reason))
+
+    def withdrawn(self) -> None:
+        """A grant was withdrawn from its owner; clients are not told."""
+        self._counters.grants_withdrawn += 1
+
+    def replayed(self) -> None:
+        """A request that an owner ran was queued again; clients are not told."""
+        self._counters.requests_replayed += 1
+
+    def started(self, entry: RequestEntry, owner: int) -> None:
+        """An owner has the prompt, for the first time: clients are not told of replays."""
+        assert entry.granted_at is not None, f"request {entry.request_id} has no grant"
+        assert entry.cached_tokens is not None, f"request {entry.request_id} is not prefilled"
+        for observer in self._observers:
+            observer.started(entry.granted_at - entry.queued_at)
+        self._counters.prompt_by_owner[owner] += len(entry.generation.prompt_ids)
+        self._counters.cached_by_owner[owner] += entry.cached_tokens
+        self._streams[entry.request_id].push(Started(cached_tokens=entry.cached_tokens))
+
+    def tokens(self, entry: RequestEntry, chunk: TokenChunk, *, before: float | None) -> None:
+        """Tokens have come. ``before``: when the last ones came, None for the first."""
+        assert entry.last_token_at is not None, f"request {entry.request_id} has no tokens"
+        for observer in self._observers:
+            if before is None:
+                observer.first_token(entry.last_token_at - entry.queued_at)
+            else:
+                observer.next_tokens(entry.last_token_at - before)
+        self._streams[entry.request_id].push_tokens(chunk.ids, chunk.logprobs)
+
+    def end(self, entry: RequestEntry, ended: Ended, now: float) -> None:
+        """Close the stream, count the request and tell the observers."""
+        self._streams.pop(entry.request_id).push(ended)
+        self._counters.ended(ended.reason, ended.code)
+        if ended.reason is FinishReason.ERROR:
+            _logger.warning(
+                "request %s (%r): %s after %s tokens: %s",
+                *(entry.request_id, entry.generation.label[:128], ended.code),
+                *(len(entry.emitted), ended.message),
+            )
+        if self._observers:
+            timings = _timings(entry, ended, now)
+            for observer in self._observers:
+                observer.ended(timings)
+
+    def check(self, entries: set[int]) -> None:
+        """Assert that the open streams are those of these requests."""
+        assert self._streams.keys() == entries, self._streams.keys() ^ entries
+
+
+def _timings(entry: RequestEntry, ended: Ended, now: float) -> RequestTimings:
+    def since(time: float | None) -> float | None:
+        return None if time is None else time - entry.queued_at
+
+    return RequestTimings(
+        reason=ended.reason,
+        code=ended.code,
+        prompt_tokens=len(entry.generation.prompt_ids),
+        output_tokens=len(entry.emitted),
+        cached_tokens=entry.cached_tokens or 0,
+        owner=entry.last_owner,
+        granted_s=since(entry.granted_at),
+        first_token_s=since(entry.first_token_at),
+        last_token_s=since(entry.last_token_at),
+        ended_s=now - entry.queued_at,
+    )

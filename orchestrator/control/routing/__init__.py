@@ -1,0 +1,1 @@
+"""Which owner gets a request: what each owner holds, and the policies."""

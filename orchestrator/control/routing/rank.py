@@ -1,0 +1,306 @@
+"""Ready owners, one for each rank: what each holds for us, slot by slot."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from mlx_dp.orchestrator.control.routing.heartbeats import Heartbeats
+from mlx_dp.orchestrator.control.state.grant import Grant
+from mlx_dp.orchestrator.control.state.request_entry import RequestEntry
+from mlx_dp.proto.capacity.request_limits import AdmissionLimits, answer_tokens, fits, next_tokens
+from mlx_dp.proto.messages.protocol import Heartbeat, Ready
+
+LONGEST_SHORTAGE_BEATS: Final = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What one owner would set aside for one request."""
+
+    max_tokens: int
+    reserved: int
+    """Tokens that the request needs there next."""
+    cached_tokens: int = 0
+    """Tokens of the request that the owner is thought to hold already."""
+
+
+def terms(limits: AdmissionLimits, entry: RequestEntry) -> Terms | None:
+    """Compute what an owner must set aside for a request; None when it can never run there."""
+    prompt_tokens = len(entry.generation.prompt_ids)
+    max_tokens = entry.max_tokens
+    if max_tokens is None:
+        max_tokens = answer_tokens(limits, prompt_tokens, entry.generation.max_tokens)
+    if not fits(limits, prompt_tokens, max_tokens):
+        return None
+    needed = next_tokens(entry.num_tokens, max_tokens - len(entry.emitted))
+    return Terms(max_tokens=max_tokens, reserved=needed)
+
+
+@dataclass(slots=True, eq=False)
+class Owner:
+    """One ready owner, the holder of one rank's slice, and everything that it was granted.
+
+    Invariant: the totals are the sums over ``grants``. A grant fits into what is free; growing
+    answers may then exceed it, and the owner preempts its youngest requests in that case.
+    """
+
+    index: int
+    identity: str
+    ready: Ready
+    heartbeats: Heartbeats
+    ahead: int = 0
+    """Requests that it may be granted beyond its slots, so that the next one is at hand."""
+    closed: bool = False
+    """It drains: gets no further request."""
+    suspicious: bool = False
+    """Some heartbeats are missing: gets no request until it is heard again."""
+    overdue: bool = False
+    """It is silent, or makes no progress, for longer than its step may take."""
+    congested: bool = False
+    """Its channel was full: gets no request until it is heard again."""
+    short: bool = False
+    """It refused or preempted a request: gets none for some heartbeats, or until one ends there.
+
+    It would refuse or preempt the same request again if asked at once."""
+    shortages: int = 0
+    short_until_beat: int = 0
+    grants: dict[int, Grant] = field(default_factory=dict)
+    unaccepted: dict[int, Grant] = field(default_factory=dict)
+    leaving: dict[int, Grant] = field(default_factory=dict)
+    reserved_tokens: int = 0
+    held_tokens: int = 0
+    unfilled_tokens: int = 0
+    prefilling: int = 0
+
+    @property
+    def limits(self) -> AdmissionLimits:
+        return AdmissionLimits(
+            context_length=self.ready.context_length,
+            pool_tokens=self.ready.capacity.pool_tokens,
+        )
+
+    @property
+    def takes_requests(self) -> bool:
+        return not (self.closed or self.suspicious or self.congested or self.short)
+
+    @property
+    def free_slots(self) -> int:
+        return self.ready.capacity.request_slots + self.ahead - len(self.grants)
+
+    @property
+    def free_tokens(self) -> int | None:
+        """KV tokens not set aside for any request; None when the model has no token pool.
+
+        Below 0 when answers have grown beyond the pool.
+        """
+        pool = self.ready.capacity.pool_tokens
+        return None if pool is None else pool - self.reserved_tokens
+
+    def has_room(self, needed: Terms) -> bool:
+        free_tokens = self.free_tokens
+        return self.free_slots > 0 and (free_tokens is None or needed.reserved <= free_tokens)
+
+    def on_heartbeat(self, heartbeat: Heartbeat, now: float) -> None:
+        """The worker is well, and may be sent requests again.
+
+        How much memory it holds does not matter for that: it makes room for a request by dropping
+        cached prefixes and unused rows, and refuses at little cost.
+        """
+        self.heartbeats.add(heartbeat, now)
+        self.suspicious = False
+        self.congested = False
+        if self.heartbeats.beats >= self.short_until_beat:
+            self.short = False
+
+    def forgive(self, now: float, missed_s: float) -> None:
+        """Count no time against it that the controller itself missed."""
+        self.heartbeats.forgive(now)
+        for grant in self.grants.values():
+            # Some were granted after the controller awoke, before it noticed.
+            grant.since = min(grant.since + missed_s, now)
+
+    def ran_short(self, grant: Grant) -> None:
+        """The owner gave a request back for want of memory.
+
+        It is left alone for longer each time in a row while other requests run there: only the end
+        of one of those makes room.
+        """
+        shortages = self.shortages
+        self.release(grant)
+        if not self.grants:
+            shortages = 0
+        self.short = True
+        self.shortages = shortages + 1
+        self.short_until_beat = self.heartbeats.beats + min(2**shortages, LONGEST_SHORTAGE_BEATS)
+
+    @property
+    def tries_suspect(self) -> bool:
+        """Whether it runs a request that a worker crashed with, and that has no token here yet."""
+        return any(grant.on_trial for grant in self.grants.values())
+
+    def grant(self, entry: RequestEntry, granted: Terms, now: float) -> Grant:
+        """Set a slot and tokens aside for the present epoch of the request."""
+        assert self.has_room(granted), f"owner {self.index} has no room for {entry.request_id}"
+        assert entry.request_id not in self.grants, f"{entry.request_id} is granted here already"
+        grant = Grant(
+            request_id=entry.request_id,
+            epoch=entry.epoch,
+            held=entry.num_tokens,
+            left=granted.max_tokens - len(entry.emitted),
+            unfilled=entry.num_tokens - granted.cached_tokens,
+            since=now,
+            beats=self.heartbeats.beats,
+            suspect=entry.crashes > 0,
+        )
+        assert grant.reserved == granted.reserved, (grant, granted)
+        self.grants[entry.request_id] = grant
+        self.unaccepted[entry.request_id] = grant
+        self.reserved_tokens += grant.reserved
+        self.held_tokens += grant.held
+        self.unfilled_tokens += grant.unfilled
+        self.prefilling += 1
+        return grant
+
+    def grant_of(self, request_id: int, epoch: int) -> Grant | None:
+        """The grant of exactly this epoch of the request, or None."""
+        grant = self.grants.get(request_id)
+        return grant if grant is not None and grant.epoch == epoch else None
+
+    def accepted(self, grant: Grant) -> None:
+        grant.accepted = True
+        self.unaccepted.pop(grant.request_id, None)
+
+    def prefilled(self, grant: Grant) -> None:
+        """The whole prompt is computed."""
+        if grant.prefilled:
+            return
+        grant.prefilled = True
+        self.prefilling -= 1
+        self.unfilled_tokens -= grant.unfilled
+        grant.unfilled = 0
+
+    def start_leaving(self, grant: Grant) -> None:
+        """The owner has to let go of the request; the slot stays taken until it says so."""
+        self.leaving[grant.request_id] = grant
+
+    def abort_sent(self, grant: Grant, now: float) -> None:
+        """The owner was told to let go; its answer is due from now on."""
+        grant.abort_sent = True
+        grant.since = now
+        grant.beats = self.heartbeats.beats
+
+    def yielded(self, grant: Grant, num_tokens: int) -> None:
+        """The owner has sent tokens for this grant."""
+        grant.made_progress = True
+        self.reserved_tokens -= grant.reserved
+        grant.held += num_tokens
+        grant.left -= num_tokens
+        self.reserved_tokens += grant.reserved
+        self.held_tokens += num_tokens
+
+    def release(self, grant: Grant) -> None:
+        """The owner has given the slot back."""
+        self.prefilled(grant)
+        del self.grants[grant.request_id]
+        self.unaccepted.pop(grant.request_id, None)
+        self.leaving.pop(grant.request_id, None)
+        self.reserved_tokens -= grant.reserved
+        self.held_tokens -= grant.held
+        self.short = False
+        self.shortages = 0
+
+    def check(self) -> None:
+        """Assert the invariants; for idle loops and tests."""
+        grants = self.grants.values()
+        assert self.reserved_tokens == sum(grant.reserved for grant in grants), self.index
+        assert self.held_tokens == sum(grant.held for grant in grants), self.index
+        assert self.unfilled_tokens == sum(grant.unfilled for grant in grants), self.index
+        assert self.prefilling == sum(not grant.prefilled for grant in grants), self.index
+        assert sum(grant.on_trial for grant in grants) <= 1, self.index
+        assert self.free_slots >= 0, (self.index, self.free_slots)
+        assert all(grant.left >= 0 for grant in grants), self.index
+        assert all(not grant.accepted for grant in self.unaccepted.values()), self.index
+        assert self.unaccepted.keys() | self.leaving.keys() <= self.grants.keys(), self.index
+
+
+class RankTable:
+    """The ready owners by rank. An owner that is not in it gets no request."""
+
+    def __init__(self, *, ahead: int = 0) -> None:
+        self._ahead: Final = ahead
+        self._owners: Final[dict[int, Owner]] = {}
+        self._known: Final[dict[int, AdmissionLimits]] = {}
+        self._limits: AdmissionLimits | None = None
+        self._limits_changed = False
+        self._vocab_size: int | None = None
+
+    def __len__(self) -> int:
+        return len(self._owners)
+
+    def get(self, index: int) -> Owner | None:
+        return self._owners.get(index)
+
+    def owners(self) -> Iterable[Owner]:
+        return self._owners.values()
+
+    def limits(self) -> AdmissionLimits | None:
+        """Bounds of the roomiest owner; None until one was ready.
+
+        A lost owner counts with the bounds that it had, since it will be back: a request that fits
+        only there waits for it. If all owners have failed for good, the last one counts.
+        """
+        return self._limits
+
+    def limits_for(self, index: int | None) -> AdmissionLimits | None:
+        """Bounds of a request for this owner, or for any."""
+        return self._limits if index is None else self._known.get(index, self._limits)
+
+    def take_limits_changed(self) -> bool:
+        """Whether bounds of an owner have changed or gone since the last call; resets that."""
+        changed, self._limits_changed = self._limits_changed, False
+        return changed
+
+    def vocab_size(self) -> int | None:
+        """Token ids below this exist; None while no owner has been ready."""
+        return self._vocab_size
+
+    def add(self, index: int, identity: str, ready: Ready, now: float) -> Owner:
+        """Add an owner that is ready, with everything free."""
+        assert index not in self._owners, f"owner {index} is in the table already"
+        heartbeats = Heartbeats(heard_at=now, progressed_at=now)
+        owner = Owner(
+            index=index, identity=identity, ready=ready, heartbeats=heartbeats, ahead=self._ahead
+        )
+        self._owners[index] = owner
+        self._limits_changed |= self._known.get(index) != owner.limits
+        self._known[index] = owner.limits
+        self._refresh()
+        return owner
+
+    def remove(self, index: int) -> tuple[Grant, ...]:
+        """Remove an owner, and return its grants; none when it was never ready."""
+        owner = self._owners.pop(index, None)
+        if owner is None:
+            return ()
+        self._refresh()
+        return tuple(owner.grants.values())
+
+    def give_up(self, index: int) -> None:
+        """Forget the bounds of a removed owner, which will not be back."""
+        assert index not in self._owners, f"owner {index} is in the table"
+        self._limits_changed |= self._known.pop(index, None) is not None
+        self._refresh()
+
+    def _refresh(self) -> None:
+        if self._known:
+            self._limits = max(self._known.values(), key=lambda known: known.max_request_tokens)
+        if self._owners:
+            sizes = (owner.ready.shape.vocab_size for owner in self._owners.values())
+            self._vocab_size = min(sizes)
+
+    def check(self) -> None:
+        """Assert the invariants; for idle loops and tests."""
+        for index, owner in self._owners.items():
+            assert owner.index == index, (owner.index, index)
+            assert self._known[index] == owner.limits, index
+            owner.check()

@@ -1,0 +1,1 @@
+"""Keeps workers alive: starts, health, losses, restarts."""

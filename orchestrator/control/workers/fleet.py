@@ -1,0 +1,241 @@
+"""The fleet: carries out the supervisor's actions on processes, the channel and the ranks."""
+
+import logging
+from collections import deque
+from dataclasses import dataclass
+from typing import Final, Protocol, assert_never
+
+from mlx_dp.orchestrator.api import WorkerStatus
+from mlx_dp.orchestrator.control.routing.rank import Owner, RankTable
+from mlx_dp.orchestrator.control.state.counters import Counters
+from mlx_dp.orchestrator.control.state.grant import Grant
+from mlx_dp.orchestrator.control.workers.actions import (
+    Action,
+    AddOwner,
+    CloseOwner,
+    Dismiss,
+    DrainOwner,
+    DumpStacks,
+    GiveUp,
+    Kill,
+    Loss,
+    RemoveOwner,
+    SendStart,
+    Spawn,
+)
+from mlx_dp.orchestrator.control.workers.start_messages import StartMessages
+from mlx_dp.orchestrator.control.workers.supervisor import Supervisor
+from mlx_dp.orchestrator.ports import AddressBook, Launcher, Transport, WorkerProcess
+from mlx_dp.orchestrator.worker_states import LossKind
+from mlx_dp.proto.messages.protocol import Down, Drain, Heartbeat, Ready, Shutdown
+from mlx_dp.proto.wire.controller_channel import PeerCongestedError, PeerLostError
+
+_logger = logging.getLogger(__name__)
+
+
+class FleetListener(Protocol):
+    """Is told what happens to owners and processes."""
+
+    def owner_lost(self, gone: RemoveOwner, grants: tuple[Grant, ...]) -> None:
+        """An owner was removed from the ranks, with its grants."""
+
+    def worker_failed(self, index: int, loss: Loss) -> None:
+        """A worker has failed for good."""
+
+    def process_exited(self, index: int, status: int) -> None:
+        """A process has exited; its last messages may not have been read yet."""
+
+
+@dataclass(slots=True)
+class Outside:
+    """The ports that the fleet acts on. Only a dp-attention group needs ``addresses``."""
+
+    transport: Transport
+    launcher: Launcher
+    addresses: AddressBook | None = None
+
+
+class Fleet:
+    """The workers as processes and peers. An identity stands for one incarnation of a worker."""
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        ranks: RankTable,
+        outside: Outside,
+        starts: StartMessages,
+        counters: Counters,
+        listener: FleetListener,
+    ) -> None:
+        self._supervisor: Final = supervisor
+        self._ranks: Final = ranks
+        self._transport: Final = outside.transport
+        self._launcher: Final = outside.launcher
+        self._starts: Final = starts
+        self._counters: Final = counters
+        self._listener: Final = listener
+        self._processes: Final[dict[int, WorkerProcess]] = {}
+        self._indices: Final[dict[str, int]] = {}
+        self._readies: Final[dict[int, Ready]] = {}
+        self._heartbeats: Final[dict[int, Heartbeat]] = {}
+        self._unreachable: Final[dict[int, str]] = {}
+
+    def index_of(self, identity: str) -> int | None:
+        """The worker whose present incarnation has this identity, or None."""
+        return self._indices.get(identity)
+
+    def heartbeat_of(self, index: int) -> Heartbeat | None:
+        """The last heartbeat of the present incarnation, until it is lost."""
+        return self._heartbeats.get(index)
+
+    def on_heartbeat(self, index: int, heartbeat: Heartbeat) -> None:
+        self._heartbeats[index] = heartbeat
+
+    def ready(self, index: int, ready: Ready, now: float) -> None:
+        """A worker is ready, and says what it has. Raises ProtocolError when it was not started."""
+        steps = self._supervisor.ready(index, now)
+        self._readies[index] = ready
+        self.carry_out(steps, now)
+
+    def carry_out(self, steps: list[Action], now: float) -> None:
+        """Carry out all actions, and those that follow from them."""
+        pending = deque(steps)
+        while pending:
+            pending += self._carry_out(pending.popleft(), now)
+
+    def _carry_out(self, step: Action, now: float) -> list[Action]:
+        match step:
+            case Spawn(index=index, identity=identity):
+                return self._spawn(index, identity, now)
+            case SendStart(index=index, identity=identity):
+                return self._send_start(index, identity, now)
+            case AddOwner(index=index, identity=identity):
+                self._add(index, identity, now)
+            case CloseOwner(index=index):
+                if (owner := self._ranks.get(index)) is not None:
+                    owner.closed = True
+            case DrainOwner(index=index):
+                self._drain(index)
+            case RemoveOwner():
+                self._remove(step)
+            case Dismiss(index=index, identity=identity):
+                self._dismiss(index, identity)
+            case DumpStacks(index=index):
+                self._processes[index].abort()
+            case Kill(index=index):
+                self._processes[index].kill()
+            case GiveUp(index=index, loss=loss):
+                self._listener.worker_failed(index, loss)
+            case _:
+                assert_never(step)
+        return []
+
+    def _spawn(self, index: int, identity: str, now: float) -> list[Action]:
+        worker = self._supervisor.workers[index]
+        if worker.restarts:
+            self._counters.worker_restarts += 1
+        self._indices[identity] = index
+        self._transport.expect(identity)
+
+        def on_exit(status: int) -> None:
+            self._listener.process_exited(index, status)
+
+        try:
+            process = self._launcher.spawn(index, identity, self._transport.endpoint, on_exit)
+        except OSError as error:
+            return self._supervisor.spawn_failed(index, f"no process could be made: {error}", now)
+        self._processes[index] = process
+        return self._supervisor.spawned(index, process.pid, now)
+
+    def _send_start(self, index: int, identity: str, now: float) -> list[Action]:
+        try:
+            start = self._starts.start_for(index, self._supervisor.workers[index].epoch)
+            self._transport.send(identity, start)
+        except (PeerLostError, PeerCongestedError, OSError) as error:
+            loss = Loss(kind=LossKind.DISCONNECTED, detail=str(error))
+            return self._supervisor.lost(index, loss, now)
+        return []
+
+    def _add(self, index: int, identity: str, now: float) -> None:
+        ready = self._readies.pop(index)
+        owner = self._ranks.add(index, identity, ready, now)
+        # Its exit may have been seen before this message was read.
+        owner.closed = index in self._supervisor.domains.domain_of(index).exits
+        _logger.info(
+            "worker %s: ready, %s, after %.1f s on %s: %s request slots, %s KV tokens, batching %s",
+            *(index, self._supervisor.workers[index].tag, ready.load_s, ready.device),
+            *(ready.capacity.request_slots, ready.capacity.pool_tokens, ready.batching),
+        )
+        surprise = self._starts.unplanned_weights(index, ready)
+        unbatched = ready.unbatched_reason and f"requests run one by one: {ready.unbatched_reason}"
+        for warning in filter(None, (*ready.capacity.warnings, surprise, unbatched)):
+            _logger.warning("worker %s: %s", index, warning)
+
+    def _drain(self, index: int) -> None:
+        owner = self._ranks.get(index)
+        assert owner is not None, f"worker {index} drains but is no owner"
+        owner.closed = True
+        # If it does not arrive, nothing is lost: its requests are taken back later.
+        self.post(owner, Drain())
+
+    def _remove(self, gone: RemoveOwner) -> None:
+        self._counters.worker_lost(gone.loss.kind)
+        self._indices.pop(gone.identity, None)
+        self._transport.forget(gone.identity)
+        self._readies.pop(gone.index, None)
+        self._heartbeats.pop(gone.index, None)
+        self._unreachable.pop(gone.index, None)
+        self._listener.owner_lost(gone, self._ranks.remove(gone.index))
+
+    def post(self, owner: Owner, message: Down) -> bool:
+        """Send to an owner. False: it is congested or gone, and gets no request for now."""
+        try:
+            self._transport.send(owner.identity, message)
+        except PeerCongestedError:
+            owner.congested = True
+            return False
+        except PeerLostError as error:
+            # Its loss is handled later: the caller may be in the middle of granting.
+            owner.congested = True
+            self._unreachable[owner.index] = str(error)
+            return False
+        return True
+
+    def drop_unreachable(self, now: float) -> bool:
+        """Give up the owners that could not be reached; True if there were any."""
+        if not self._unreachable:
+            return False
+        gone = tuple(self._unreachable.items())
+        self._unreachable.clear()
+        for index, detail in gone:
+            loss = Loss(kind=LossKind.DISCONNECTED, detail=detail)
+            self.carry_out(self._supervisor.lost(index, loss, now), now)
+        return True
+
+    def shut_down(self) -> None:
+        """Ask every process to exit. One that is loading reads no message, and is killed."""
+        for worker in self._supervisor.workers:
+            if not worker.process:
+                continue
+            if worker.status is WorkerStatus.STARTING:
+                self._processes[worker.index].kill()
+            else:
+                self._dismiss(worker.index, worker.identity)
+
+    def _dismiss(self, index: int, identity: str) -> None:
+        try:
+            self._transport.send(identity, Shutdown())
+        except (PeerLostError, PeerCongestedError):
+            # It ignores SIGTERM, and no message reaches it.
+            self._processes[index].kill()
+
+    def halted(self, index: int) -> bool:
+        """Whether the process of a worker was stopped by a signal, and not continued since."""
+        process = self._processes.get(index)
+        return process is not None and process.halted
+
+    def kill_all(self) -> None:
+        """Kill every process at once."""
+        for worker in self._supervisor.workers:
+            if worker.process:
+                self._processes[worker.index].kill()

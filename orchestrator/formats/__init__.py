@@ -1,0 +1,1 @@
+"""API formats: one folder each, and the table that registers them."""

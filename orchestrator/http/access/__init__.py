@@ -1,0 +1,1 @@
+"""Access control by path, host and origin. Pure."""

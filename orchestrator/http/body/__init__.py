@@ -1,0 +1,1 @@
+"""Request bodies: reading, limits, and parsing off the event loop."""

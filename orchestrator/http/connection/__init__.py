@@ -1,0 +1,1 @@
+"""Client connections: the embedded server, deadlines, sockets, disconnects."""

@@ -1,0 +1,1 @@
+"""The routes, and the context that they share."""

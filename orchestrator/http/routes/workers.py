@@ -1,0 +1,59 @@
+"""GET /workers and POST /workers/{n}/restart: state and restart of the worker processes."""
+
+import re
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import msgspec
+from fastapi import Response
+
+from mlx_dp.orchestrator.formats.common.errors import ApiError
+from mlx_dp.orchestrator.http.routes.context import AppContext
+from mlx_dp.orchestrator.worker_states import RestartRefusedError, WorkerState
+
+_INDEX: Final = re.compile(r"[0-9]{1,7}")
+
+
+def workers(context: AppContext) -> Mapping[str, Any]:
+    """The body of GET /workers."""
+    now = time.time()
+    return {"workers": [_worker(worker, now) for worker in context.service.workers()]}
+
+
+def restart_worker(context: AppContext, name: str) -> Response:
+    """202: the restart is planned, and GET /workers shows its progress."""
+    known = len(context.service.workers())
+    if not _INDEX.fullmatch(name) or int(name) >= known:
+        message = f"there is no worker {ascii(name)[:40]}, workers are 0 to {known - 1}"
+        raise ApiError(404, message, code="worker_not_found")
+    try:
+        restarting = context.service.restart_worker(int(name))
+    except RestartRefusedError as error:
+        raise ApiError(409, str(error), code="restart_refused") from error
+    return Response(
+        msgspec.json.encode({"restarting": restarting}), 202, media_type="application/json"
+    )
+
+
+def _worker(worker: WorkerState, now: float) -> Mapping[str, Any]:
+    return {
+        "index": worker.index,
+        "status": worker.status.value,
+        "since": datetime.fromtimestamp(now - worker.status_s, UTC).isoformat(),
+        "phase": worker.phase,
+        "pid": worker.pid,
+        "incarnation": worker.incarnation,
+        "epoch": worker.epoch,
+        "restarts": worker.restarts,
+        "restarts_in_window": worker.restarts_in_window,
+        "max_restarts": worker.max_restarts,
+        "last_cause": worker.last_cause or None,
+        "restart_asked": worker.restart_asked,
+        "malformed_frames": worker.malformed_frames,
+        "remote": worker.host != "",
+        "host": worker.host or None,
+        "batching": worker.batching,
+        "unbatched_reason": worker.unbatched_reason or None,
+    }

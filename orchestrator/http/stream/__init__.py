@@ -1,0 +1,1 @@
+"""The response streams of a request, and the responses that they become."""

@@ -1,0 +1,1 @@
+"""Workers on other machines: their hosts, and mlx.launch."""

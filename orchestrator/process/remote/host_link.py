@@ -1,0 +1,76 @@
+"""A host's side of one connection to the controller. Pure: time and messages in, actions out."""
+
+from dataclasses import dataclass
+from typing import assert_never
+
+from mlx_dp.orchestrator.process.remote.connection_fault import ControllerPlace, connection_fault
+from mlx_dp.proto.messages.host_messages import (
+    Alive,
+    Deny,
+    HostDown,
+    Join,
+    Launch,
+    Ping,
+    SignalWorker,
+    Welcome,
+)
+from mlx_dp.proto.wire.connection_state import ConnectionState
+
+FIRST_HEARTBEAT_S = 0.5
+FIRST_SILENCE_S = 5.0
+"""Used until the controller sends its own values."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLost:
+    """The connection is useless. ``final``: so would be another."""
+
+    reason: str
+    final: bool
+
+
+@dataclass(slots=True)
+class HostLink:
+    """Decides when to send, and when the controller counts as lost."""
+
+    join: Join
+    place: ControllerPlace
+    heard_at: float
+    had_place: bool = False
+    """An earlier connection was accepted, so keys and address were right once."""
+    beat_s: float = FIRST_HEARTBEAT_S
+    silence_s: float = FIRST_SILENCE_S
+    joined: bool = False
+    said_at: float | None = None
+
+    def handle(self, message: HostDown, now: float) -> Launch | SignalWorker | LinkLost | None:
+        """Apply a message; return the action for the host, if any."""
+        self.heard_at = now
+        match message:
+            case Welcome(beat_s=beat_s, silence_s=silence_s):
+                self.joined, self.beat_s, self.silence_s = True, beat_s, silence_s
+                return None
+            case Deny(reason=reason, final=final):
+                return LinkLost(reason, final)
+            case Ping():
+                return None
+            case Launch() | SignalWorker():
+                return message
+            case _:
+                assert_never(message)
+
+    def poll(self, now: float, connection: ConnectionState) -> Join | Alive | LinkLost | None:
+        """Return the message that is due, or the loss of a silent controller."""
+        if now - self.heard_at > self.silence_s:
+            return self._silence(connection)
+        if self.said_at is not None and now - self.said_at < self.beat_s:
+            return None
+        self.said_at = now
+        return Alive() if self.joined else self.join
+
+    def _silence(self, connection: ConnectionState) -> LinkLost:
+        if self.joined:
+            reason = f"the controller was not heard for {self.silence_s:g} s"
+            return LinkLost(reason, final=False)
+        fault = connection_fault(connection, self.place)
+        return LinkLost(fault.reason, final=fault.lasting and not self.had_place)

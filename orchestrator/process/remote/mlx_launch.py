@@ -1,0 +1,208 @@
+"""Runs ``mlx.launch``, which starts ``mlx-dp worker`` on every host of a host file."""
+
+import asyncio
+import logging
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Coroutine, Set
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from mlx_dp.orchestrator.exit_status import describe_exit
+from mlx_dp.orchestrator.process.exit_watch import kill_group, watch_exit
+from mlx_dp.orchestrator.process.remote.host_file import Host
+from mlx_dp.orchestrator.process.remote.host_login import login_fault
+from mlx_dp.orchestrator.process.remote.launch_output import LaunchOutput, without_escapes
+from mlx_dp.orchestrator.process.remote.launch_watch import LaunchWatch
+from mlx_dp.orchestrator.process.worker_output import WorkerOutput
+from mlx_dp.orchestrator.restart_budget import BackOff, RestartBudget
+from mlx_dp.proto.messages.group import DistributedBackend
+
+_logger = logging.getLogger(__name__)
+
+_END_GRACE_S: Final = 3.0
+_LAST_WORDS_S: Final = 0.4
+_LOOK_S: Final = 1.0
+_HEALTHY_S: Final = 60.0
+_FIRST_DELAYS: Final = 4.0
+"""The first delay, in units of a worker's: other machines take longer to come back."""
+
+
+def launch_command(host_file: Path, backend: DistributedBackend, worker: list[str]) -> list[str]:
+    """Build the command. ``worker``: arguments of ``mlx-dp worker``, the same path on all hosts.
+
+    The launcher sets each one's rank, and the devices that the host file names.
+    """
+    launcher = str(Path(sys.executable).with_name("mlx.launch"))
+    ours = [sys.executable, "-m", "mlx_dp.orchestrator.cli.entry", "worker", *worker, "--once"]
+    return [launcher, "--backend", backend.value, "--hostfile", str(host_file), "--", *ours]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchPlan:
+    """What to launch where, and how often to retry."""
+
+    command: list[str]
+    hosts: tuple[Host, ...]
+    max_restarts: int = 5
+    restart_window_s: float = 60.0
+    restart_delay_s: float = 0.25
+    patience_s: float = 10.0
+    """How long a rank that had joined may be absent before all are launched again."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchEnd:
+    """Why one run of the launcher ended. ``final``: another would end alike."""
+
+    cause: str
+    final: bool = False
+
+
+class MlxLaunch:
+    """Keeps the launcher running: restarts it when it ends, within a budget."""
+
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        write_line: Callable[[str], None],
+        present: Callable[[], Set[int]],
+    ) -> None:
+        """``present``: the ranks that have a host now."""
+        self._plan: Final = plan
+        self._write_line: Final = write_line
+        self._present: Final = present
+        self._back_off: Final = BackOff(
+            first_s=_FIRST_DELAYS * plan.restart_delay_s, longest_s=30.0, healthy_s=_HEALTHY_S
+        )
+        self._budget: Final = RestartBudget(plan.max_restarts, plan.restart_window_s)
+        self._stopping: Final = asyncio.Event()
+
+    def stop(self) -> None:
+        """Stop restarting it. It ends when its hosts do."""
+        self._stopping.set()
+
+    async def run(self) -> LaunchEnd | None:
+        """Run until ``stop`` (None), or until retrying is useless (how it ended)."""
+        rng = random.SystemRandom()
+        while True:
+            began = time.monotonic()
+            end = await self._once()
+            now = time.monotonic()
+            if self._stopping.is_set():
+                return None
+            if now - began >= _HEALTHY_S:
+                self._budget.succeeded()
+            if end.final:
+                return end
+            if not self._budget.allow(now):
+                tries = f"gave up after --max-restarts {self._plan.max_restarts}"
+                return LaunchEnd(f"{end.cause} ({tries})")
+            delay_s = self._back_off.delay(now - began, rng)
+            _logger.warning("%s; the hosts are launched again in %.1f s", end.cause, delay_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(delay_s):
+                    await self._stopping.wait()
+            if self._stopping.is_set():
+                return None
+
+    async def _once(self) -> LaunchEnd:
+        plan = self._plan
+        fault = await self._unless_stopped(
+            login_fault((host.ssh for host in plan.hosts), sys.executable)
+        )
+        if fault is not None or self._stopping.is_set():
+            return LaunchEnd(fault or "it was asked to stop")
+        try:
+            return await self._launch()
+        except OSError as error:
+            return LaunchEnd(f"mlx.launch cannot be started: {error}")
+
+    async def _unless_stopped(self, asking: Coroutine[Any, Any, str | None]) -> str | None:
+        stopping = asyncio.create_task(self._stopping.wait())
+        asked = asyncio.create_task(asking)
+        try:
+            await asyncio.wait({stopping, asked}, return_when=asyncio.FIRST_COMPLETED)
+            return asked.result() if asked.done() else None
+        finally:
+            stopping.cancel()
+            if not asked.done():
+                asked.cancel()
+                await asyncio.wait({asked})
+
+    async def _launch(self) -> LaunchEnd:
+        said = LaunchOutput(self._plan.hosts)
+        ended = asyncio.Event()
+        lost: int | None = None
+        child, output = self._spawn(said, ended)
+        watch_exit(child, ended.set)
+        try:
+            lost = await self._until(ended)
+            if said.ended is not None:
+                # It prints the output of a node after it reports the node's end.
+                await asyncio.sleep(_LAST_WORDS_S)
+        finally:
+            # The launcher fails to stop nodes that need a terminal, but a closed connection ends
+            # what runs there.
+            kill_group(child.pid)
+            status = child.wait()
+            output.finish()
+            assert child.stdin is not None
+            child.stdin.close()
+        if lost is not None:
+            host = self._plan.hosts[lost].ssh
+            return LaunchEnd(f"rank {lost}: {host} has not been heard for too long")
+        return LaunchEnd(said.cause(describe_exit(status)), said.final)
+
+    def _spawn(
+        self, said: LaunchOutput, ended: asyncio.Event
+    ) -> tuple["subprocess.Popen[bytes]", WorkerOutput]:
+        def take(line: str) -> None:
+            plain = without_escapes(line)
+            of_use = said.feed(plain)
+            if of_use:
+                self._write_line(plain)
+            if said.ended is not None:
+                ended.set()
+
+        read, write = os.pipe()
+        try:
+            # It spins when its input has ended, so it gets one that never ends.
+            child = subprocess.Popen(
+                self._plan.command,
+                stdin=subprocess.PIPE,
+                stdout=write,
+                stderr=write,
+                process_group=0,
+            )
+        except OSError:
+            os.close(read)
+            raise
+        finally:
+            os.close(write)
+        return child, WorkerOutput(read, take)
+
+    async def _until(self, ended: asyncio.Event) -> int | None:
+        """Wait for its end; return a rank whose host was lost without notice, if any."""
+        watch = LaunchWatch(frozenset(range(len(self._plan.hosts))), self._plan.patience_s)
+        stopping = asyncio.create_task(self._stopping.wait())
+        ending = asyncio.create_task(ended.wait())
+        try:
+            while not stopping.done() and not ending.done():
+                await asyncio.wait(
+                    {stopping, ending}, timeout=_LOOK_S, return_when=asyncio.FIRST_COMPLETED
+                )
+                lost = watch.update(self._present(), time.monotonic())
+                if lost is not None and not ended.is_set() and not stopping.done():
+                    return lost
+            if not ended.is_set():
+                await asyncio.wait({ending}, timeout=_END_GRACE_S)
+        finally:
+            stopping.cancel()
+            ending.cancel()
+        return None

@@ -1,0 +1,1 @@
+"""From the messages of a chat to token ids: templates, control tokens."""

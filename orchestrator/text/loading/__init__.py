@@ -1,0 +1,1 @@
+"""From a model directory to its text side: tokenizer, end tokens, template."""

@@ -1,0 +1,1 @@
+"""What fits: topology, the owners' shares, token pools and the limits of requests."""

@@ -1,0 +1,76 @@
+"""No frame, valid or not, costs more memory than a small multiple of its size."""
+
+import tracemalloc
+
+import pytest
+
+from mlx_dp.proto.errors import ProtocolError
+from mlx_dp.proto.fields import MAX_REQUEST_TOKENS
+from mlx_dp.proto.wire.codec import MAX_FRAME_BYTES, decode_down, decode_up
+
+RATIO = 32
+"""One byte that stands for a float becomes an object of 24 bytes and a reference of 8."""
+
+
+def text(value: str) -> bytes:
+    return b"\xd9" + bytes([len(value)]) + value.encode()
+
+
+def array(count: int) -> bytes:
+    return b"\xdd" + count.to_bytes(4, "big")
+
+
+def filled(head: bytes, item: bytes, tail: bytes = b"") -> bytes:
+    """A head, its array of as many items as a frame and the largest bound allow, a tail."""
+    count = min((MAX_FRAME_BYTES - len(head) - len(tail) - 5) // len(item), MAX_REQUEST_TOKENS)
+    return head + array(count) + item * count + tail
+
+
+def frame(tag: str, *names: str) -> bytes:
+    """The start of a frame, down to the value of a field within fields."""
+    return b"\x93\x01" + text(tag) + b"".join(b"\x81" + text(name) for name in names)
+
+
+TOP = b"\x82" + text("logprob") + b"\x00" + text("top") + array(20) + b"\x92\x00\x00" * 20
+CHUNK = b"\x85" + b"".join(text(name) + b"\x00" for name in ("request_id", "epoch", "index"))
+SMALLEST = b"\x84" + CHUNK[1:] + text("ids") + b"\x91\x00"
+LOGPROBS = 60_000
+
+CASES = {
+    "empty arrays": array(MAX_FRAME_BYTES - 5) + b"\x90" * (MAX_FRAME_BYTES - 5),
+    "empty arrays as chunks": filled(frame("tokens", "chunks"), b"\x90"),
+    "empty maps as chunks": filled(frame("tokens", "chunks"), b"\x80"),
+    "empty maps in an unknown field": filled(frame("tokens", "x"), b"\x80"),
+    "small ids": filled(frame("submit", "prompt_ids"), b"\x00"),
+    "ids": filled(frame("submit", "prompt_ids"), b"\xce\x00\x01\x00\x00"),
+    "biases": filled(frame("submit", "params", "logit_bias"), b"\x92\x00\x00"),
+    "short texts": filled(frame("ready", "capacity", "warnings"), b"\xa2ab"),
+    "nothing where texts belong": filled(frame("ready", "capacity", "warnings"), b"\xc0"),
+    "smallest chunks": filled(frame("tokens", "chunks"), SMALLEST),
+    "log-probabilities": frame("tokens", "chunks")
+    + array(1)
+    + CHUNK
+    + (text("ids") + array(LOGPROBS) + b"\x00" * LOGPROBS)
+    + (text("logprobs") + array(LOGPROBS) + TOP * LOGPROBS),
+}
+
+
+def peak_nbytes(data: bytes) -> int:
+    tracemalloc.start()
+    try:
+        for decode in (decode_down, decode_up):
+            try:
+                decode(data)
+            except ProtocolError:
+                continue
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_memory_stays_within_a_small_multiple_of_the_frame(case):
+    assert len(CASES[case]) <= MAX_FRAME_BYTES
+    ratio = peak_nbytes(CASES[case]) / len(CASES[case])
+    print(f"{case}: {ratio:.1f} times the frame")
+    assert ratio < RATIO

@@ -1,0 +1,104 @@
+"""The real model in a real worker, against mlx-lm's own single-request generation."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("mlx.core")
+
+from mlx_lm.utils import load_model
+from oracle import Ties, assert_greedy
+from scripted_channel import ScriptedChannel
+
+from mlx_dp.proto.capacity.ownership import Limits, divide
+from mlx_dp.proto.capacity.parallel import resolve_topology
+from mlx_dp.proto.exit_codes import ExitCode
+from mlx_dp.proto.messages.protocol import (
+    Abort,
+    Down,
+    EngineKind,
+    FinishReason,
+    Start,
+    Submit,
+)
+from mlx_dp.proto.messages.sampling_params import SamplingParams
+from mlx_dp.worker.startup import run_worker
+
+pytestmark = [pytest.mark.mlx, pytest.mark.model]
+
+LENGTHS = (1, 2, 3, 9, 17, 33, 64, 65, 100, 130, 255, 256, 257, 400, 700, 1500)
+ANSWERS = (1, 40, 7, 30, 12, 24, 5, 16, 40, 8, 20, 10, 30, 6, 12, 8)
+ABORTED = 100
+
+
+def _start(model: Path) -> Start:
+    topology = resolve_topology(dp_size=1, tp_size=None, enable_dp_attention=False)
+    return Start(
+        engine=EngineKind.MLX,
+        model_path=str(model),
+        share=divide(topology, Limits(max_running_requests=18)).slices[0],
+        memory_nbytes=4 * 2**30,
+        context_length=None,
+        chunked_prefill_size=512,
+        prefix_cache=True,
+        heartbeat_interval_s=60.0,
+    )
+
+
+def _script(seed: int) -> tuple[list[Submit], list[tuple[int, Down]]]:
+    """Sixteen requests that join at random turns, and two that are aborted on the way."""
+    rng = random.Random(seed)
+    greedy = SamplingParams(temperature=0.0)
+    submits = [
+        Submit(
+            request_id=i,
+            epoch=1,
+            prompt_ids=tuple(rng.randrange(17, 49_152) for _ in range(length)),
+            max_tokens=answer,
+            params=greedy,
+        )
+        for i, (length, answer) in enumerate(zip(LENGTHS, ANSWERS, strict=True))
+    ]
+    rng.shuffle(submits)
+    script: list[tuple[int, Down]] = []
+    turn = 0
+    for submit in submits:
+        script.append((turn, submit))
+        turn += rng.randrange(12)
+    for i in range(2):
+        victim = Submit(
+            request_id=ABORTED + i,
+            epoch=1,
+            prompt_ids=tuple(rng.randrange(17, 49_152) for _ in range(50)),
+            max_tokens=100,
+            params=greedy,
+        )
+        at = rng.randrange(5, 40)
+        script += [(at, victim), (at + 6, Abort(request_id=ABORTED + i, epoch=1))]
+    return submits, script
+
+
+def test_sixteen_requests_that_join_and_leave_answer_as_they_would_alone(
+    demo_model_dir: Path,
+) -> None:
+    submits, script = _script(seed=7)
+    # Room for all sixteen, and for the two that are aborted.
+    channel = ScriptedChannel(_start(demo_model_dir), script)
+    assert run_worker(channel) is ExitCode.OK
+    assert channel.most_at_once >= 4, "the requests hardly met"
+
+    model, _ = load_model(demo_model_dir)
+    ties = Ties()
+    for submit in submits:
+        answer = channel.received[submit.request_id]
+        assert answer.finished is not None
+        assert answer.finished.reason is FinishReason.LENGTH
+        assert answer.finished.num_tokens == len(answer.ids) == submit.max_tokens
+        assert_greedy(model, submit.prompt_ids, answer.ids, max_tokens=submit.max_tokens, ties=ties)
+    print(ties.report())
+    assert len(ties.found) <= 2, ties.report()
+    for i in range(2):
+        aborted = channel.received[ABORTED + i].finished
+        assert aborted is not None
+        assert aborted.reason is FinishReason.ABORT

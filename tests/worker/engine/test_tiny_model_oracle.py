@@ -1,0 +1,201 @@
+"""Every architecture answers in a busy engine what mlx-lm answers to one request alone."""
+
+import json
+import random
+from dataclasses import replace
+from itertools import cycle
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("mlx.core")
+
+import mlx.core as mx
+from engine_simulation import GREEDY, Job, Simulation, random_jobs
+from held_inputs import inputs_held
+from mlx import nn
+from mlx.utils import tree_flatten
+from mlx_lm.utils import load_model
+from oracle import Ties, assert_greedy
+from scripted_channel import ScriptedChannel
+from tiny_models import ARCHITECTURES, DENSE, TINY_MODELS, TinyModel
+from tiny_tokenizer import VOCAB_SIZE
+from worker_starts import mlx_start
+
+from mlx_dp.proto.capacity.ownership import resolve_capacity
+from mlx_dp.proto.exit_codes import ExitCode
+from mlx_dp.proto.messages.batching import Batching
+from mlx_dp.proto.messages.protocol import Abort, Down, FinishReason, Submit
+from mlx_dp.proto.messages.sampling_params import SamplingParams
+from mlx_dp.worker.engine.mlx_engine import MlxEngine
+from mlx_dp.worker.startup import run_worker
+
+pytestmark = pytest.mark.mlx
+
+SLOTS = 5
+CHUNKS = (1, 7, 64, 512)
+"""512 holds every prompt whole."""
+
+
+def opened(directory: Path) -> MlxEngine:
+    """An engine with the capacity that the worker's start resolves."""
+    start = mlx_start(directory, requests=SLOTS)
+    engine = MlxEngine.load(start)
+    engine.open(
+        resolve_capacity(
+            start.share,
+            pool_tokens=engine.facts.pool_tokens,
+            hybrid=engine.facts.shape.hybrid,
+            prefix_cache=start.prefix_cache,
+        )
+    )
+    engine.warm_up()
+    return engine
+
+
+def simulate(
+    directory: Path, chunk: int, seed: int = 3, *, batching: Batching | None = None
+) -> None:
+    """Run a busy engine and hold all its answers to the oracle's."""
+    rng = random.Random(seed)
+    jobs = random_jobs(rng, VOCAB_SIZE)
+    engine = opened(directory)
+    assert batching in (None, engine.facts.batching)
+    simulation = Simulation(engine, rng, slots=SLOTS, chunk=chunk)
+    simulation.run(jobs)
+    assert simulation.evicted > 0
+    assert simulation.most_at_once > 2
+    hold_to_oracle(directory, jobs, chunk)
+
+
+def hold_to_oracle(directory: Path, jobs: list[Job], chunk: int) -> None:
+    model, _ = load_model(directory)
+    ties = Ties()
+    for job in jobs:
+        assert_greedy(
+            model, job.prompt_ids, job.answer, max_tokens=job.max_tokens, ties=ties, chunk=chunk
+        )
+    assert len(ties.found) <= 1, ties.report()
+
+
+@pytest.mark.parametrize(("name", "chunk"), list(zip(TINY_MODELS, cycle(CHUNKS[1:]))))
+def test_every_architecture_answers_as_alone(name, chunk, tmp_path):
+    simulate(TINY_MODELS[name].write(tmp_path), chunk)
+
+
+@pytest.mark.parametrize("chunk", CHUNKS)
+def test_every_chunk_size_gives_the_same_answers(chunk, tmp_path):
+    simulate(DENSE["llama"].write(tmp_path), chunk, seed=chunk)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt_oss", "qwen3_next", "falcon_h1"])
+def test_answers_are_the_same_where_the_device_holds_what_a_step_has_read(name, tmp_path):
+    with inputs_held():
+        simulate(ARCHITECTURES[name].write(tmp_path), 64, batching=Batching.SLABS_WITH_TAILS)
+
+
+def write_quantised(tiny: TinyModel, directory: Path, bits: int) -> Path:
+    tiny.write(directory)
+    model = tiny.build()
+    settings = {"group_size": 32, "bits": bits}
+    nn.quantize(model, **settings)
+    mx.save_safetensors(
+        str(directory / "model.safetensors"),
+        dict(tree_flatten(model.parameters())),
+        metadata={"format": "mlx"},
+    )
+    (directory / "config.json").write_text(json.dumps(tiny.config | {"quantization": settings}))
+    return directory
+
+
+WINDOWS_AND_STATES = (
+    "gemma3_text",
+    "gemma4_text",
+    "gpt_oss",
+    "qwen3_next",
+    "falcon_h1",
+    "baichuan_m1",
+    "gear",
+    "mamba",
+)
+
+
+@pytest.mark.parametrize(("name", "chunk"), list(zip(WINDOWS_AND_STATES, cycle(CHUNKS))))
+def test_windows_and_states_answer_as_alone(name, chunk, tmp_path):
+    simulate(ARCHITECTURES[name].write(tmp_path), chunk)
+
+
+@pytest.mark.parametrize(("name", "bits"), [("llama", 4), ("qwen3", 8), ("qwen3_moe", 4)])
+def test_quantised_models_answer_as_alone(name, bits, tmp_path):
+    simulate(write_quantised(TINY_MODELS[name], tmp_path, bits), 7)
+
+
+@pytest.mark.parametrize("name", ["llama", "stablelm", "gemma3_text", "gear"])
+def test_rows_that_outgrow_their_room_answer_as_alone(name, tmp_path):
+    # More than the answer that a row is made for: the first row of 512 tokens becomes one of
+    # 1,024, and the rows of the batch change places.
+    directory = ARCHITECTURES[name].write(tmp_path)
+    jobs = [Job(tuple(range(4, 204)), 330), Job((5, 9, 70), 330), Job((8,), 20)]
+    Simulation(opened(directory), random.Random(1), slots=SLOTS, chunk=64).run(jobs)
+    hold_to_oracle(directory, jobs, 64)
+
+
+def test_sampled_requests_draw_the_same_however_they_meet(tmp_path):
+    directory = DENSE["llama"].write(tmp_path)
+    wild = SamplingParams(temperature=1.5, top_p=0.95, top_k=50, min_p=0.01)
+    penalised = SamplingParams(temperature=0.9, repetition_penalty=1.2, frequency_penalty=0.3)
+    answers = []
+    for seed in (1, 2):
+        rng = random.Random(5)
+        jobs = random_jobs(rng, VOCAB_SIZE)
+        for i, params in enumerate((GREEDY, wild, penalised, wild, penalised, GREEDY)):
+            jobs[i].params = replace(params, seed=i, logit_bias=((2, -100.0),))
+        # Another order, other slots, chunks and evictions: the same requests.
+        order = random.Random(seed).sample(jobs, len(jobs))
+        Simulation(opened(directory), random.Random(seed), slots=SLOTS, chunk=9).run(order)
+        answers.append([job.answer for job in jobs])
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "chunk"),
+    [("llama", 7), ("gemma2", 64), ("deepseek_v3", 512), ("gemma3_text", 7), ("qwen3_next", 64)],
+)
+def test_a_whole_worker_answers_as_alone(name, chunk, tmp_path):
+    directory = ARCHITECTURES[name].write(tmp_path)
+    rng = random.Random(chunk)
+    jobs = random_jobs(rng, VOCAB_SIZE)
+    script: list[tuple[int, Down]] = []
+    turn = 0
+    for i, job in enumerate([*jobs, Job(tuple(range(100)), 500)]):
+        script.append(
+            (
+                turn,
+                Submit(
+                    request_id=i,
+                    epoch=1,
+                    prompt_ids=job.prompt_ids,
+                    max_tokens=job.max_tokens,
+                    params=job.params,
+                ),
+            )
+        )
+        turn += rng.randrange(5)
+    script.append((turn + 10, Abort(request_id=len(jobs), epoch=1)))
+    start = mlx_start(directory, requests=len(jobs) + 1, chunk=chunk, memory_nbytes=2**30)
+    channel = ScriptedChannel(start, script)
+    assert run_worker(channel) is ExitCode.OK
+    assert channel.ready is not None
+    assert channel.ready.capacity.request_slots == len(jobs) + 1
+    for i, job in enumerate(jobs):
+        job.answer = channel.received[i].ids
+    aborted = channel.received[len(jobs)].finished
+    assert aborted is not None
+    assert aborted.reason is FinishReason.ABORT
+    hold_to_oracle(directory, jobs, chunk)
+
+
+@pytest.mark.parametrize("name", ["llama_dynamic_rope", "llama4", "gpt_bigcode"])
+def test_requests_that_no_batch_can_hold_answer_as_alone_beside_each_other(name, tmp_path):
+    # llama4's chunked layers see less where a chunk of the prompt ends, so it has to be whole.
+    simulate(ARCHITECTURES[name].write(tmp_path), 512)

@@ -1,0 +1,109 @@
+"""What is kept of a request, and what of its states nobody wants any more."""
+
+from model_shapes import DENSE, HYBRID
+from prefix_store_model import StoreModel, Text
+from worker_bench import submit
+
+from mlx_dp.kvcache.prefix.lease import Lease
+from mlx_dp.kvcache.prefix.prefix_cache import PrefixCache
+from mlx_dp.kvcache.prefix.prefix_facts import PrefixFacts
+from mlx_dp.kvcache.slots.auxiliary_slots import AuxiliarySlots
+from mlx_dp.worker.scheduling.memory_room import MemoryRoom
+from mlx_dp.worker.scheduling.request_prefixes import RequestPrefixes
+from mlx_dp.worker.scheduling.running_request import RunningRequest
+
+FACTS = PrefixFacts(shape=HYBRID, stateful=True)
+
+
+class Desk:
+    """The prefix cache of an owner that holds nothing else, with as much memory as asked."""
+
+    def __init__(
+        self, facts: PrefixFacts = FACTS, *, budget: int | None = None, states: int = 8
+    ) -> None:
+        self.slots = AuxiliarySlots(states)
+        self.store = StoreModel()
+        self.cache = PrefixCache(self.store, self.slots, facts)
+        self.room = MemoryRoom(self, self.cache, budget)
+        self.prefixes = RequestPrefixes(self.cache, self.room, facts)
+
+    @property
+    def held_nbytes(self) -> int:
+        return self.cache.nbytes
+
+    held_buffers = row_buffers = 0
+
+    def growth_nbytes(self) -> int:
+        return 0
+
+    def compact(self) -> None:
+        raise AssertionError("there are no rows")
+
+    def begin(self, request_id: int, prompt: int) -> RunningRequest:
+        lease = Lease(request_id=request_id, slot=request_id, auxiliary_slot=None)
+        request = RunningRequest(submit(request_id, prompt=prompt), lease)
+        self.prefixes.begin(request)
+        return request
+
+
+def fill(desk: Desk, request: RunningRequest) -> int | None:
+    """Plan the rest of a prompt in one chunk; return the slot that the chunk would name."""
+    point = request.fill(request.unfilled)
+    assert point is not None
+    slot = desk.prefixes.track(request, point)
+    return desk.prefixes.prefilled(request, slot)
+
+
+def test_a_state_that_the_tree_has_already_is_not_written_again() -> None:
+    desk = Desk()
+    first, second = desk.begin(1, 9), desk.begin(2, 9)
+    assert fill(desk, first) is not None
+    assert fill(desk, second) is None
+    assert desk.slots.free_slots == 7
+    for request in (first, second):
+        desk.prefixes.hand_over(request)
+        desk.prefixes.dropped(request)
+    desk.cache.check()
+
+
+def test_without_a_free_slot_a_request_goes_without_a_snapshot() -> None:
+    desk = Desk(states=1)
+    first, second = desk.begin(1, 9), desk.begin(2, 20)
+    assert fill(desk, first) is not None
+    assert fill(desk, second) is None
+    assert second.tracked == {}
+
+
+def test_without_room_a_request_tracks_and_keeps_nothing() -> None:
+    desk = Desk(budget=FACTS.segment_nbytes(8) - 1)
+    request = desk.begin(1, 9)
+    assert fill(desk, request) is None
+    assert desk.prefixes.hand_over(request).saves == ()
+    assert desk.prefixes.ended(request) is None
+    assert (desk.slots.free_slots, desk.cache.num_tokens) == (8, 0)
+
+
+def test_room_for_the_state_alone_keeps_it_for_the_end() -> None:
+    desk = Desk(budget=FACTS.snapshot_nbytes(8) + FACTS.segment_nbytes(8) - 1)
+    request = desk.begin(1, 9)
+    slot = fill(desk, request)
+    assert slot is not None
+    assert request.tracked == {8: slot}
+    assert desk.prefixes.hand_over(request).saves == ()
+
+
+def test_room_is_not_made_by_dropping_the_beginning_of_what_is_to_be_kept() -> None:
+    dense = PrefixFacts(shape=DENSE)
+    desk = Desk(dense, budget=dense.segment_nbytes(12))
+    first = desk.begin(1, 9)
+    first.fill(9)
+    desk.prefixes.prefilled(first, None)
+    desk.store.save(desk.prefixes.hand_over(first).saves, Text("", first.prompt))
+    desk.room.step_launched()
+    second = desk.begin(2, 17)
+    assert second.cached_tokens == 8
+    desk.prefixes.hand_over(second)
+    second.fill(8)
+    # Eight tokens more would fit without the first eight, but what then lacks is sixteen.
+    assert desk.prefixes.ended(second) is None
+    assert desk.cache.num_tokens <= 12

@@ -1,0 +1,1 @@
+"""What the loop, the scheduler and the engines agree on: the engine protocol, peers, failures."""

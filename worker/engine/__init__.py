@@ -1,0 +1,1 @@
+"""The MLX engine: prompts in caches of their own, then batched decoding."""

@@ -1,0 +1,209 @@
+"""The caches of decoding requests: in the batch, or unbatched beside it."""
+
+from collections.abc import Callable, Sequence
+
+import mlx.core as mx
+
+from mlx_dp.kvcache.batch.batch_caches import BatchCaches
+from mlx_dp.kvcache.batch.batch_form import BatchForm
+from mlx_dp.kvcache.batch.padded_pass import PaddedPass
+from mlx_dp.kvcache.kv_row import LayerKV
+from mlx_dp.kvcache.prefix.cached_prefix import Save
+from mlx_dp.kvcache.row_content import RowContent, Snapshot
+from mlx_dp.worker.engine.prefill import Prefill
+from mlx_dp.worker.engine.prompt_chunk import PromptChunk
+from mlx_dp.worker.engine.unbatched_rows import UnbatchedRows
+from mlx_dp.worker.loading.loaded_model import LoadedModel
+
+TokensOf = Callable[[tuple[int, ...]], mx.array]
+"""The newest tokens [rows] of these keys."""
+
+
+class DecodeCaches:
+    """Runs the model on one token of every row."""
+
+    def __init__(self, loaded: LoadedModel, form: BatchForm) -> None:
+        self._loaded = loaded
+        self._unbatched = UnbatchedRows(loaded)
+        self._batch: BatchCaches | None = None
+        self._in_batch: set[int] = set()
+        self._room: dict[int, int] = {}
+        if loaded.batch is not None and not form.single:
+            self._batch = BatchCaches(loaded.layout, form, loaded.batch.state_sizes)
+        self._mixes_chunks = form.split and not loaded.layout.hybrid
+        self._pads = form.pads
+
+    @property
+    def mixes_chunks(self) -> bool:
+        """Chunks of prompts can be further rows of a forward pass."""
+        return self._mixes_chunks
+
+    @property
+    def pads(self) -> bool:
+        """Chunks of several prompts can be run together, but only in a pass of their own, in which
+        they are padded to the longest."""
+        return self._pads
+
+    @property
+    def nbytes(self) -> int:
+        return self._unbatched.nbytes + (self._batch.nbytes if self._batch is not None else 0)
+
+    @property
+    def num_buffers(self) -> int:
+        return self._unbatched.num_buffers + (
+            self._batch.num_buffers if self._batch is not None else 0
+        )
+
+    @property
+    def used_tokens(self) -> int:
+        batch = self._batch.used_tokens if self._batch is not None else 0
+        return batch + self._unbatched.used_tokens
+
+    def row_nbytes(self, num_tokens: int) -> int:
+        """Bytes that a row which needs so many tokens adds at most."""
+        shape = self._loaded.shape
+        if self._batch is None:
+            return shape.request_nbytes(num_tokens)
+        kv = self._batch.kv
+        own = shape.request_nbytes(kv.width_for(num_tokens) + kv.tail_tokens)
+        return own + kv.widened_tokens(num_tokens) * shape.request_nbytes(1)
+
+    def growth_nbytes(self) -> int:
+        """Bytes that the next step adds for rows that are full, or move into the batch."""
+        if self._batch is None:
+            return self._unbatched.growth_nbytes()
+        moving = sum(self.row_nbytes(self._room[key]) for key in self._unbatched.keys)
+        kv = self._batch.kv
+        widths = [width + kv.tail_tokens for width in kv.growing_widths()]
+        return moving + sum(self._loaded.shape.request_nbytes(width) for width in widths)
+
+    def set_spare(self, nbytes: int | None) -> None:
+        """Say how much memory there is for room that no row needs yet; None: any."""
+        if self._batch is not None:
+            self._batch.kv.spare_nbytes = nbytes
+
+    def prepare(self, room: int, share: float, *, set_aside: int) -> None:
+        """As ``KVBatch.prepare``."""
+        if self._batch is not None:
+            self._batch.kv.prepare(room, share, set_aside=set_aside)
+
+    def compact(self) -> None:
+        if self._batch is not None:
+            self._batch.compact()
+
+    def join(self, key: int, prefill: Prefill, *, room: int) -> None:
+        """Add a request whose prompt is in. ``room``: the tokens that it is expected to reach."""
+        self._room[key] = room
+        layout = self._loaded.batch
+        if self._batch is not None and layout is not None:
+            content = prefill.content()
+            if content is None and not layout.state_shapes:
+                content = layout.empty
+            if self._enters_batch(key, content):
+                return
+        self._unbatched.join(key, prefill.caches, prefill.done)
+
+    def leave(self, key: int) -> None:
+        del self._room[key]
+        if key in self._in_batch:
+            assert self._batch is not None, "there is no batch"
+            self._in_batch.remove(key)
+            self._batch.leave(key)
+        else:
+            self._unbatched.leave(key)
+
+    def saved_kv(self, key: int, save: Save) -> list[LayerKV]:
+        """Some tokens of a row, in the leaves that keep all, as views."""
+        if key in self._in_batch:
+            assert self._batch is not None, "there is no batch"
+            return self._batch.saved_kv(key, save.start, save.end)
+        content = self._unbatched.content(key)
+        assert content is not None, f"row {key} holds nothing"
+        return content.saved_kv(save.start, save.end)
+
+    def snapshot(self, key: int) -> Snapshot | None:
+        """A row's windows and states as they are now, as views; None: it has none yet."""
+        if key in self._in_batch:
+            assert self._batch is not None, "there is no batch"
+            return self._batch.snapshot(key)
+        content = self._unbatched.content(key)
+        return None if content is None else content.recent
+
+    def forward(
+        self, tokens_of: TokensOf, chunks: Sequence[PromptChunk]
+    ) -> tuple[tuple[int, ...], mx.array]:
+        """Run one token of every row, and the chunks with them.
+
+        Returns the rows' keys in order, and their logits [rows, vocab].
+        """
+        self._move_to_batch()
+        order: tuple[int, ...] = ()
+        logits: list[mx.array] = []
+        batch = self._batch
+        if batch is not None and (self._in_batch or chunks):
+            order = batch.begin_step([each.chunk for each in chunks], decode=bool(self._in_batch))
+            logits.append(self._run_batch(batch, tokens_of(order), chunks)[: len(order)])
+        alone = self._unbatched.keys
+        if alone:
+            tokens = tokens_of(alone)
+            logits += [
+                self._unbatched.forward(key, tokens[i : i + 1]) for i, key in enumerate(alone)
+            ]
+        return (*order, *alone), logits[0] if len(logits) == 1 else mx.concatenate(logits)
+
+    def run_chunks(self, chunks: Sequence[PromptChunk]) -> None:
+        """Run chunks of several prompts in one forward pass, without any row."""
+        if self._pads:
+            self._run_padded(chunks)
+            return
+        assert self._batch is not None, "there is no batch"
+        self._batch.begin_step([chunk.chunk for chunk in chunks], decode=False)
+        # Nothing needs the logits, so the LM head is never computed.
+        self._run_batch(self._batch, mx.zeros((0,), dtype=mx.int32), chunks)
+        mx.async_eval([chunk.prefill.arrays() for chunk in chunks])
+
+    def arrays(self) -> list[mx.array]:
+        """Arrays to evaluate with each step, beside its results."""
+        batch = self._batch.arrays() if self._batch is not None else []
+        return batch + self._unbatched.arrays()
+
+    def check(self) -> None:
+        if self._batch is not None:
+            self._batch.check()
+        assert self._in_batch.isdisjoint(self._unbatched.keys), self._in_batch
+        assert self._in_batch.union(self._unbatched.keys) == self._room.keys(), self._room
+
+    def _run_padded(self, chunks: Sequence[PromptChunk]) -> None:
+        padded = PaddedPass(self._loaded.layout, [chunk.chunk for chunk in chunks])
+        rows = [mx.pad(chunk.ids, (0, padded.width - chunk.ids.size)) for chunk in chunks]
+        self._loaded.model(mx.stack(rows), cache=padded.caches)
+        unseen = padded.end()
+        mx.async_eval([chunk.prefill.arrays() for chunk in chunks], unseen)
+
+    def _run_batch(
+        self, batch: BatchCaches, tokens: mx.array, chunks: Sequence[PromptChunk]
+    ) -> mx.array:
+        if chunks:
+            tokens = mx.concatenate([tokens, *(chunk.ids for chunk in chunks)])
+        logits: mx.array = self._loaded.model(tokens[:, None], cache=batch.caches)
+        unseen = batch.end_step()
+        # Without this nothing would compute them, and their graph would pile up.
+        return mx.depends(logits[:, -1, :], unseen) if unseen else logits[:, -1, :]
+
+    def _move_to_batch(self) -> None:
+        """Let rows join the batch that could not before."""
+        if self._batch is None:
+            return
+        for key in self._unbatched.keys:
+            if self._enters_batch(key, self._unbatched.content(key)):
+                self._unbatched.leave(key)
+
+    def _enters_batch(self, key: int, content: RowContent | None) -> bool:
+        """Let a row join the batch if it can lie there."""
+        layout = self._loaded.batch
+        assert self._batch is not None and layout is not None, "there is no batch"
+        if content is None or not layout.takes(content):
+            return False
+        self._batch.join(key, content, room=self._room[key])
+        self._in_batch.add(key)
+        return True

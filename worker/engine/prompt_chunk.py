@@ -1,0 +1,26 @@
+"""A chunk of a prompt that shares a forward pass with others."""
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from mlx_dp.kvcache.batch.mixed_chunk import GuestChunk
+from mlx_dp.worker.engine.prefill import Prefill
+
+
+@dataclass(frozen=True, slots=True)
+class PromptChunk:
+    """The chunk, its token ids [tokens], and the prompt that it is of."""
+
+    prefill: Prefill
+    chunk: GuestChunk
+    ids: mx.array
+
+    @classmethod
+    def take(cls, prefill: Prefill, num_tokens: int) -> "PromptChunk | None":
+        """Take the next tokens of a prompt; None when only its last is left, which is not run."""
+        position = prefill.done
+        ids = prefill.take(num_tokens)
+        if ids.size == 0:
+            return None
+        return cls(prefill, GuestChunk(prefill.leaves, position, ids.size), ids)

@@ -1,0 +1,194 @@
+"""Does a batch of this model give what single requests give? Asked once, when it is loaded."""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, Final
+
+import mlx.core as mx
+from mlx_lm.models.cache import make_prompt_cache
+
+from mlx_dp.kvcache.batch.batch_caches import BatchCaches
+from mlx_dp.kvcache.batch.batch_form import BatchForm
+from mlx_dp.kvcache.batch.batched_kv_cache import NotSplittableError
+from mlx_dp.kvcache.batch.kv_batch import MIN_WIDTH
+from mlx_dp.kvcache.batch.mixed_chunk import GuestChunk
+from mlx_dp.kvcache.row_content import read_caches
+from mlx_dp.worker.contract.failure import says_of_model
+from mlx_dp.worker.loading.kv_writes import steps_copy
+from mlx_dp.worker.loading.loaded_model import LoadedModel
+from mlx_dp.worker.loading.padding_check import keeps_padding_out
+from mlx_dp.worker.loading.rounding import Trial, compare
+from mlx_dp.worker.loading.row_noise import continued, decode_noise, prefilled
+from mlx_dp.worker.loading.sparse_attention import narrowed
+
+logger = logging.getLogger(__name__)
+
+PLAIN: Final = BatchForm(split=False)
+FORMS: Final = (BatchForm(split=True), PLAIN, BatchForm(split=False, grouped_mask=True))
+"""From the most efficient to the least likely to be understood."""
+ALONE: Final = BatchForm(split=False, single=True, resumes=False)
+"""What the model does when it generates alone, and so always right."""
+LENGTHS: Final = (33, 39, 35, 36)
+"""Spread, two rows of unequal length share a slab, the third has its own, and the last prompt is
+mixed in, in chunks.
+
+Long enough that recurrent states have their lasting shapes."""
+MIXED: Final = len(LENGTHS) - 1
+STEPS: Final = 2
+
+
+def choose_form(loaded: LoadedModel) -> BatchForm:
+    """Return the first form in which this model's batch gives what single requests give.
+
+    When there is none, requests run one by one, and the form says why. Running out of memory says
+    nothing about it.
+    """
+    if loaded.batch is None:
+        unwritten = "one of its caches is not written by every pass"
+        return replace(ALONE, reason=loaded.layout.unbatchable or unwritten)
+    faults: dict[BatchForm, str] = {}
+    for form in FORMS:
+        fault = _fault(loaded, form)
+        if fault is None:
+            with narrowed(loaded.model) as chooses:
+                fault = _fault(loaded, form) if chooses else None
+        if fault is None:
+            pads = loaded.layout.hybrid and form.split and keeps_padding_out(loaded)
+            form = replace(form, resumes=_resumes(loaded, form), pads=pads)
+            return _with_tails(loaded, form) if steps_copy(loaded, form) else form
+        logger.info("batch check: %s this model %s", form, fault)
+        faults[form] = fault
+    # The other forms fail most models for reasons of their own, which say nothing about this one.
+    return replace(ALONE, reason=f"this model {faults[PLAIN]}")
+
+
+def _with_tails(loaded: LoadedModel, form: BatchForm) -> BatchForm:
+    """Return the form for a device on which steps copy the slabs that they write to."""
+    fault = "attends to one array" if not form.split else None
+    if fault is None:
+        tails = replace(form, tails=True)
+        fault = _fault(loaded, tails)
+        if fault is None:
+            return tails
+    logger.warning(
+        "batch check: on this device each step copies all KV, since with tails this model %s", fault
+    )
+    return form
+
+
+def _fault(loaded: LoadedModel, form: BatchForm) -> str | None:
+    """Say what is wrong with a batch of this model; None: nothing."""
+    # What a model raises here is no fault of batches: it cannot run at all.
+    alone = _alone(loaded, 0)
+    try:
+        found = compare(
+            lambda trial: Trial.of(
+                _alone(loaded, trial) if trial else alone, *_runs(loaded, form, trial)
+            ),
+            lambda trial: decode_noise(loaded, _prompts(loaded, trial)[0], _tokens(loaded, trial)),
+        )
+    except NotSplittableError as error:
+        return f"cannot be served, since {error}"
+    except Exception as error:
+        if not says_of_model(error):
+            raise
+        # Whatever a model file raises on a batch of unequal rows is the reason to give.
+        return (
+            f"cannot run a batch of requests of different lengths ({type(error).__name__}: {error})"
+        )
+    if not found.agrees:
+        return (
+            f"gives other results in a batch than alone (logits differ by {found.worst:.2g} of the "
+            f"largest one, and rounding explains {found.allowed:.2g})"
+        )
+    return None
+
+
+def _alone(loaded: LoadedModel, trial: int) -> list[mx.array]:
+    """Logits [STEPS, vocab] of each prompt's next tokens, in mlx-lm's own caches."""
+    tokens = _tokens(loaded, trial)
+    prompts = _prompts(loaded, trial)
+    return [continued(loaded, prefilled(loaded, prompt), tokens)[0] for prompt in prompts]
+
+
+def _resumes(loaded: LoadedModel, form: BatchForm) -> bool:
+    """False for a model whose masks are wider than its caches: within a chunk a token sees more
+    than behind its border."""
+    batch = _batch_of(loaded, form, _prompts(loaded, 0)[:1])
+    batch.begin_step()
+    loaded.model(mx.array([_tokens(loaded, 0)[:1]], dtype=mx.int32), cache=batch.caches)
+    batch.end_step()
+    return not batch.kv.asks_wide
+
+
+def _prompts(loaded: LoadedModel, trial: int) -> list[list[int]]:
+    vocab = loaded.shape.vocab_size
+    return [
+        [(17 + 31 * row + 7 * i + 97 * trial) % vocab for i in range(n)]
+        for row, n in enumerate(LENGTHS)
+    ]
+
+
+def _tokens(loaded: LoadedModel, trial: int) -> list[int]:
+    """The same arbitrary tokens for all rows, so that no argmax can part the two runs."""
+    return [(5 + 11 * step + 53 * trial) % loaded.shape.vocab_size for step in range(STEPS)]
+
+
+def _runs(loaded: LoadedModel, form: BatchForm, trial: int) -> Iterator[list[mx.array]]:
+    """The ways in which a batch of this form can be run."""
+    prompts, tokens = _prompts(loaded, trial), _tokens(loaded, trial)
+    if form.split:
+        # It also serves in one slab, as below, where the model itself attends with a mask.
+        mixed = None if loaded.layout.hybrid else prompts[MIXED]
+        yield _batched(loaded, form, prompts[:MIXED], tokens, mixed=mixed, spread=True)
+    yield _batched(loaded, form, prompts[:MIXED], tokens)
+
+
+def _batched(
+    loaded: LoadedModel,
+    form: BatchForm,
+    prompts: list[list[int]],
+    tokens: list[int],
+    *,
+    mixed: list[int] | None = None,
+    spread: bool = False,
+) -> list[mx.array]:
+    """The same of these requests, as one batch: in one slab, or in two and with a mixed chunk."""
+    batch = _batch_of(loaded, form, prompts, spread=spread)
+    rows: list[list[mx.array]] = [[] for _ in prompts]
+    mixed_caches: list[Any] = make_prompt_cache(loaded.model)
+    for step, token in enumerate(tokens):
+        chunks = []
+        if mixed is not None:
+            chunks = [_mixed_chunk(loaded.layout.flatten(mixed_caches), step)]
+        order = batch.begin_step(chunks)
+        ids = [token] * len(order)
+        for chunk in chunks:
+            assert mixed is not None, "only a mixed chunk makes chunks"
+            ids += mixed[chunk.position : chunk.position + chunk.num_tokens]
+        logits = loaded.model(mx.array(ids, dtype=mx.int32)[:, None], cache=batch.caches)
+        batch.end_step()
+        for row, key in enumerate(order):
+            rows[key].append(logits[row, -1])
+    found = [mx.stack(row) for row in rows]
+    return found if mixed is None else [*found, continued(loaded, mixed_caches, tokens)[0]]
+
+
+def _batch_of(
+    loaded: LoadedModel, form: BatchForm, prompts: list[list[int]], *, spread: bool = False
+) -> BatchCaches:
+    """A batch of these prompts. ``spread``: the last one in a slab of its own."""
+    assert loaded.batch is not None, "there is nothing to check"
+    batch = BatchCaches(loaded.layout, form, loaded.batch.state_sizes)
+    for key, prompt in enumerate(prompts):
+        content = read_caches(loaded.layout, prefilled(loaded, prompt), len(prompt))
+        assert content is not None, "a state is not written by a whole prompt"
+        wide = spread and key == len(prompts) - 1
+        batch.join(key, content, room=2 * MIN_WIDTH if wide else MIN_WIDTH)
+    return batch
+
+
+def _mixed_chunk(caches: list[Any], step: int) -> GuestChunk:
+    size = LENGTHS[MIXED] // STEPS
+    return GuestChunk(caches, position=step * size, num_tokens=size)

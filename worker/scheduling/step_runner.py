@@ -1,0 +1,103 @@
+"""Runs requests on an engine as their scheduler plans it, and reports what becomes of them."""
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from mlx_dp.proto.messages.protocol import Abort, Flush, Rejected, Submit, Up
+from mlx_dp.worker.contract.engine import Drawn, Engine, StepPlan
+from mlx_dp.worker.scheduling.scheduler import Scheduler
+
+_logger = logging.getLogger(__name__)
+
+
+class StepRunner:
+    """Keeps the order in which engine and scheduler hear of a request's life.
+
+    It has no channel and no clock of its own: the worker's loop serves with it, and the warm-up
+    runs the same steps before anyone is served.
+    """
+
+    def __init__(self, engine: Engine, scheduler: Scheduler, send: Callable[[Up], None]) -> None:
+        self._engine: Final = engine
+        self._scheduler: Final = scheduler
+        self._send: Final = send
+
+    @property
+    def busy(self) -> bool:
+        """A step would do something."""
+        return self._engine.busy or self.waiting > 0
+
+    @property
+    def waiting(self) -> int:
+        """Requests that have prompt tokens left to compute."""
+        return self._scheduler.requests.waiting
+
+    def runs(self, submit: Submit) -> bool:
+        """A request holds a slot."""
+        return self._scheduler.requests.find(submit.request_id) is not None
+
+    def submit(self, submit: Submit) -> None:
+        """Accept a request, or reject it."""
+        running = self._scheduler.requests.find(submit.request_id)
+        if running is not None and running.submit.epoch == submit.epoch:
+            # A rejection would end it for the controller, which may not know yet that it runs.
+            _logger.warning("request %d: the same grant came twice", submit.request_id)
+            return
+        # A new grant ends the request's earlier ones, whose abort may not have come through.
+        self.abort(Abort(request_id=submit.request_id, epoch=submit.epoch - 1))
+        admitted = self._scheduler.submit(submit)
+        if isinstance(admitted, Rejected):
+            self._send(admitted)
+            return
+        self._engine.add(admitted.lease.slot, admitted.engine_request)
+        self._send(admitted.accepted)
+
+    def abort(self, abort: Abort) -> None:
+        """End a request if it runs here."""
+        slot = self._scheduler.abort(abort)
+        if slot is not None:
+            self._end((slot,))
+
+    def flush(self, flush: Flush) -> None:
+        """Drop the cached prefixes."""
+        self._send(self._scheduler.flush(flush))
+
+    def make_room(self) -> None:
+        """Preempt requests until the next step fits into memory."""
+        while (slot := self._scheduler.victim()) is not None:
+            self._engine.remove(slot)
+            self._send(self._scheduler.preempt(slot))
+
+    def plan(self, budget: int) -> StepPlan:
+        """Plan the next step, with up to ``budget`` prompt tokens. ``make_room()`` comes first."""
+        return self._scheduler.plan(budget)
+
+    def launch(self, plan: StepPlan) -> tuple[Drawn, ...]:
+        """Launch the planned step; return the tokens of the step before."""
+        drawn = self._engine.step(plan)
+        self._scheduler.launched()
+        return drawn
+
+    def absorb(self, drawn: tuple[Drawn, ...]) -> None:
+        """Report a step's tokens, and end the requests that they finish."""
+        outcome = self._scheduler.absorb(drawn)
+        for prefilled in outcome.prefilled:
+            self._send(prefilled)
+        if outcome.tokens is not None:
+            self._send(outcome.tokens)
+        for slot in outcome.spent_slots:
+            self._keep(slot)
+        self._end(outcome.finished_slots)
+
+    def _keep(self, slot: int) -> None:
+        kept = self._scheduler.keep(slot)
+        if kept is not None:
+            self._engine.keep(slot, kept.saves, kept.snapshot)
+
+    def _end(self, slots: Iterable[int]) -> None:
+        """Release finished requests; each is reported once nothing of it is left here."""
+        for slot in slots:
+            self._keep(slot)
+            self._engine.remove(slot)
+            self._send(self._scheduler.release(slot))
