@@ -123,7 +123,7 @@ class Ended:
     status: int = 500
 
 
-AnswerEvent = Granted | Started | NewTokens | Ended
+StreamEvent = Granted | Started | NewTokens | Ended
 
 
 class Answer(Protocol):
@@ -132,7 +132,7 @@ class Answer(Protocol):
     @property
     def request_id(self) -> int: ...
 
-    def __aiter__(self) -> AsyncIterator[AnswerEvent]: ...
+    def __aiter__(self) -> AsyncIterator[StreamEvent]: ...
 
     def cancel(self) -> None:
         """Cancel the request and free its slot. Idempotent, in every state."""

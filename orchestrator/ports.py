@@ -82,7 +82,7 @@ class GroupAddresses:
     curve: CurveKeys | None = None
 
 
-class AddressBook(Protocol):
+class AddressSource(Protocol):
     """Finds the addresses at which the ranks of a group meet, other ones at each start."""
 
     def fresh(self, size: int, generation: int) -> GroupAddresses:

@@ -18,7 +18,7 @@ from bench_report import machine, table
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-TEMPLATES = Path(__file__).resolve().parent.parent / "tests/orchestrator/text/templates"
+TEMPLATES = Path(__file__).resolve().parent.parent / "tests/orchestrator/text/chat/templates"
 FAMILIES = ("chatml", "qwen3", "qwen3.5", "gemma3", "glm4.5", "phi3", "olmo3", "minimax-m2")
 SIZES = (1, 20, 1001, 2000)
 CONTENTS = {"plain": "123456789", "code": "if a < b | c[0]: <i>x</i>"}

@@ -12,7 +12,7 @@ from kv_reference import (
     QUERY_HEADS,
     SCALE,
     VALUE_DIM,
-    PlainGuest,
+    PlainPrompt,
     PlainRow,
 )
 
@@ -21,7 +21,7 @@ from mlx_dp.kvcache.batch.kv_step import KVStep
 from mlx_dp.kvcache.batch.slab_step import SlabStep
 from mlx_dp.kvcache.kv_row import LayerKV
 
-Chunks = Sequence[tuple[PlainGuest, int]]
+Chunks = Sequence[tuple[PlainPrompt, int]]
 """Guests with the number of tokens that each runs."""
 
 

@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 
-from mlx_dp.kvcache.batch.mixed_chunk import GuestChunk
+from mlx_dp.kvcache.batch.mixed_chunk import MixedChunk
 from mlx_dp.kvcache.kv_row import LayerKV
 
 LAYERS = 2
@@ -78,14 +78,14 @@ class PlainRow:
 
 
 @dataclass(slots=True)
-class PlainGuest:
+class PlainPrompt:
     """A prompt that is not all in: its tokens so far, and the same in mlx-lm's own caches."""
 
     row: PlainRow
     caches: list[Any] = field(default_factory=list)
 
-    def chunk(self, num_tokens: int) -> GuestChunk:
-        return GuestChunk(self.caches, self.row.length, num_tokens)
+    def chunk(self, num_tokens: int) -> MixedChunk:
+        return MixedChunk(self.caches, self.row.length, num_tokens)
 
 
 def random_row(
@@ -103,8 +103,8 @@ def random_row(
     )
 
 
-def empty_guest(rng: np.random.Generator, windows: Sequence[int | None] = PLAIN) -> PlainGuest:
-    return PlainGuest(random_row(rng, 0, windows), own_caches(windows))
+def empty_prompt(rng: np.random.Generator, windows: Sequence[int | None] = PLAIN) -> PlainPrompt:
+    return PlainPrompt(random_row(rng, 0, windows), own_caches(windows))
 
 
 def own_caches(windows: Sequence[int | None]) -> list[Any]:

@@ -8,7 +8,6 @@ from owner_states import READY
 
 from mlx_dp.orchestrator.api import (
     Answer,
-    AnswerEvent,
     Ended,
     FlushOutcome,
     Generation,
@@ -20,6 +19,7 @@ from mlx_dp.orchestrator.api import (
     ServiceState,
     ServiceStatus,
     Started,
+    StreamEvent,
 )
 from mlx_dp.orchestrator.control.requests.admission import certain_max_tokens
 from mlx_dp.orchestrator.control.state.counters import Counters
@@ -49,7 +49,7 @@ def granted(owner: int = 0, reason: str = "least") -> Granted:
     return Granted(owner=owner, reason=reason)
 
 
-def says(text: str, reason: FinishReason = FinishReason.STOP, owner: int = 0) -> list[AnswerEvent]:
+def says(text: str, reason: FinishReason = FinishReason.STOP, owner: int = 0) -> list[StreamEvent]:
     """Events of an answer, a byte at a time, in the fake tokenizer's ids."""
     tokens = [NewTokens(ids=(byte,)) for byte in text.encode()]
     if reason is FinishReason.STOP:
@@ -65,10 +65,10 @@ class ScriptedAnswer:
         self.generation = generation
         self.cancelled = asyncio.Event()
         self.completed = False
-        self._events: asyncio.Queue[AnswerEvent] = asyncio.Queue()
+        self._events: asyncio.Queue[StreamEvent] = asyncio.Queue()
         self._ended = False
 
-    def feed(self, events: Iterable[AnswerEvent]) -> None:
+    def feed(self, events: Iterable[StreamEvent]) -> None:
         for event in events:
             self._events.put_nowait(event)
 
@@ -81,7 +81,7 @@ class ScriptedAnswer:
         self.completed = True
         self.cancel()
 
-    async def __aiter__(self) -> AsyncIterator[AnswerEvent]:
+    async def __aiter__(self) -> AsyncIterator[StreamEvent]:
         while True:
             event = await self._events.get()
             if isinstance(event, Ended):
@@ -96,7 +96,7 @@ class ScriptedService:
 
     def __init__(
         self,
-        reply: Callable[[Generation], Iterable[AnswerEvent]] = lambda _: says("Hello, wörld 😀!"),
+        reply: Callable[[Generation], Iterable[StreamEvent]] = lambda _: says("Hello, wörld 😀!"),
         owners: tuple[OwnerState, ...] = STATE.owners,
     ) -> None:
         self.reply = reply

@@ -32,16 +32,22 @@ DEVICE_FREE_FILES: Final = frozenset(
     for name in (
         "__init__",
         "__main__",
-        "engine",
+        "contract/engine",
         "fake/engine",
         "loop",
         "parent_watch",
-        "scheduler",
+        "scheduling/scheduler",
         "startup",
     )
 ) | frozenset(
     f"kvcache/{name}.py"
-    for name in ("__init__", "auxiliary_slots", "lease", "prefix_cache", "request_slots")
+    for name in (
+        "__init__",
+        "prefix/lease",
+        "prefix/prefix_cache",
+        "slots/auxiliary_slots",
+        "slots/request_slots",
+    )
 )
 
 
@@ -112,13 +118,15 @@ def loads(sources: Mapping[str, str], path: str) -> Iterator[str]:
 
 
 def files_of(sources: Mapping[str, str], name: str) -> Iterator[str]:
-    """Our files that importing ``name`` executes: the package and, where it is one, the module."""
+    """Our files that importing ``name`` executes: each package on the way, and the module."""
     head, *rest = name.split(".")
-    if head != "mlx_dp" or not rest:
+    if head != "mlx_dp":
         return
-    for path in (f"{rest[0]}/__init__.py", f"{'/'.join(rest[:2])}.py"):
-        if path in sources:
-            yield path
+    for depth in range(1, len(rest) + 1):
+        prefix = "/".join(rest[:depth])
+        for path in (f"{prefix}/__init__.py", f"{prefix}.py"):
+            if path in sources:
+                yield path
 
 
 def device_chain(sources: Mapping[str, str], start: str) -> list[str] | None:
@@ -192,7 +200,7 @@ def test_control_modules_load_no_device_library() -> None:
         ("orchestrator/a.py", "import mlx.core as mx"),
         ("orchestrator/a.py", "def f():\n    from mlx_lm import load"),
         ("orchestrator/sub/a.py", "__import__('mlx.core')"),
-        ("worker/a.py", "from mlx_dp.orchestrator.cli.commands import main"),
+        ("worker/a.py", "from mlx_dp.orchestrator.cli import main"),
         ("kvcache/a.py", "from mlx_dp.worker import engine"),
         ("kvcache/a.py", "from mlx_dp import orchestrator"),
         ("proto/a.py", "from mlx_dp.kvcache.slots import RequestSlots"),
@@ -214,7 +222,7 @@ def test_a_planted_violation_is_found(path: str, source: str) -> None:
     [
         (
             "orchestrator/a.py",
-            "from mlx_dp.proto.messages.protocol import Submit\nimport mlx_dp.orchestrator",
+            "from mlx_dp.proto.messages import Submit\nimport mlx_dp.orchestrator",
         ),
         ("orchestrator/a.py", "command = [sys.executable, '-m', 'mlx_dp.worker']"),
         ("worker/a.py", "import mlx.core as mx\nfrom mlx_dp.kvcache import slots"),

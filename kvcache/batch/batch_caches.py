@@ -7,7 +7,7 @@ import mlx.core as mx
 
 from mlx_dp.kvcache.batch.batch_form import BatchForm
 from mlx_dp.kvcache.batch.kv_batch import MIN_WIDTH, SLAB_TOKENS, KVBatch
-from mlx_dp.kvcache.batch.mixed_chunk import GuestChunk
+from mlx_dp.kvcache.batch.mixed_chunk import MixedChunk
 from mlx_dp.kvcache.batch.state_rows import StateRows
 from mlx_dp.kvcache.kinds import Store
 from mlx_dp.kvcache.kv_row import LayerKV, from_ring, to_ring
@@ -92,7 +92,7 @@ class BatchCaches:
         self._states.compact()
 
     def begin_step(
-        self, chunks: Sequence[GuestChunk] = (), *, decode: bool = True
+        self, chunks: Sequence[MixedChunk] = (), *, decode: bool = True
     ) -> tuple[int, ...]:
         """Prepare one token for every row, see ``KVBatch.begin_step``."""
         assert not chunks or not self._states.caches, "chunks are rows without a state"

@@ -11,7 +11,7 @@ from mlx_dp.kvcache.batch.batched_kv_cache import BatchedKVCache
 from mlx_dp.kvcache.batch.kv_slab import KVSlab
 from mlx_dp.kvcache.batch.kv_step import KVStep
 from mlx_dp.kvcache.batch.kv_tail import TAIL_TOKENS
-from mlx_dp.kvcache.batch.mixed_chunk import GuestChunk
+from mlx_dp.kvcache.batch.mixed_chunk import MixedChunk
 from mlx_dp.kvcache.kv_row import KVRow, LayerKV
 
 MIN_WIDTH: Final = 256
@@ -162,7 +162,7 @@ class KVBatch:
             slab.shrink()
 
     def begin_step(
-        self, chunks: Sequence[GuestChunk] = (), *, decode: bool = True
+        self, chunks: Sequence[MixedChunk] = (), *, decode: bool = True
     ) -> tuple[int, ...]:
         """Prepare one token for every row; return their keys in batch order.
 

@@ -6,7 +6,7 @@ import mlx.core as mx
 
 from mlx_dp.kvcache.batch.kv_slab import KVSlab
 from mlx_dp.kvcache.batch.kv_tail import attend_both
-from mlx_dp.kvcache.batch.mixed_chunk import GuestChunk
+from mlx_dp.kvcache.batch.mixed_chunk import MixedChunk
 from mlx_dp.kvcache.batch.slab_step import SlabStep
 from mlx_dp.kvcache.kv_row import LayerKV
 
@@ -20,7 +20,7 @@ class KVStep:
     To the model each token is a row. It holds slabs and chunks, so it must not outlive its pass.
     """
 
-    def __init__(self, slabs: Sequence[KVSlab], chunks: Sequence[GuestChunk]) -> None:
+    def __init__(self, slabs: Sequence[KVSlab], chunks: Sequence[MixedChunk]) -> None:
         """Count the token of every row of ``slabs``, none of which is full."""
         self._slabs = tuple(slabs)
         self._chunks = tuple(chunks)
@@ -92,7 +92,7 @@ class KVStep:
             )
         return attended[0] if len(attended) == 1 else mx.concatenate(attended)
 
-    def _chunk_rows(self) -> list[tuple[GuestChunk, int, int]]:
+    def _chunk_rows(self) -> list[tuple[MixedChunk, int, int]]:
         """Every chunk with its first row and the one behind its last."""
         rows = []
         start = self.slab_steps[-1].end if self.slab_steps else 0

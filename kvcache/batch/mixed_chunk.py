@@ -10,7 +10,7 @@ from mlx_dp.kvcache.kv_row import LayerKV
 
 
 @dataclass(slots=True)
-class GuestChunk:
+class MixedChunk:
     """The next ``num_tokens`` of one prompt, from ``position`` on, as the batch's last rows.
 
     Outside attention a token is a row, whichever request it belongs to; so one forward pass, which

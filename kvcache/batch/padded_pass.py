@@ -7,7 +7,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache
 
 from mlx_dp.kvcache.batch.batched_kv_cache import BatchedKVCache
-from mlx_dp.kvcache.batch.mixed_chunk import GuestChunk
+from mlx_dp.kvcache.batch.mixed_chunk import MixedChunk
 from mlx_dp.kvcache.batch.padded_step import PaddedStep
 from mlx_dp.kvcache.kinds import Store
 from mlx_dp.kvcache.layout import CacheLayout
@@ -21,7 +21,7 @@ class PaddedPass:
     only a model that has passed the check at load may run like this.
     """
 
-    def __init__(self, layout: CacheLayout, chunks: Sequence[GuestChunk]) -> None:
+    def __init__(self, layout: CacheLayout, chunks: Sequence[MixedChunk]) -> None:
         self._chunks = tuple(chunks)
         step = PaddedStep(chunks)
         self.width = step.width

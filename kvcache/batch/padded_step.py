@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from mlx_dp.kvcache.batch.mixed_chunk import GuestChunk
+from mlx_dp.kvcache.batch.mixed_chunk import MixedChunk
 from mlx_dp.kvcache.batch.slab_step import SlabStep
 from mlx_dp.kvcache.kv_row import LayerKV
 
@@ -15,7 +15,7 @@ class PaddedStep:
     So attention never sees the padding, and needs no mask for it.
     """
 
-    def __init__(self, chunks: Sequence[GuestChunk]) -> None:
+    def __init__(self, chunks: Sequence[MixedChunk]) -> None:
         self._chunks = tuple(chunks)
         self._asked: dict[int | None, int] = {}
         self.width = max(chunk.num_tokens for chunk in chunks)

@@ -10,7 +10,7 @@ from mlx_dp.orchestrator.cli.remote_command import worker_arguments
 from mlx_dp.orchestrator.config.flags import Flags
 from mlx_dp.orchestrator.config.remote_plan import RemotePlan
 from mlx_dp.orchestrator.model.fingerprint import model_fingerprint
-from mlx_dp.orchestrator.ports import AddressBook, Launcher
+from mlx_dp.orchestrator.ports import AddressSource, Launcher
 from mlx_dp.orchestrator.process.loopback_addresses import LoopbackAddresses
 from mlx_dp.orchestrator.process.remote.host_addresses import HostAddresses
 from mlx_dp.orchestrator.process.remote.host_table import HostTimes
@@ -39,12 +39,12 @@ class RemoteWorkers:
         write_line: Callable[[str], None],
     ) -> None:
         """``write_line`` gets each line that launched hosts print."""
-        times = HostTimes(beat_s=plan.beat_s, silence_s=plan.silence_s)
+        times = HostTimes(heartbeat_s=plan.heartbeat_s, silence_s=plan.silence_s)
         self.launcher: Final = RemoteLauncher(local, channel, plan.ranks, model, times)
         self._launch: Final = (
             None if launch is None else MlxLaunch(launch, write_line, self.launcher.present)
         )
-        self.addresses: Final[AddressBook] = (
+        self.addresses: Final[AddressSource] = (
             HostAddresses(plan.hosts) if plan.hosts else LoopbackAddresses(channel.endpoint)
         )
 

@@ -28,7 +28,7 @@ class RemotePlan:
     hosts: tuple[Host, ...] = ()
     """By rank, from the host file."""
     launch: bool = False
-    beat_s: float = 0.5
+    heartbeat_s: float = 0.5
     silence_s: float = _SILENCE_S
 
 
@@ -58,15 +58,15 @@ def plan_remote(flags: Flags, ownership: Ownership) -> RemotePlan:
         )
     if hosts:
         _check_hosts(flags, len(hosts), workers)
-    beat_s = flags.owners.heartbeat_interval
+    heartbeat_s = flags.owners.heartbeat_interval
     return RemotePlan(
         ranks=frozenset(range(workers - count, workers)),
         address=remote.dist_init_addr,
         keys=None if remote.keys is None else read_controller_keys(remote.keys),
         hosts=hosts,
         launch=bool(hosts) and remote.launch,
-        beat_s=beat_s,
-        silence_s=max(min(_SILENCE_S, flags.owners.hang_timeout), _FEWEST_HEARTBEATS * beat_s),
+        heartbeat_s=heartbeat_s,
+        silence_s=max(min(_SILENCE_S, flags.owners.hang_timeout), _FEWEST_HEARTBEATS * heartbeat_s),
     )
 
 

@@ -38,14 +38,14 @@ class Limits:
 class OwnerSlice:
     """One owner's share, before its model is loaded.
 
-    ``given_mamba_cache_size`` keeps the undivided value, since errors speak in the user's units.
+    ``undivided_max_mamba_cache_size`` keeps the undivided value, since errors speak in the user's units.
     """
 
     parallel: ParallelState
     max_running_requests: Slots | None = None
     max_mamba_cache_size: Count | None = None
     max_total_tokens: Annotated[int, Meta(ge=1, lt=2**53)] | None = None
-    given_mamba_cache_size: Count | None = None
+    undivided_max_mamba_cache_size: Count | None = None
 
     @property
     def owner(self) -> int:
@@ -108,7 +108,7 @@ def divide(topology: Topology, limits: Limits) -> Ownership:
             max_running_requests=requests,
             max_mamba_cache_size=auxiliary,
             max_total_tokens=limits.max_total_tokens,
-            given_mamba_cache_size=limits.max_mamba_cache_size,
+            undivided_max_mamba_cache_size=limits.max_mamba_cache_size,
         )
         for parallel in topology.members()
     )
@@ -182,7 +182,7 @@ def _auxiliary(share: OwnerSlice, slots: int, *, prefix_cache: bool) -> tuple[in
     if backed == 0:
         owners = share.parallel.attn_dp_size
         raise ConfigError(
-            f"--max-mamba-cache-size {share.given_mamba_cache_size} leaves {auxiliary} auxiliary "
+            f"--max-mamba-cache-size {share.undivided_max_mamba_cache_size} leaves {auxiliary} auxiliary "
             f"slots per owner (attn_dp_size={owners}), which back 0 requests, since each needs "
             f"{ratio}: use at least {ratio * owners}, or omit the flag"
         )

@@ -4,7 +4,7 @@ from mlx_dp.orchestrator.ports import GroupAddresses
 
 
 class MeetingPlaces:
-    """``AddressBook``. Asserts that no two starts share a generation."""
+    """``AddressSource``. Asserts that no two starts share a generation."""
 
     def __init__(self) -> None:
         self._latest = -1

@@ -18,9 +18,9 @@ QUICK = (
     "macos/test_absent.py",
     "orchestrator/process/test_launcher.py::test_a_killed_worker_is_noticed_and_reaped",
     "orchestrator/process/test_launcher.py::test_what_a_dead_worker_leaves_behind_goes_too",
-    "orchestrator/http/test_client_socket.py",
-    "proto/test_controller_channel.py::test_the_endpoint_is_private_and_removed_at_close",
-    "proto/test_controller_channel.py::test_two_channels_do_not_meet",
+    "orchestrator/http/connection/test_client_socket.py",
+    "proto/wire/test_controller_channel.py::test_the_endpoint_is_private_and_removed_at_close",
+    "proto/wire/test_controller_channel.py::test_two_channels_do_not_meet",
     "worker/test_parent_watch.py::test_siblings_are_gone_together",
     "system/test_serve.py::test_it_starts_serves_and_drains",
 )

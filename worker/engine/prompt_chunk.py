@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from mlx_dp.kvcache.batch.mixed_chunk import GuestChunk
+from mlx_dp.kvcache.batch.mixed_chunk import MixedChunk
 from mlx_dp.worker.engine.prefill import Prefill
 
 
@@ -13,7 +13,7 @@ class PromptChunk:
     """The chunk, its token ids [tokens], and the prompt that it is of."""
 
     prefill: Prefill
-    chunk: GuestChunk
+    chunk: MixedChunk
     ids: mx.array
 
     @classmethod
@@ -23,4 +23,4 @@ class PromptChunk:
         ids = prefill.take(num_tokens)
         if ids.size == 0:
             return None
-        return cls(prefill, GuestChunk(prefill.leaves, position, ids.size), ids)
+        return cls(prefill, MixedChunk(prefill.leaves, position, ids.size), ids)

@@ -12,7 +12,7 @@ from mlx_dp.kvcache.batch.batch_caches import BatchCaches
 from mlx_dp.kvcache.batch.batch_form import BatchForm
 from mlx_dp.kvcache.batch.batched_kv_cache import NotSplittableError
 from mlx_dp.kvcache.batch.kv_batch import MIN_WIDTH
-from mlx_dp.kvcache.batch.mixed_chunk import GuestChunk
+from mlx_dp.kvcache.batch.mixed_chunk import MixedChunk
 from mlx_dp.kvcache.row_content import read_caches
 from mlx_dp.worker.contract.failure import says_of_model
 from mlx_dp.worker.loading.kv_writes import steps_copy
@@ -189,6 +189,6 @@ def _batch_of(
     return batch
 
 
-def _mixed_chunk(caches: list[Any], step: int) -> GuestChunk:
+def _mixed_chunk(caches: list[Any], step: int) -> MixedChunk:
     size = LENGTHS[MIXED] // STEPS
-    return GuestChunk(caches, position=step * size, num_tokens=size)
+    return MixedChunk(caches, position=step * size, num_tokens=size)

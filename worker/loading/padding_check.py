@@ -7,7 +7,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
 from mlx_dp.kvcache.batch.batched_kv_cache import NotSplittableError
-from mlx_dp.kvcache.batch.mixed_chunk import GuestChunk
+from mlx_dp.kvcache.batch.mixed_chunk import MixedChunk
 from mlx_dp.kvcache.batch.padded_pass import PaddedPass
 from mlx_dp.worker.contract.failure import says_of_model
 from mlx_dp.worker.loading.loaded_model import LoadedModel
@@ -125,7 +125,7 @@ def _padded(loaded: LoadedModel, prompts: list[list[int]], *, padding: int) -> l
         padded = PaddedPass(
             loaded.layout,
             [
-                GuestChunk(loaded.layout.flatten(rows[row]), position=done[row], num_tokens=size)
+                MixedChunk(loaded.layout.flatten(rows[row]), position=done[row], num_tokens=size)
                 for row, size in sizes.items()
             ],
         )

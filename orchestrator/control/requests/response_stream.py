@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from typing import Final, Protocol
 
-from mlx_dp.orchestrator.api import AnswerEvent, Ended, Granted, NewTokens, Started
+from mlx_dp.orchestrator.api import Ended, Granted, NewTokens, Started, StreamEvent
 from mlx_dp.orchestrator.control.state.counters import Counters
 from mlx_dp.orchestrator.control.state.request_entry import RequestEntry
 from mlx_dp.orchestrator.service_counters import RequestObserver, RequestTimings
@@ -35,7 +35,7 @@ class ResponseStream:
     def __init__(self, request_id: int, leave: Leave) -> None:
         self._request_id: Final = request_id
         self._leave: Final = leave
-        self._events: Final[deque[AnswerEvent]] = deque()
+        self._events: Final[deque[StreamEvent]] = deque()
         self._ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
         self._ended = False
@@ -55,10 +55,10 @@ class ResponseStream:
         if not self._ended:
             self._leave.complete(self._request_id)
 
-    def __aiter__(self) -> AsyncIterator[AnswerEvent]:
+    def __aiter__(self) -> AsyncIterator[StreamEvent]:
         return self
 
-    async def __anext__(self) -> AnswerEvent:
+    async def __anext__(self) -> StreamEvent:
         while (event := self.poll()) is None:
             if self._ended:
                 raise StopAsyncIteration
@@ -70,13 +70,13 @@ class ResponseStream:
                 self._waiter = None
         return event
 
-    def poll(self) -> AnswerEvent | None:
+    def poll(self) -> StreamEvent | None:
         """Take the next event, or return None when there is none yet."""
         if not self._events:
             self._join()
         return self._events.popleft() if self._events else None
 
-    def push(self, event: AnswerEvent) -> None:
+    def push(self, event: StreamEvent) -> None:
         """Add an event other than tokens, in its order among them."""
         assert not self._ended, f"request {self._request_id}: {event} after its end"
         self._join()

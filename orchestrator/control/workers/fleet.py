@@ -25,7 +25,7 @@ from mlx_dp.orchestrator.control.workers.actions import (
 )
 from mlx_dp.orchestrator.control.workers.start_messages import StartMessages
 from mlx_dp.orchestrator.control.workers.supervisor import Supervisor
-from mlx_dp.orchestrator.ports import AddressBook, Launcher, Transport, WorkerProcess
+from mlx_dp.orchestrator.ports import AddressSource, Launcher, Transport, WorkerProcess
 from mlx_dp.orchestrator.worker_states import LossKind
 from mlx_dp.proto.messages.protocol import Down, Drain, Heartbeat, Ready, Shutdown
 from mlx_dp.proto.wire.controller_channel import PeerCongestedError, PeerLostError
@@ -52,7 +52,7 @@ class Outside:
 
     transport: Transport
     launcher: Launcher
-    addresses: AddressBook | None = None
+    addresses: AddressSource | None = None
 
 
 class Fleet:

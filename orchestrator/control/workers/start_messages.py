@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Final
 
 from mlx_dp.orchestrator.options import ServeOptions, WorkerOptions
-from mlx_dp.orchestrator.ports import AddressBook, GroupAddresses
+from mlx_dp.orchestrator.ports import AddressSource, GroupAddresses
 from mlx_dp.proto.capacity.ownership import OwnerSlice
 from mlx_dp.proto.capacity.parallel import ReplicaMode
 from mlx_dp.proto.messages.group import GroupPlace
@@ -18,7 +18,7 @@ class StartMessages:
     reach it.
     """
 
-    def __init__(self, options: ServeOptions, addresses: AddressBook | None) -> None:
+    def __init__(self, options: ServeOptions, addresses: AddressSource | None) -> None:
         group = options.ownership.mode is ReplicaMode.DP_ATTENTION
         assert addresses is not None or not group, "a group needs addresses"
         self._options: Final = options.worker

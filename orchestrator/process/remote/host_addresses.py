@@ -24,7 +24,7 @@ class HostAddresses:
         self._each: Final = 2 * max(Counter(self._ips).values())
 
     def fresh(self, size: int, generation: int) -> GroupAddresses:
-        """See ``AddressBook``."""
+        """See ``AddressSource``."""
         assert size == len(self._ips), f"{size} ranks on {len(self._ips)} hosts"
         used: Counter[str] = Counter()
 

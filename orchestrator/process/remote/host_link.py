@@ -38,7 +38,7 @@ class HostLink:
     heard_at: float
     had_place: bool = False
     """An earlier connection was accepted, so keys and address were right once."""
-    beat_s: float = FIRST_HEARTBEAT_S
+    heartbeat_s: float = FIRST_HEARTBEAT_S
     silence_s: float = FIRST_SILENCE_S
     joined: bool = False
     said_at: float | None = None
@@ -47,8 +47,8 @@ class HostLink:
         """Apply a message; return the action for the host, if any."""
         self.heard_at = now
         match message:
-            case Welcome(beat_s=beat_s, silence_s=silence_s):
-                self.joined, self.beat_s, self.silence_s = True, beat_s, silence_s
+            case Welcome(heartbeat_s=heartbeat_s, silence_s=silence_s):
+                self.joined, self.heartbeat_s, self.silence_s = True, heartbeat_s, silence_s
                 return None
             case Deny(reason=reason, final=final):
                 return LinkLost(reason, final)
@@ -63,7 +63,7 @@ class HostLink:
         """Return the message that is due, or the loss of a silent controller."""
         if now - self.heard_at > self.silence_s:
             return self._silence(connection)
-        if self.said_at is not None and now - self.said_at < self.beat_s:
+        if self.said_at is not None and now - self.said_at < self.heartbeat_s:
             return None
         self.said_at = now
         return Alive() if self.joined else self.join

@@ -25,7 +25,7 @@ _logger = logging.getLogger(__name__)
 class HostTimes:
     """The interval of keep-alives, and the silence after which each side gives the other up."""
 
-    beat_s: float
+    heartbeat_s: float
     silence_s: float
 
 
@@ -129,7 +129,7 @@ class HostTable:
         record.link, record.host, record.pid = link, join.host, join.pid
         record.heard_at = now
         times = self._times
-        return [SendToHost(link, Welcome(beat_s=times.beat_s, silence_s=times.silence_s))]
+        return [SendToHost(link, Welcome(heartbeat_s=times.heartbeat_s, silence_s=times.silence_s))]
 
     def heartbeat(self, now: float) -> list[HostAction]:
         """Give up silent hosts, and send a keep-alive to the others."""

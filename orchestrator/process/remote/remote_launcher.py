@@ -122,12 +122,14 @@ class RemoteLauncher:
             self._timer = None
 
     def _schedule(self) -> None:
-        self._expected_at = self._clock() + self._times.beat_s
-        self._timer = asyncio.get_running_loop().call_later(self._times.beat_s, self._heartbeat)
+        self._expected_at = self._clock() + self._times.heartbeat_s
+        self._timer = asyncio.get_running_loop().call_later(
+            self._times.heartbeat_s, self._heartbeat
+        )
 
     def _heartbeat(self) -> None:
         now = self._clock()
-        if now - self._expected_at > self._times.beat_s:
+        if now - self._expected_at > self._times.heartbeat_s:
             # This process itself did not run, so messages of that time are still unread.
             self._hosts.reset_silence(now)
         self._carry_out(self._hosts.heartbeat(now))

@@ -128,7 +128,7 @@ class WorkerHost:
                 if lost is not None:
                     return lost
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(link.beat_s / 2):
+                    async with asyncio.timeout(link.heartbeat_s / 2):
                         await self._wakeup.wait()
         finally:
             loop.remove_reader(channel.descriptor)

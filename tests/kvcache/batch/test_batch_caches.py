@@ -15,7 +15,7 @@ from mlx_lm.models.cache import ArraysCache, CacheList
 
 from mlx_dp.kvcache.batch.batch_caches import BatchCaches
 from mlx_dp.kvcache.batch.batch_form import BatchForm
-from mlx_dp.kvcache.batch.mixed_chunk import GuestChunk
+from mlx_dp.kvcache.batch.mixed_chunk import MixedChunk
 from mlx_dp.kvcache.layout import inspect_caches
 from mlx_dp.kvcache.prefix.segments import Segments
 from mlx_dp.kvcache.row_content import RowContent, read_caches
@@ -169,4 +169,4 @@ def test_what_a_row_takes_is_counted_and_given_back():
 def test_rows_with_states_take_no_guests():
     batch, _ = batch_of(3)
     with pytest.raises(AssertionError, match="chunks are rows without a state"):
-        batch.begin_step([GuestChunk(own_caches(WINDOWS), position=0, num_tokens=2)])
+        batch.begin_step([MixedChunk(own_caches(WINDOWS), position=0, num_tokens=2)])

@@ -23,7 +23,7 @@ from kv_reference import (
 
 from mlx_dp.kvcache.batch.batch_form import BatchForm
 from mlx_dp.kvcache.batch.kv_batch import KVBatch
-from mlx_dp.kvcache.batch.mixed_chunk import GuestChunk
+from mlx_dp.kvcache.batch.mixed_chunk import MixedChunk
 from mlx_dp.kvcache.kv_row import LayerKV
 
 pytestmark = pytest.mark.mlx
@@ -153,7 +153,7 @@ def test_guests_kv_is_let_go_with_their_step():
     batch.join(1, random_row(rng, 3).content(), length=3, room=8)
     guests = [own_caches(PLAIN) for _ in range(2)]
     held = [weakref.ref(caches[0]) for caches in guests]
-    batch.begin_step([GuestChunk(caches, position=0, num_tokens=2) for caches in guests])
+    batch.begin_step([MixedChunk(caches, position=0, num_tokens=2) for caches in guests])
     for cache in batch.caches:
         keys, values = (mx.ones((5, KV_HEADS, 1, dim)) for dim in (KEY_DIM, VALUE_DIM))
         fetched = LayerKV(*cache.update_and_fetch(keys, values))

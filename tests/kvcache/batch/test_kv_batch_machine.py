@@ -16,7 +16,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from kv_model import expect_content, run_step
-from kv_reference import MIXED, PlainGuest, PlainRow, empty_guest, random_row
+from kv_reference import MIXED, PlainPrompt, PlainRow, empty_prompt, random_row
 
 from mlx_dp.kvcache.batch.batch_form import BatchForm
 from mlx_dp.kvcache.batch.kv_batch import KVBatch
@@ -37,7 +37,7 @@ class BatchMachine(RuleBasedStateMachine):
             MIXED, self.form, min_width=4, slab_tokens=self.slab_tokens, tail_tokens=2
         )
         self.rows: dict[int, PlainRow] = {}
-        self.guests: list[PlainGuest] = []
+        self.guests: list[PlainPrompt] = []
         self.next_key = 0
 
     @rule(length=st.integers(0, 14), expected=st.integers(0, 3))
@@ -83,12 +83,12 @@ class BatchMachine(RuleBasedStateMachine):
         expect_content(self.batch, self.rows)
 
 
-class GuestMachine(BatchMachine):
+class MixedChunkMachine(BatchMachine):
     """Chunks of prompts ride along, or share a pass, and their prompts join in the end."""
 
     @rule()
     def begin_prompt(self) -> None:
-        self.guests.append(empty_guest(self.rng, MIXED))
+        self.guests.append(empty_prompt(self.rng, MIXED))
 
     @precondition(lambda self: self.guests)
     @rule(sizes=st.lists(st.integers(0, 7), min_size=3, max_size=3), decode=st.booleans())
@@ -115,13 +115,13 @@ class TailMachine(BatchMachine):
     slab_tokens = 32
 
 
-class TailGuestMachine(GuestMachine):
+class TailChunkMachine(MixedChunkMachine):
     form = BatchForm(split=True, tails=True)
     slab_tokens = 32
 
 
 @pytest.mark.parametrize(
-    "machine", [BatchMachine, GuestMachine, OneSlabMachine, TailMachine, TailGuestMachine]
+    "machine", [BatchMachine, MixedChunkMachine, OneSlabMachine, TailMachine, TailChunkMachine]
 )
 def test_every_row_is_exactly_what_was_written_after_any_joins_leaves_and_steps(machine):
     run_state_machine_as_test(

@@ -7,11 +7,11 @@ pytest.importorskip("mlx.core")
 
 import mlx.core as mx
 from kv_model import feed, run_step
-from kv_reference import MIXED, PLAIN, PlainGuest, PlainRow, empty_guest, random_row
+from kv_reference import MIXED, PLAIN, PlainPrompt, PlainRow, empty_prompt, random_row
 
 from mlx_dp.kvcache.batch.batch_form import BatchForm
 from mlx_dp.kvcache.batch.kv_batch import KVBatch
-from mlx_dp.kvcache.batch.mixed_chunk import GuestChunk
+from mlx_dp.kvcache.batch.mixed_chunk import MixedChunk
 from mlx_dp.kvcache.kv_row import LayerKV
 from mlx_dp.kvcache.layout import inspect_caches
 from mlx_dp.kvcache.row_content import read_caches
@@ -26,7 +26,7 @@ def batch_with(*rows: PlainRow) -> KVBatch:
     return batch
 
 
-def expect_caches(guest: PlainGuest) -> None:
+def expect_caches(guest: PlainPrompt) -> None:
     """The guest's own caches hold its tokens, as after a chunk that ran alone."""
     layout = inspect_caches(guest.caches)
     content = read_caches(layout, guest.caches, guest.row.length)
@@ -44,7 +44,7 @@ def test_several_guests_leave_their_kv_in_their_own_caches(decode, windows):
     rng = np.random.default_rng(1)
     rows = {0: random_row(rng, 3, windows), 1: random_row(rng, 11, windows)}
     batch = batch_with(*rows.values())
-    first, second = empty_guest(rng, windows), empty_guest(rng, windows)
+    first, second = empty_prompt(rng, windows), empty_prompt(rng, windows)
     feed(second.caches, second.row, 5, rng)
     for sizes in ((1, 7), (4, 1), (1, 1), (9, 6)):
         chunks = list(zip((first, second), sizes, strict=True))
@@ -57,7 +57,7 @@ def test_several_guests_leave_their_kv_in_their_own_caches(decode, windows):
 def test_guests_can_run_while_no_row_is_there():
     rng = np.random.default_rng(1)
     batch = KVBatch(MIXED, BatchForm(split=True))
-    guest = empty_guest(rng, MIXED)
+    guest = empty_prompt(rng, MIXED)
     run_step(batch, {}, rng, [(guest, 5)], decode=False)
     run_step(batch, {}, rng, [(guest, 5)], decode=True)
     expect_caches(guest)
@@ -69,7 +69,7 @@ def test_rows_that_do_not_decode_stay_where_they_are():
     rows = {0: random_row(rng, 8), 1: random_row(rng, 3)}
     batch = batch_with(*rows.values())
     held = batch.nbytes
-    run_step(batch, rows, rng, [(empty_guest(rng), 4)], decode=False)
+    run_step(batch, rows, rng, [(empty_prompt(rng), 4)], decode=False)
     assert [batch.length(key) for key in rows] == [8, 3]
     assert batch.nbytes == held
 
@@ -81,7 +81,7 @@ def test_a_step_of_nothing_is_our_bug():
 
 def test_one_slab_takes_no_guests():
     rng = np.random.default_rng(1)
-    guest = empty_guest(rng).chunk(2)
+    guest = empty_prompt(rng).chunk(2)
     with pytest.raises(AssertionError, match="only a split batch takes chunks"):
         KVBatch(PLAIN, BatchForm(split=False)).begin_step([guest])
 
@@ -89,9 +89,9 @@ def test_one_slab_takes_no_guests():
 def test_a_mask_is_of_what_was_there_before_the_first_layer_wrote():
     rng = np.random.default_rng(1)
     windows = (4, 4)
-    guest = empty_guest(rng, windows)
+    guest = empty_prompt(rng, windows)
     feed(guest.caches, guest.row, 6, rng)
-    chunk = GuestChunk(guest.caches, position=6, num_tokens=3)
+    chunk = MixedChunk(guest.caches, position=6, num_tokens=3)
     new = LayerKV(mx.ones((3, 2, 1, 4)), mx.ones((3, 2, 1, 3)))
     for layer in range(2):
         seen = chunk.write(layer, new, window=4, asked=4)

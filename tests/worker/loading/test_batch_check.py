@@ -171,7 +171,7 @@ def test_a_model_that_fails_in_every_form_runs_one_by_one_for_the_plainest_reaso
 
 
 def test_a_mixed_chunk_that_goes_wrong_costs_the_form_that_has_them(llama, monkeypatch, caplog):
-    monkeypatch.setattr("mlx_dp.kvcache.batch.mixed_chunk.GuestChunk.mask", lambda *_: None)
+    monkeypatch.setattr("mlx_dp.kvcache.batch.mixed_chunk.MixedChunk.mask", lambda *_: None)
     with caplog.at_level(logging.INFO):
         assert choose_form(llama) == ONE_SLAB
     assert "gives other results" in caplog.text

@@ -12,7 +12,7 @@ from owner_states import READY
 from scripted_service import ScriptedAnswer, ScriptedService, granted
 from served_app import served
 
-from mlx_dp.orchestrator.api import AnswerEvent, NewTokens
+from mlx_dp.orchestrator.api import NewTokens, StreamEvent
 from mlx_dp.orchestrator.http.preparation.prompt import INLINE_CHARS
 from mlx_dp.orchestrator.options import HttpOptions
 from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
@@ -37,7 +37,7 @@ async def send(port: int, **body: object) -> tuple[asyncio.StreamReader, asyncio
 )
 @pytest.mark.parametrize("reset", [False, True])
 def test_leaving_cancels_in_every_state(
-    events: list[AnswerEvent], stream: bool, reset: bool
+    events: list[StreamEvent], stream: bool, reset: bool
 ) -> None:
     async def run() -> None:
         service = ScriptedService(lambda _: events)
@@ -220,7 +220,7 @@ def test_slow_reader_is_not_read_ahead_of() -> None:
         consumed = 0
 
         class Endless(ScriptedAnswer):
-            async def __aiter__(self) -> AsyncIterator[AnswerEvent]:
+            async def __aiter__(self) -> AsyncIterator[StreamEvent]:
                 nonlocal consumed
                 yield granted()
                 while True:

@@ -14,7 +14,7 @@ from http_calls import CHAT, HI
 from scripted_service import OPTIONS, ScriptedAnswer, ScriptedService, granted
 from served_app import served
 
-from mlx_dp.orchestrator.api import AnswerEvent, NewTokens
+from mlx_dp.orchestrator.api import NewTokens, StreamEvent
 from mlx_dp.orchestrator.http.connection.client_protocol import ClientProtocol
 
 pytestmark = pytest.mark.system
@@ -131,7 +131,7 @@ def test_a_body_that_nobody_reads_ends_its_connection() -> None:
 
 
 class Endless(ScriptedAnswer):
-    async def __aiter__(self) -> AsyncIterator[AnswerEvent]:
+    async def __aiter__(self) -> AsyncIterator[StreamEvent]:
         yield granted()
         while not self.cancelled.is_set():
             yield NewTokens(ids=(65,) * 1000)

@@ -9,12 +9,12 @@ from owner_states import LOADING
 from scripted_service import STATE, ScriptedService, granted, says
 
 from mlx_dp.orchestrator.api import (
-    AnswerEvent,
     Ended,
     Generation,
     OwnerState,
     ServiceState,
     ServiceStatus,
+    StreamEvent,
     WorkerStatus,
 )
 from mlx_dp.orchestrator.options import HttpOptions
@@ -44,7 +44,7 @@ class Busy(ScriptedService):
 def breaks(*ranks: int) -> ScriptedService:
     """Two owners, of which these generate nothing."""
 
-    def reply(generation: Generation) -> Sequence[AnswerEvent]:
+    def reply(generation: Generation) -> Sequence[StreamEvent]:
         if generation.routed_dp_rank in ranks:
             return [granted(1), Ended(reason=FinishReason.ERROR, message="it broke")]
         return says("x")

@@ -12,7 +12,7 @@ import pytest
 from http_calls import CHAT, COMPLETIONS, HI, chat, complete, error, events
 from scripted_service import OPTIONS, ScriptedService, granted
 
-from mlx_dp.orchestrator.api import AnswerEvent, Ended, Generation, NewTokens
+from mlx_dp.orchestrator.api import Ended, Generation, NewTokens, StreamEvent
 from mlx_dp.orchestrator.http.app import create_app
 from mlx_dp.orchestrator.http.preparation.logprob_bound import MAX_LOGPROBS
 from mlx_dp.orchestrator.http.stream.whole_response import PORTION_NBYTES
@@ -31,7 +31,7 @@ LOGPROB = TokenLogprob(logprob=-0.5, top=tuple((65 + rank, -0.5 - rank) for rank
 
 
 def service_saying(ids: tuple[int, ...], *, at_once: bool) -> ScriptedService:
-    def reply(_: Generation) -> list[AnswerEvent]:
+    def reply(_: Generation) -> list[StreamEvent]:
         size = len(ids) if at_once else 1
         tokens = [
             NewTokens(ids=ids[at : at + size], logprobs=(LOGPROB,) * size)

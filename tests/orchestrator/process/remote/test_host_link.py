@@ -27,7 +27,7 @@ def test_it_asks_for_its_place_until_it_has_it_and_then_says_that_it_lives(link)
     assert link.poll(0.0, State.READY) == JOIN
     assert link.poll(0.1, State.READY) is None
     assert link.poll(0.5, State.READY) == JOIN
-    assert link.handle(Welcome(beat_s=2.0, silence_s=20.0), 0.6) is None
+    assert link.handle(Welcome(heartbeat_s=2.0, silence_s=20.0), 0.6) is None
     assert link.poll(1.0, State.READY) is None
     assert link.poll(2.5, State.READY) == Alive()
 
@@ -63,7 +63,7 @@ def test_keys_that_were_right_once_do_not_end_it() -> None:
 
 
 def test_silence_is_measured_by_what_the_controller_says_it_to_be(link) -> None:
-    link.handle(Welcome(beat_s=2.0, silence_s=20.0), 1.0)
+    link.handle(Welcome(heartbeat_s=2.0, silence_s=20.0), 1.0)
     link.handle(Ping(), 10.0)
     assert link.poll(30.0, State.READY) == Alive()
     assert link.poll(30.1, State.READY) == LinkLost(

@@ -19,8 +19,8 @@ from mlx_dp.proto.messages.host_messages import (
     WorkerExited,
 )
 
-TIMES = HostTimes(beat_s=0.5, silence_s=5.0)
-WELCOME = Welcome(beat_s=0.5, silence_s=5.0)
+TIMES = HostTimes(heartbeat_s=0.5, silence_s=5.0)
+WELCOME = Welcome(heartbeat_s=0.5, silence_s=5.0)
 TAKEN = "--rank 2 is taken by mac2 (pid 7): use another --rank, or end mlx-dp worker there"
 JOIN = Join(rank=2, host="mac2", pid=7)
 

@@ -55,7 +55,7 @@ class World:
             self.wire,
             frozenset({1}),
             RemoteModel(path="/m", fingerprint="f", log_level="info"),
-            HostTimes(beat_s=0.5, silence_s=5.0),
+            HostTimes(heartbeat_s=0.5, silence_s=5.0),
             clock=lambda: self.now,
         )
 

@@ -25,7 +25,7 @@ from mlx_dp.proto.wire.connection_state import ConnectionState
 
 PLACE = ControllerPlace(endpoint="tcp://there:1")
 JOIN = Join(rank=1, host="mac2", pid=7)
-WELCOME = Welcome(beat_s=60.0, silence_s=600.0)
+WELCOME = Welcome(heartbeat_s=60.0, silence_s=600.0)
 LAUNCH = Launch(identity="w1-a", model_path="", model_fingerprint="", log_level="info")
 GONE = Deny(reason="the controller had not heard it", final=False)
 
