@@ -30,7 +30,7 @@ class LoopbackAddresses:
             check_ipc_path(self._directory / _LONGEST_NAME)
 
     def fresh(self, size: int, generation: int) -> GroupAddresses:
-        """See ``AddressSource``. The backend binds its ports later; another program may be first."""
+        """See ``AddressSource``. Another program may take a port before the backend binds it."""
         by_port = self._directory is None
         ports = free_ports(2 * size if by_port else size, taken=self._ports)
         self._ports = ports
