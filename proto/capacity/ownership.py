@@ -38,7 +38,7 @@ class Limits:
 class OwnerSlice:
     """One owner's share, before its model is loaded.
 
-    ``undivided_max_mamba_cache_size`` keeps the undivided value, since errors speak in the user's units.
+    ``undivided_max_mamba_cache_size`` is the flag's value, since errors speak in the user's units.
     """
 
     parallel: ParallelState
@@ -182,8 +182,8 @@ def _auxiliary(share: OwnerSlice, slots: int, *, prefix_cache: bool) -> tuple[in
     if backed == 0:
         owners = share.parallel.attn_dp_size
         raise ConfigError(
-            f"--max-mamba-cache-size {share.undivided_max_mamba_cache_size} leaves {auxiliary} auxiliary "
-            f"slots per owner (attn_dp_size={owners}), which back 0 requests, since each needs "
+            f"--max-mamba-cache-size {share.undivided_max_mamba_cache_size} leaves {auxiliary} "
+            f"auxiliary slots per owner (attn_dp_size={owners}), which back 0 requests, since each needs "
             f"{ratio}: use at least {ratio * owners}, or omit the flag"
         )
     return min(slots, backed), auxiliary

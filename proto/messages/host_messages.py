@@ -2,9 +2,9 @@
 
 A host is ``mlx-dp worker`` on another machine: the process that starts, watches and kills one
 worker there, on the controller's command. The worker itself speaks to the controller as every
-other one does. Both sides send a message at least every ``heartbeat_s``. A side that has heard nothing
-for ``silence_s`` gives the other up: the host ends its worker, and the controller counts the
-worker as ended.
+other one does. Both sides send a message at least every ``heartbeat_s``. A side that has heard
+nothing for ``silence_s`` gives the other up: the host ends its worker, and the controller counts
+the worker as ended.
 """
 
 from dataclasses import dataclass

@@ -123,9 +123,8 @@ class RemoteLauncher:
 
     def _schedule(self) -> None:
         self._expected_at = self._clock() + self._times.heartbeat_s
-        self._timer = asyncio.get_running_loop().call_later(
-            self._times.heartbeat_s, self._heartbeat
-        )
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._times.heartbeat_s, self._heartbeat)
 
     def _heartbeat(self) -> None:
         now = self._clock()
