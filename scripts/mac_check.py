@@ -14,12 +14,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import mlx.core as mx
-from bench_report import machine
 from mac_check_engine import buffers, first_steps, launches
 from mac_check_models import batch_forms, slab_widths
 from mac_check_report import ROOT, Part, as_json, as_markdown, impersonal
 from mac_check_sizes import FULL, QUICK, Sizes
 from mac_check_tests import run_tests
+
+from scripts.benchmarks.results.report import machine
 
 Measure = Callable[[Path, Sizes], Part]
 

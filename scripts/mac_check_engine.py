@@ -5,14 +5,14 @@ import time
 from pathlib import Path
 
 import mlx.core as mx
-from bench_models import write_hybrid
-from bench_report import median
-from bench_side import fill, step_until
-from bench_worker import LocalWorker, OurBatch, start_message
 from mac_check_report import Line, Part, Verdict, judged
 from mac_check_sizes import Sizes
 
 from mlx_dp.proto.ownership import Limits
+from scripts.benchmarks.engine.models import write_hybrid
+from scripts.benchmarks.engine.side import fill, step_until
+from scripts.benchmarks.engine.worker import LocalWorker, OurBatch, start_message
+from scripts.benchmarks.results.report import median
 
 MEMORY_NBYTES = 4 * 2**30
 AIM = 2.5

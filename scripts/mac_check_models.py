@@ -5,8 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from bench_models import write_hybrid
-from bench_report import median
 from mac_check_report import Line, Part, Verdict, judged
 from mac_check_sizes import Sizes
 from mlx_lm.models.cache import make_prompt_cache
@@ -17,6 +15,8 @@ from mlx_dp.kvcache.row_content import read_caches
 from mlx_dp.worker.batch_check import choose_form
 from mlx_dp.worker.loaded_model import LoadedModel, load
 from mlx_dp.worker.rounding import MARGIN, difference, tolerance
+from scripts.benchmarks.engine.models import write_hybrid
+from scripts.benchmarks.results.report import median
 
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 ROWS = 4
