@@ -10,6 +10,7 @@ from script_modules import SCRIPTS
 COMMANDS: Final = {
     "bench": "benchmarks",
     "chaos": "faults",
+    "mac-check": "mac_check",
     "measure": "measuring",
     "soak": "soaking",
 }
@@ -63,4 +64,4 @@ def test_a_command_starts_its_package(command: str) -> None:
 
 def test_only_commands_lie_beside_the_packages() -> None:
     files = {path.name for path in SCRIPTS.iterdir() if path.is_file()}
-    assert files == {*COMMANDS, "check", "mac-check", "serve", "setup-venv", "test"}
+    assert files == {*COMMANDS, "check", "serve", "setup-venv", "test"}

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Measure what only a Mac can tell: buffers, batches, launches, writes of KV, first steps.
 
 Runs the tests that compute, then each part with a small random model, and writes a report that
@@ -14,13 +13,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import mlx.core as mx
-from mac_check_engine import buffers, first_steps, launches
-from mac_check_models import batch_forms, slab_widths
-from mac_check_report import ROOT, Part, as_json, as_markdown, impersonal
-from mac_check_sizes import FULL, QUICK, Sizes
-from mac_check_tests import run_tests
 
 from scripts.benchmarks.results.report import machine
+from scripts.mac_check.engine import buffers, first_steps, launches
+from scripts.mac_check.models import batch_forms, slab_widths
+from scripts.mac_check.report import ROOT, Part, as_json, as_markdown, impersonal
+from scripts.mac_check.sizes import FULL, QUICK, Sizes
+from scripts.mac_check.tests import run_tests
 
 Measure = Callable[[Path, Sizes], Part]
 
@@ -46,7 +45,7 @@ examples:
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="mac-check",
+        prog="scripts/mac-check",
         description=__doc__,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

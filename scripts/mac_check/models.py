@@ -5,8 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from mac_check_report import Line, Part, Verdict, judged
-from mac_check_sizes import Sizes
 from mlx_lm.models.cache import make_prompt_cache
 
 from mlx_dp.kvcache.batch_caches import BatchCaches
@@ -17,6 +15,8 @@ from mlx_dp.worker.loaded_model import LoadedModel, load
 from mlx_dp.worker.rounding import MARGIN, difference, tolerance
 from scripts.benchmarks.engine.models import write_hybrid
 from scripts.benchmarks.results.report import median
+from scripts.mac_check.report import Line, Part, Verdict, judged
+from scripts.mac_check.sizes import Sizes
 
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 ROWS = 4

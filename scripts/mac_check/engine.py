@@ -5,14 +5,14 @@ import time
 from pathlib import Path
 
 import mlx.core as mx
-from mac_check_report import Line, Part, Verdict, judged
-from mac_check_sizes import Sizes
 
 from mlx_dp.proto.ownership import Limits
 from scripts.benchmarks.engine.models import write_hybrid
 from scripts.benchmarks.engine.side import fill, step_until
 from scripts.benchmarks.engine.worker import LocalWorker, OurBatch, start_message
 from scripts.benchmarks.results.report import median
+from scripts.mac_check.report import Line, Part, Verdict, judged
+from scripts.mac_check.sizes import Sizes
 
 MEMORY_NBYTES = 4 * 2**30
 AIM = 2.5

@@ -10,7 +10,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
-ROOT: Final = Path(__file__).resolve().parent.parent
+ROOT: Final = Path(__file__).resolve().parents[2]
 
 
 class Verdict(Enum):

@@ -5,8 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from mac_check_report import ROOT, Line, Part, Verdict
-from mac_check_sizes import Sizes
+from scripts.mac_check.report import ROOT, Line, Part, Verdict
+from scripts.mac_check.sizes import Sizes
 
 
 def run_tests(_: Path, sizes: Sizes) -> Part:
