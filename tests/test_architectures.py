@@ -36,6 +36,8 @@ def test_there_is_no_configuration_of_what_is_not_installed():
     assert known <= set(installed_architectures())
 
 
+# Of the tiny models, not of ours: CI sees each of them in tests/conformance.
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_mlx_lm_answers_alike_whatever_the_chunk_size(name, tmp_path):
     model, _ = load_model(ARCHITECTURES[name].write(tmp_path))

@@ -183,8 +183,8 @@ def _auxiliary(share: OwnerSlice, slots: int, *, prefix_cache: bool) -> tuple[in
         owners = share.parallel.attn_dp_size
         raise ConfigError(
             f"--max-mamba-cache-size {share.undivided_max_mamba_cache_size} leaves {auxiliary} "
-            f"auxiliary slots per owner (attn_dp_size={owners}), which back 0 requests, since each needs "
-            f"{ratio}: use at least {ratio * owners}, or omit the flag"
+            f"auxiliary slots per owner (attn_dp_size={owners}), which back 0 requests, since each "
+            f"needs {ratio}: use at least {ratio * owners}, or omit the flag"
         )
     return min(slots, backed), auxiliary
 

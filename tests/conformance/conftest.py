@@ -1,33 +1,14 @@
-"""Fixtures of the conformance suite, and its table at the end."""
+"""Fixtures of the conformance suite; its tables are in the plugin ``conformance.tables``."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
     from conformance.model_under_test import ModelUnderTest
-    from conformance.rank_verdicts import RankTable
-    from conformance.verdicts import Table
-
-_TABLE: pytest.StashKey[Any] = pytest.StashKey()
-_RANK_TABLE: pytest.StashKey[Any] = pytest.StashKey()
-
-
-@pytest.fixture(scope="session")
-def table(pytestconfig: pytest.Config) -> "Table":
-    from conformance.verdicts import Table
-
-    return pytestconfig.stash.setdefault(_TABLE, Table())
-
-
-@pytest.fixture(scope="session")
-def rank_table(pytestconfig: pytest.Config) -> "RankTable":
-    from conformance.rank_verdicts import RankTable
-
-    return pytestconfig.stash.setdefault(_RANK_TABLE, RankTable())
 
 
 @pytest.fixture(scope="session")
@@ -44,13 +25,3 @@ def under_test() -> Iterator[Callable[[str], "ModelUnderTest"]]:
             return last[0]
 
         yield model
-
-
-def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter, config: pytest.Config
-) -> None:
-    for title, key in (("architectures", _TABLE), ("architectures on ranks", _RANK_TABLE)):
-        table = config.stash.get(key, None)
-        if table is not None and table.lines:
-            terminalreporter.section(title)
-            terminalreporter.write_line(str(table))

@@ -27,9 +27,17 @@ CHUNKS = (1, 7, 64, 512)
 """512 holds every prompt whole."""
 LONG_CHUNK = 64
 """Holds the prompts of those whose answer changes with the chunks whole."""
-QUICK = {Service(chunk=64, prefix_cache=True), Service(chunk=7, prefix_cache=False)}
+QUICK = Service(chunk=64, prefix_cache=True)
+"""What every architecture runs in CI. All other scenarios are for scripts/test --all."""
+QUICK_BY_KIND = {Service(chunk=7, prefix_cache=False), Service(chunk=1, prefix_cache=True)}
+ONE_OF_A_KIND = (
+    *("llama", "llama4", "llama_dynamic_rope", "gpt_bigcode", "deepseek_v3"),
+    *("gemma2", "gemma3_text", "gemma4_text", "gpt_oss"),
+    *("qwen3_next", "falcon_h1", "baichuan_m1", "gear", "mamba", "rwkv7"),
+)
+"""An architecture for each kind of cache and of batch, which run these two as well."""
 QUICK_SCARCE = ("llama", "gemma3_text", "qwen3_next")
-"""Those that run one scarce scenario too; all others are for scripts/test --all."""
+"""Those that run one scenario with scarce memory too."""
 MAX_TIES = 2
 MIN_TOGETHER = 3
 """Rows in a batch at some time, unless prompts trickle in or have no room."""
@@ -38,6 +46,7 @@ MIN_TOGETHER = 3
 def scenarios() -> list[object]:
     """All scenarios of an architecture after one another, since they share its model."""
     cases: list[object] = []
+    assert set(ONE_OF_A_KIND) <= ARCHITECTURES.keys()
     for name in ARCHITECTURES:
         for chunk, prefix_cache in product(CHUNKS, (True, False)):
             if name in CHUNK_DEPENDENT and chunk < LONG_CHUNK:
@@ -52,7 +61,8 @@ def _case(name: str, service: Service) -> object:
     cached = "cache" if service.prefix_cache else "no_cache"
     memory = ":scarce" if service.scarce else ""
     scarce = Service(chunk=64, prefix_cache=True, scarce=True)
-    quick = service in QUICK or (service == scarce and name in QUICK_SCARCE)
+    quick = service == QUICK or (service in QUICK_BY_KIND and name in ONE_OF_A_KIND)
+    quick |= service == scarce and name in QUICK_SCARCE
     return pytest.param(
         name,
         service,

@@ -13,7 +13,7 @@ from faults.schedule import Drawn, Fault, FaultKind, Schedule
 from faults.simulation import Simulation
 
 RUNS = 20
-QUICK = 20
+QUICK = 10
 MANY = 200
 
 

@@ -1,4 +1,4 @@
-"""Imports modules of scripts/ as the programs import them."""
+"""Imports modules of scripts/ as the programs import them, from the repository's root."""
 
 import importlib
 import sys
@@ -11,10 +11,10 @@ from script_modules import SCRIPTS
 
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleType]]:
-    """Import one by its name. Each test has them anew."""
-    monkeypatch.syspath_prepend(str(SCRIPTS))
+    """Import one by its name after ``scripts.``. Each test has them anew."""
+    monkeypatch.syspath_prepend(str(SCRIPTS.parent))
     before = set(sys.modules)
-    yield importlib.import_module
+    yield lambda name: importlib.import_module(f"scripts.{name}")
     for name, module in tuple(sys.modules.items()):
         path = getattr(module, "__file__", None)
         if name not in before and path is not None and path.startswith(f"{SCRIPTS}/"):

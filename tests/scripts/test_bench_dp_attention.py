@@ -16,7 +16,7 @@ pytestmark = pytest.mark.mlx
 
 
 def test_nine_tenths_of_the_mixture_are_in_its_experts(load: Any) -> None:
-    config = load("bench_moe").MOE
+    config = load("benchmarks.dp_attention.moe").MOE
     layers, width, head = (
         config[name] for name in ("num_hidden_layers", "hidden_size", "head_dim")
     )
@@ -31,13 +31,15 @@ def test_a_tokenizer_that_is_cut_says_what_it_said_in_the_tokens_it_has_left(loa
     vocab = {"a": 0, "b": 1, "c": 2, "ab": 3, "abc": 4}
     whole = Tokenizer(models.BPE(vocab=vocab, merges=[("a", "b"), ("ab", "c")]))
     whole.pre_tokenizer = pre_tokenizers.Whitespace()
-    cut = load("bench_moe").shorten(json.loads(whole.to_str()), 4)
+    cut = load("benchmarks.dp_attention.moe").shorten(json.loads(whole.to_str()), 4)
     assert whole.encode("abc ab").ids == [4, 3]
     assert Tokenizer.from_str(json.dumps(cut)).encode("abc ab").ids == [3, 2, 3]
 
 
 def test_a_rank_that_comes_last_to_a_collective_shows_what_exchange_takes(load: Any) -> None:
-    first, second = load("bench_split").split(1.0, 2, [0.2, 0.0], [[0.5, 0.1], [0.1, 0.3]])
+    first, second = load("benchmarks.dp_attention.split").split(
+        1.0, 2, [0.2, 0.0], [[0.5, 0.1], [0.1, 0.3]]
+    )
     assert first.exchange_s == second.exchange_s == pytest.approx(0.1)
     assert first.wait_s == pytest.approx(0.1 + 0.3 - 0.1)
     assert second.wait_s == pytest.approx(0.2 - 0.1)
@@ -46,8 +48,8 @@ def test_a_rank_that_comes_last_to_a_collective_shows_what_exchange_takes(load: 
 
 
 def test_what_a_dead_worker_had_sent_is_not_taken_for_its_recovery(load: Any) -> None:
-    stream = load("bench_client").Stream(chunks_s=[0.0, 0.1, 0.21, 3.0, 3.1, 3.2])
-    assert load("bench_kill").longest_gap(stream, 0.2) == (0.21, 3.0)
+    stream = load("benchmarks.serving.client").Stream(chunks_s=[0.0, 0.1, 0.21, 3.0, 3.1, 3.2])
+    assert load("benchmarks.dp_attention.kill").longest_gap(stream, 0.2) == (0.21, 3.0)
 
 
 def test_the_counts_of_each_rank_are_read_from_the_metrics(load: Any) -> None:
@@ -62,7 +64,7 @@ mlx_dp:owner_generation_tokens_created{dp_rank="0"} 9.0
         return page
 
     server = SimpleNamespace(client=SimpleNamespace(get=get))
-    counts = asyncio.run(load("bench_modes").owner_counts(server))
+    counts = asyncio.run(load("benchmarks.dp_attention.modes").owner_counts(server))
     assert counts == {("passes", 1): 12.0, ("peer_wait_seconds", 0): 0.5}
 
 
@@ -71,7 +73,7 @@ def test_a_collective_is_timed_only_while_it_is_traced(
 ) -> None:
     for name in ("all_sum", "all_gather"):
         monkeypatch.setattr(mx.distributed, name, lambda rows, group: rows + group)
-    clock = load("bench_collectives").CollectiveClock()
+    clock = load("benchmarks.dp_attention.collectives").CollectiveClock()
     clock.install()
     assert mx.distributed.all_sum(mx.array([1]), group=2).tolist() == [3]
     assert clock.end() == []
@@ -83,7 +85,7 @@ def test_a_collective_is_timed_only_while_it_is_traced(
 
 
 def test_more_than_the_goal_of_weights_is_called_missed(load: Any) -> None:
-    tables = load("bench_modes_tables")
+    tables = load("benchmarks.dp_attention.tables")
     for held, verdict in ((60, "met"), (61, "MISSED")):
         nbytes = {"one process": [100], "2 replicas": [100, 100], "2 ranks": [60, held]}
         page = tables.weights_table(nbytes, nbytes, tables.MOE_WEIGHTS)
@@ -94,7 +96,7 @@ def test_the_head_of_an_answer_says_who_gives_it(load: Any) -> None:
     async def owner_of(head: bytes) -> int | None:
         reader = asyncio.StreamReader()
         reader.feed_data(head)
-        return (await load("bench_client")._head(reader)).owner
+        return (await load("benchmarks.serving.client")._head(reader)).owner
 
     assert asyncio.run(owner_of(b"HTTP/1.1 200 OK\r\nX-DP-Rank: 1\r\n\r\n")) == 1
     assert asyncio.run(owner_of(b"HTTP/1.1 200 OK\r\n\r\n")) is None

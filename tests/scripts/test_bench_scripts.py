@@ -8,7 +8,7 @@ import pytest
 
 @pytest.fixture
 def client(load):
-    return load("bench_client")
+    return load("benchmarks.serving.client")
 
 
 def event(text: str, **more: object) -> bytes:

@@ -30,7 +30,7 @@ def asked(load: Any, answer: bytes) -> Any:
         writer.close()
 
     async def ask() -> Any:
-        raw = load("chaos_raw_client")
+        raw = load("faults.service.raw_client")
         async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
             host, port = server.sockets[0].getsockname()
             url = SimpleNamespace(host=host, port=port)
@@ -59,13 +59,13 @@ def test_no_answer_and_no_event_are_errors(load, answer):
 
 
 def test_what_is_no_http_is_named(load):
-    found = list(load("chaos_nonsense").broken_framing(random.Random(1)))
+    found = list(load("faults.service.nonsense").broken_framing(random.Random(1)))
     assert len({name for name, _ in found}) == len(found) > 3
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux drops what comes to a socket")
 def test_a_client_without_power_hears_nothing_and_is_not_closed(load):
-    raw = load("chaos_raw_client")
+    raw = load("faults.service.raw_client")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         client = socket.create_connection(listener.getsockname())
         server, _ = listener.accept()

@@ -1,9 +1,11 @@
 """What scripts/chaos and the measures of faults conclude from what they see."""
 
 import asyncio
+import dataclasses
 import json
 import logging
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -18,18 +20,20 @@ from script_modules import SCRIPTS
 
 @pytest.fixture
 def result(load):
-    return load("chaos_verdict").RowResult("F2", "killed")
+    return load("faults.verdicts.verdict").RowResult("F2", "killed")
 
 
 @pytest.fixture
 def expected(load):
     """What a stream of ``seen_of`` must be."""
-    return load("chaos_verdict").Expected(texts=("abc",), finish_reasons=("length",), usage=(1, 3))
+    return load("faults.verdicts.verdict").Expected(
+        texts=("abc",), finish_reasons=("length",), usage=(1, 3)
+    )
 
 
 def seen_of(load, text: str = "abc", **more: Any) -> Any:
     """A flawless stream of this text, but for what is said otherwise."""
-    client = load("chaos_client")
+    client = load("faults.service.client")
     seen = client.Seen(client.Ask(prompt="p", max_tokens=3), status=200, done=1, ids={"x"})
     seen.texts[0] = text
     seen.finish_reasons.append("length")
@@ -55,7 +59,7 @@ def seen_of(load, text: str = "abc", **more: Any) -> Any:
     ],
 )
 def test_lost_repeated_and_wrong_text_are_told_apart(load, got, lost, repeated, wrong):
-    found = load("chaos_verdict").compare("brown fox jumps", got)
+    found = load("faults.verdicts.verdict").compare("brown fox jumps", got)
     assert (found.lost, found.repeated, found.wrong) == (lost, repeated, wrong)
 
 
@@ -94,7 +98,7 @@ def test_a_stream_that_breaks_its_form_is_a_violation(load, result, expected, fl
 
 
 def test_log_probabilities_of_other_tokens_are_a_violation(load, result, expected):
-    shown = load("dataclasses").replace(expected, tokens=("abc",))
+    shown = dataclasses.replace(expected, tokens=("abc",))
     seen = seen_of(load)
     seen.tokens[0] = "abbc"
     result.take(seen, shown)
@@ -106,11 +110,11 @@ def test_log_probabilities_of_other_tokens_are_a_violation(load, result, expecte
 
 
 def test_each_answer_is_compared_for_itself(load, result):
-    expected = load("chaos_verdict").Expected(
+    expected = load("faults.verdicts.verdict").Expected(
         texts=("abc", "def"), finish_reasons=("length", "length"), usage=(1, 6)
     )
     seen = seen_of(load, finish_reasons=["length", "length"], usage=(1, 6))
-    seen.ask = load("dataclasses").replace(seen.ask, n=2)
+    seen.ask = dataclasses.replace(seen.ask, n=2)
     seen.texts[1] = "df"
     result.take(seen, expected)
     assert (result.requests, result.lost, len(result.violations)) == (1, 1, 1)
@@ -126,14 +130,14 @@ def test_each_answer_is_compared_for_itself(load, result):
     ],
 )
 def test_what_each_kind_of_event_says(load, event, text, role):
-    client = load("chaos_client")
+    client = load("faults.service.client")
     seen = client.Seen(client.Ask(prompt="p", chat=True))
     client._take(seen, '{"id": "x", "choices": [{"index": 0, ' + event[1:] + "]}")
     assert (seen.text, seen.roles, len(seen.chunks_s)) == (text, role, len(text))
 
 
 def test_events_after_the_end_are_noticed_in_the_stream(load):
-    client = load("chaos_client")
+    client = load("faults.service.client")
     seen = client.Seen(client.Ask(prompt="p"))
     event = '{"id": "x", "choices": [{"index": 0, "text": "a", "finish_reason": null}]}'
     for data in (event, "[DONE]", event):
@@ -173,7 +177,7 @@ def test_what_is_left_behind_is_counted_and_a_violation(result):
 
 
 def test_the_matrix_has_every_column_and_row(load, result):
-    lines = load("chaos_verdict").matrix([result]).splitlines()
+    lines = load("faults.verdicts.verdict").matrix([result]).splitlines()
     assert len(lines) == 3
     counts = ("trials", "lost", "repeated", "failed", "refused", "violations")
     for word in (*counts, "detected", "recovered"):
@@ -182,7 +186,7 @@ def test_the_matrix_has_every_column_and_row(load, result):
 
 
 def test_the_fake_answers_are_those_of_the_engine(load):
-    oracles = load("chaos_oracle")
+    oracles = load("faults.verdicts.oracle")
     oracle = oracles.FakeOracle(oracles.random.Random(1), (5, 40))
     ask = oracle.draw()
     [text] = oracle.expected(ask).texts
@@ -192,7 +196,7 @@ def test_the_fake_answers_are_those_of_the_engine(load):
 
 
 def test_a_fake_answer_ends_at_its_stop_string_and_is_counted_to_its_end(load):
-    oracles = load("chaos_oracle")
+    oracles = load("faults.verdicts.oracle")
     oracle = oracles.FakeOracle(oracles.random.Random(1), (40, 40))
     ask = oracles.replace(oracle.draw(), chat=True)
     whole = oracle.expected(ask)
@@ -206,7 +210,7 @@ def test_a_fake_answer_ends_at_its_stop_string_and_is_counted_to_its_end(load):
 
 
 def test_clients_ask_in_all_forms(load):
-    oracles = load("chaos_oracle")
+    oracles = load("faults.verdicts.oracle")
     oracle = oracles.FakeOracle(oracles.random.Random(1), (20, 120))
     asks = [oracle.draw_form() for _ in range(200)]
     for name in ("chat", "stream", "by_openai", "penalised", "stop", "n", "logprobs"):
@@ -219,7 +223,7 @@ def bystanders_of(load, result, seen: list[Any], losses: list[tuple[float, int]]
     """After a trial that began at 10.0, in which these streams ended."""
     stub = SimpleNamespace(ended=seen, seen={}, wait_for=AsyncMock(return_value=True))
     service = SimpleNamespace(mark=lambda: 0, losses=lambda since: losses)
-    found = load("chaos_bystanders").Bystanders(service, stub, result, 3)
+    found = load("faults.trials.bystanders").Bystanders(service, stub, result, 3)
     found._begun_s = 10.0
     asyncio.run(found.end())
     return found
@@ -252,14 +256,14 @@ def test_a_row_whose_losses_never_met_an_untouched_stream_is_told(load, result):
 
 
 def test_every_row_of_the_matrix_is_there_or_simulated(load):
-    run = load("chaos_run")
+    run = load("faults.__main__")
     numbers = {int(name[1:]) for name in (*run.ROWS, *run.SIMULATED)}
     # F23 was never assigned.
     assert numbers == set(range(1, 30)) - {23}
 
 
 def test_rows_that_need_fake_engines_are_left_out_with_a_model(load):
-    run = load("chaos_run")
+    run = load("faults.__main__")
     every = [row.name for row in run.chosen(run.parse([]))]
     assert every == sorted(run.ROWS, key=lambda name: int(name[1:]))
     some = [row.name for row in run.chosen(run.parse(["--mlx", "m", "--rows", "F2", "F19"]))]
@@ -267,7 +271,7 @@ def test_rows_that_need_fake_engines_are_left_out_with_a_model(load):
 
 
 def test_a_model_has_no_rates_and_gets_more_time(load):
-    stages, run = load("chaos_stage"), load("chaos_run")
+    stages, run = load("faults.trials.stage"), load("faults.__main__")
     row = stages.Row(
         name="F3", title="", trial=None, arguments=("--fake-prefill-rate", "9", "--dp-size", "4")
     )
@@ -284,7 +288,7 @@ def test_a_model_has_no_rates_and_gets_more_time(load):
 
 
 def test_a_row_may_have_the_times_that_the_product_has(load):
-    stages, run = load("chaos_stage"), load("chaos_run")
+    stages, run = load("faults.trials.stage"), load("faults.__main__")
     row = stages.Row(name="F28", title="", trial=None, hang_s=None)
     arguments = stages.Stage(row, run.settings_of(run.parse([]))).arguments()
     assert not {"--hang-timeout", "--heartbeat-interval"} & {*arguments}
@@ -293,12 +297,12 @@ def test_a_row_may_have_the_times_that_the_product_has(load):
 @pytest.mark.parametrize("arguments", [["--rows", "F99"], ["--trials", "0"]])
 def test_a_row_or_count_that_makes_no_sense_is_refused(load, capsys, arguments):
     with pytest.raises(SystemExit):
-        load("chaos_run").parse(arguments)
+        load("faults.__main__").parse(arguments)
     assert arguments[1] in capsys.readouterr().err
 
 
 def test_a_violation_makes_the_exit_status_1(load, monkeypatch, capsys, result):
-    run = load("chaos_run")
+    run = load("faults.__main__")
 
     async def ran(_options):
         return [result]
@@ -311,7 +315,7 @@ def test_a_violation_makes_the_exit_status_1(load, monkeypatch, capsys, result):
 
 
 def test_simulated_rows_are_rows_of_the_matrix_and_of_the_json(load, monkeypatch, capsys, tmp_path):
-    run = load("chaos_run")
+    run = load("faults.__main__")
     monkeypatch.setattr(run, "simulate", lambda name, seed, runs: [f"{name}, seed {seed}: wrong"])
     found = tmp_path / "found.json"
     arguments = [
@@ -331,7 +335,7 @@ def test_simulated_rows_are_rows_of_the_matrix_and_of_the_json(load, monkeypatch
 
 
 def test_a_simulated_run_that_fails_is_a_violation_with_its_seed(load, monkeypatch):
-    simulated = load("chaos_simulated")
+    simulated = load("faults.simulated")
 
     def run_seed(seed, drawn):
         if (seed, drawn) == (12, "frames"):
@@ -348,13 +352,13 @@ def test_a_simulated_run_that_fails_is_a_violation_with_its_seed(load, monkeypat
 @pytest.mark.parametrize("row", ["F21", "F25", "F29"])
 def test_what_is_simulated_is_found_and_runs(load, row):
     before = logging.getLogger("mlx_dp").level
-    assert load("chaos_simulated").simulate(row, 1, 1) == []
+    assert load("faults.simulated").simulate(row, 1, 1) == []
     assert logging.getLogger("mlx_dp").level == before
 
 
 def test_each_violation_gets_a_file_with_its_seed_and_the_log(load, tmp_path, capsys):
-    settings = load("chaos_run").settings_of(
-        load("chaos_run").parse(["--seed", "7", "--findings", str(tmp_path / "found")])
+    settings = load("faults.__main__").settings_of(
+        load("faults.__main__").parse(["--seed", "7", "--findings", str(tmp_path / "found")])
     )
     record = settings.record("F2")
     record.write(["F2, trial 1: a token was lost"], ["what it said"])
@@ -370,25 +374,25 @@ def test_each_violation_gets_a_file_with_its_seed_and_the_log(load, tmp_path, ca
     assert len([*(tmp_path / "found").iterdir()]) == 3
     assert capsys.readouterr().err.count("violation: ") == 3
     settings.record("F3").write(["broken"] * 1000, [])
-    assert len([*(tmp_path / "found").iterdir()]) == 3 + load("chaos_record").MOST_FILES
+    assert len([*(tmp_path / "found").iterdir()]) == 3 + load("faults.verdicts.record").MOST_FILES
 
 
 def test_a_measure_that_is_missing_keeps_no_bound(load):
-    measured = load("measure_value").Measured
+    measured = load("measuring.value").Measured
     assert measured.bounded("x", 1.0, 1.0, str).kept
     assert not measured.bounded("x", 1.1, 1.0, str).kept
     assert not measured.bounded("x", float("nan"), 1.0, str).kept
 
 
 def test_nonsense_is_named_and_none_of_it_could_be_served(load):
-    nonsense = load("chaos_nonsense")
-    found = list(nonsense.malformed_requests(load("random").Random(1)))
+    nonsense = load("faults.service.nonsense")
+    found = list(nonsense.malformed_requests(random.Random(1)))
     assert len({name for name, _ in found}) == len(found) > 20
 
 
 @pytest.mark.system
 def test_a_child_that_nobody_reaped_is_found(load):
-    quiet = load("chaos_quiet")
+    quiet = load("faults.verdicts.quiet")
     service = SimpleNamespace(pid=os.getpid(), alive=list, pids={})
     with subprocess.Popen(["true"]) as child:
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
@@ -401,14 +405,17 @@ def test_a_child_that_nobody_reaped_is_found(load):
 def test_one_kill_of_a_streaming_worker_is_noticed_by_no_client():
     arguments = ["--rows", "F2", "--trials", "1", "--workers", "2", "--slack", "30"]
     done = subprocess.run(
-        [sys.executable, str(SCRIPTS / "chaos_run.py"), *arguments], capture_output=True, text=True
+        [sys.executable, "-m", "scripts.faults", *arguments],
+        cwd=SCRIPTS.parent,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "| F2 SIGKILL, streaming" in done.stdout
 
 
 def test_a_port_that_lasts_is_none_that_connections_get(load: Any) -> None:
-    ports = load("chaos_ports")
+    ports = load("faults.service.ports")
     with socket.socket() as client:
         client.bind(("127.0.0.1", 0))
         assert client.getsockname()[1] not in ports.LASTING

@@ -1,6 +1,7 @@
 """What the rows of single workers, and the faults from within a worker, do and conclude."""
 
 import asyncio
+import dataclasses
 import importlib.util
 import signal
 import subprocess
@@ -17,7 +18,7 @@ from script_modules import SCRIPTS
 @pytest.fixture
 def hook() -> ModuleType:
     spec = importlib.util.spec_from_file_location(
-        "chaos_hook", SCRIPTS / "chaos_hook" / "sitecustomize.py"
+        "chaos_hook", SCRIPTS / "faults/service/hook/sitecustomize.py"
     )
     assert spec is not None
     assert spec.loader is not None
@@ -63,12 +64,12 @@ def test_a_slow_worker_is_its_old_self_when_told_so_in_the_middle_of_a_pause(
 
 @pytest.fixture
 def stage(load) -> Any:
-    result = load("chaos_verdict").RowResult("F3", "killed")
+    result = load("faults.verdicts.verdict").RowResult("F3", "killed")
     return SimpleNamespace(result=result, workers=lambda: range(3), settings=None)
 
 
 def seen_of(load, **more: Any) -> Any:
-    client = load("chaos_client")
+    client = load("faults.service.client")
     seen = client.Seen(client.Ask(prompt="p"))
     for name, value in more.items():
         setattr(seen, name, value)
@@ -87,7 +88,7 @@ def grown(**more: int) -> Counter[str]:
 
 
 def test_a_complete_answer_may_neither_be_replayed_nor_granted_again(load, stage):
-    rows = load("chaos_rows.moment")
+    rows = load("faults.rows.moment")
     asked = [seen_of(load, usage=(5, 10)) for _ in range(3)]
     rows._check(stage, rows.COMPLETE, asked, grown())
     assert stage.result.violations == []
@@ -100,7 +101,7 @@ def test_a_complete_answer_may_neither_be_replayed_nor_granted_again(load, stage
 
 @pytest.mark.parametrize("wrong", ["duplicate_chunks_total", "owner_generation_tokens_total"])
 def test_tokens_that_were_computed_twice_are_violations(load, stage, wrong):
-    rows = load("chaos_rows.moment")
+    rows = load("faults.rows.moment")
     rows._check(stage, rows.COMPLETE, [seen_of(load, usage=(5, 10))] * 3, grown(**{wrong: 1}))
     assert len(stage.result.violations) == 1
     assert wrong in stage.result.violations[0]
@@ -109,7 +110,7 @@ def test_tokens_that_were_computed_twice_are_violations(load, stage, wrong):
 @pytest.mark.parametrize(("slow", "violations"), [(0, 0), (1, 0), (2, 1), (5, 1)])
 def test_a_slow_worker_gets_less_than_its_peers_do_on_average(load, stage, slow, violations):
     stage.settings = SimpleNamespace(workers=3, trials=2)
-    rows = load("chaos_rows.stuck")
+    rows = load("faults.rows.stuck")
     stage.result.trials = 1
     rows._check_shift(stage, 2, [seen_of(load, owner=at) for at in [0, *([2] * slow)]])
     assert not stage.result.violations, "one trial says little"
@@ -119,7 +120,7 @@ def test_a_slow_worker_gets_less_than_its_peers_do_on_average(load, stage, slow,
 
 
 def test_the_pace_is_of_all_streams_and_between_two_times(load):
-    pace = load("chaos_rows.stuck")._pace
+    pace = load("faults.rows.stuck")._pace
     fast = seen_of(load, chunks_s=[0.0, 1.0, 1.1, 1.2, 9.0])
     slow = seen_of(load, chunks_s=[1.0, 1.8])
     assert pace([fast], 0.5, 2.0) == pytest.approx(10.0)
@@ -138,7 +139,7 @@ def test_a_kill_that_hits_no_stream_before_its_last_token_is_repeated(
 
 
 def test_kills_that_never_hit_a_stream_are_a_violation(load, stage, monkeypatch):
-    losses, death = losses_of(load, monkeypatch, [0] * load("chaos_rows.death").KILLS)
+    losses, death = losses_of(load, monkeypatch, [0] * load("faults.rows.death").KILLS)
     asyncio.run(death.streaming_kill(stage))
     assert not losses
     assert stage.result.violations == ["F3, trial 0: no stream went on after 5 kills"]
@@ -146,7 +147,7 @@ def test_kills_that_never_hit_a_stream_are_a_violation(load, stage, monkeypatch)
 
 def losses_of(load, monkeypatch, resumed) -> tuple[list[int], ModuleType]:
     """Kills that do nothing, after each of which so many streams went on."""
-    death = load("chaos_rows.death")
+    death = load("faults.rows.death")
     left = list(resumed)
 
     async def lose(*_given):
@@ -167,7 +168,7 @@ def test_a_worker_runs_out_of_memory_where_the_system_sets_no_limit_too() -> Non
         "resource.setrlimit = refuse\n"
         "runpy.run_path(sys.argv[1])['_fill_memory']()\n"
     )
-    hook = SCRIPTS / "chaos_hook" / "sitecustomize.py"
+    hook = SCRIPTS / "faults/service/hook/sitecustomize.py"
     ended = subprocess.run(
         [sys.executable, "-c", script, str(hook)], capture_output=True, text=True
     )
@@ -176,8 +177,8 @@ def test_a_worker_runs_out_of_memory_where_the_system_sets_no_limit_too() -> Non
 
 @pytest.mark.parametrize("possible", [True, False])
 def test_rows_that_this_system_does_not_allow_are_left_out(load, monkeypatch, possible) -> None:
-    run = load("chaos_run")
-    row = load("dataclasses").replace(run.ROWS["F24"], possible=possible)
+    run = load("faults.__main__")
+    row = dataclasses.replace(run.ROWS["F24"], possible=possible)
     monkeypatch.setitem(run.ROWS, "F24", row)
     chosen = run.chosen(run.parse(["--rows", "F1", "F24"]))
     assert [row.name for row in chosen] == (["F1", "F24"] if possible else ["F1"])

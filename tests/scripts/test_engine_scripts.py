@@ -43,16 +43,16 @@ class WordyWorker:
 @pytest.fixture
 def control(load):
     def make(*said: list[Up], slots: int = 1):
-        request = load("soak_requests").SoakRequest(
+        request = load("soaking.requests").SoakRequest(
             prompt_ids=(1, 2, 3),
             max_tokens=3,
             stop_token_ids=(9,),
-            params=load("bench_worker").GREEDY,
+            params=load("benchmarks.engine.worker").GREEDY,
             cache_salt="",
             cancel_after=None,
         )
         maker = SimpleNamespace(draw=lambda: request, ended=lambda *_: None)
-        return load("soak_control").SoakControl(WordyWorker(said, slots), maker)
+        return load("soaking.control").SoakControl(WordyWorker(said, slots), maker)
 
     return make
 
@@ -133,7 +133,7 @@ def test_only_a_lack_of_memory_may_refuse_a_slot_that_is_free(control):
 
 
 def test_a_worker_that_never_moves_is_found_out(control, load, monkeypatch):
-    monkeypatch.setattr(load("soak_control"), "PATIENCE_TURNS", 3)
+    monkeypatch.setattr(load("soaking.control"), "PATIENCE_TURNS", 3)
     soak = control(*[[]] * 4)
     for _ in range(3):
         soak.turn(more=True)
@@ -142,7 +142,7 @@ def test_a_worker_that_never_moves_is_found_out(control, load, monkeypatch):
 
 
 def test_the_same_seed_draws_the_same_requests_and_all_kinds_of_them(load):
-    makers = [load("soak_requests").RequestMaker(3, 500) for _ in range(2)]
+    makers = [load("soaking.requests").RequestMaker(3, 500) for _ in range(2)]
     drawn = [[maker.draw() for _ in range(400)] for maker in makers]
     assert drawn[0] == drawn[1]
     assert {request.cache_salt for request in drawn[0]} == {"", "tenant-a", "tenant-b"}
@@ -156,7 +156,7 @@ def test_the_same_seed_draws_the_same_requests_and_all_kinds_of_them(load):
 
 @pytest.mark.parametrize("grown", ["rss_nbytes", "active_nbytes", "cached_nbytes"])
 def test_memory_may_grow_by_a_twentieth_and_not_more(load, grown):
-    memory = load("soak_memory")
+    memory = load("soaking.memory")
     sizes = {"rss_nbytes": 1000, "active_nbytes": 400, "cached_nbytes": 400, "held_nbytes": 0}
     first = memory.MemorySample(requests=100, **sizes)
     assert memory.growth(first, memory.MemorySample(requests=500, **sizes)) == []
@@ -172,7 +172,7 @@ def test_memory_may_grow_by_a_twentieth_and_not_more(load, grown):
     ("budget", "running", "faults"), [(100, 2, 1), (100, 1, 0), (102, 2, 0), (None, 2, 0)]
 )
 def test_only_a_request_that_runs_alone_may_exceed_the_budget(load, budget, running, faults):
-    watch = load("soak_memory").BudgetWatch(budget)
+    watch = load("soaking.memory").BudgetWatch(budget)
     watch.look(106, running=running)
     watch.look(3, running=2)
     assert len(watch.faults()) == faults
@@ -188,11 +188,13 @@ def test_only_a_request_that_runs_alone_may_exceed_the_budget(load, budget, runn
     ],
 )
 def test_a_ratio_is_held_against_its_goal(load, bounds, ratio, verdict):
-    assert load("bench_cases").Goal(**bounds).judge(ratio) == verdict
+    assert load("benchmarks.results.cases").Goal(**bounds).judge(ratio) == verdict
 
 
 def test_no_two_measured_prompts_begin_alike(load):
-    pair = load("bench_side").Pair(ours=None, peer=None, vocab_size=5000, rounds=1, seed=1)
+    pair = load("benchmarks.engine.side").Pair(
+        ours=None, peer=None, vocab_size=5000, rounds=1, seed=1
+    )
     names = [f"{kind} {index}" for kind in ("a", "b") for index in range(40)]
     assert len({tuple(pair.prompt(name, 4)) for name in names}) == len(names)
     assert pair.prompt("a 1", 4) == pair.prompt("a 1", 4)

@@ -2,27 +2,66 @@
 
 import subprocess
 import sys
+from typing import Final
 
 import pytest
 from script_modules import SCRIPTS
 
-PROGRAMS = (
-    "bench_serve.py",
-    "bench_control.py",
-    "bench_engine.py",
-    "bench_dp_attention.py",
-    "soak_engine.py",
-    "chaos_run.py",
-    "mac_check.py",
-    "measure_faults.py",
-)
+COMMANDS: Final = {
+    "bench": "benchmarks",
+    "chaos": "faults",
+    "mac-check": "mac_check",
+    "measure": "measuring",
+    "soak": "soaking",
+}
+BENCHMARKS: Final = ("serve", "control", "engine", "batch", "dp-attention", "templates")
+
+
+def help_of(*arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", *arguments, "--help"],
+        cwd=SCRIPTS.parent,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_the_programs_explain_themselves(program: str) -> None:
-    done = subprocess.run(
-        [sys.executable, str(SCRIPTS / program), "--help"], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert "examples:" in done.stdout
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_commands_explain_themselves(command: str) -> None:
+    told = help_of(f"scripts.{COMMANDS[command]}")
+    assert told.startswith(f"usage: scripts/{command} ")
+    assert f"  scripts/{command}" in told.partition("examples:\n")[2]
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_each_benchmark_explains_itself(name: str) -> None:
+    assert help_of("scripts.benchmarks", name).startswith(f"usage: scripts/bench {name} ")
+
+
+def test_every_benchmark_is_tried(load) -> None:
+    assert tuple(load("benchmarks.__main__").BENCHMARKS) == BENCHMARKS
+
+
+def test_an_unknown_benchmark_is_refused_with_the_known_ones(load, capsys) -> None:
+    with pytest.raises(SystemExit) as ended:
+        load("benchmarks.__main__").main(["speed"])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert "'speed'" in said
+    assert all(name in said for name in BENCHMARKS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_starts_its_package(command: str) -> None:
+    last = (SCRIPTS / command).read_text().splitlines()[-1]
+    assert last == f'run_package {COMMANDS[command]} "$@"'
+    assert (SCRIPTS / COMMANDS[command] / "__main__.py").is_file()
+
+
+def test_only_commands_lie_beside_the_packages() -> None:
+    files = {path.name for path in SCRIPTS.iterdir() if path.is_file()}
+    assert files == {*COMMANDS, "check", "serve", "setup-venv", "test"}

@@ -22,7 +22,7 @@ FAILED tests/worker/loading/test_device.py::test_it[1] - AssertionError: /Users/
 
 @pytest.mark.mlx
 def test_a_quick_run_fills_every_part_of_the_report(load: Load, tmp_path: Path) -> None:
-    check = load("mac_check")
+    check = load("mac_check.__main__")
     assert check.main(["--quick", "--skip", "tests", "--output", str(tmp_path)]) == 0
     report = json.loads((tmp_path / "report.json").read_text())
     text = (tmp_path / "report.md").read_text()
@@ -54,7 +54,7 @@ def test_a_copy_of_the_slab_at_each_step_is_not_good(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    models, sizes = load("mac_check_models"), load("mac_check_sizes").QUICK
+    models, sizes = load("mac_check.models"), load("mac_check.sizes").QUICK
     by_width = {256: 0.010, 512: 0.020}
     monkeypatch.setattr(models, "decode_s", lambda loaded, form, width, steps: by_width[width])
     monkeypatch.setattr(models, "copy_s", lambda nbytes, pieces: taken_s)
@@ -69,8 +69,8 @@ def test_a_copy_of_the_slab_at_each_step_is_not_good(
 def test_a_part_that_fails_is_told_and_the_others_go_on(
     load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    check = load("mac_check")
-    report = load("mac_check_report")
+    check = load("mac_check.__main__")
+    report = load("mac_check.report")
 
     def broken(folder: Path, sizes: object) -> object:
         raise ValueError(f"[metal::malloc] Resource limit exceeded in {SCRIPTS.parent}/x")
@@ -86,7 +86,7 @@ def test_a_part_that_fails_is_told_and_the_others_go_on(
 
 @pytest.mark.mlx
 def test_the_tests_are_told_by_counts_and_names(load: Load) -> None:
-    lines = load("mac_check_tests").lines_of(OUTPUT, 1)
+    lines = load("mac_check.tests").lines_of(OUTPUT, 1)
     assert [line.value for line in lines] == [
         "1 failed, 3 passed, 1 skipped",
         "tests/worker/loading/test_device.py::test_it[1]",
@@ -95,7 +95,7 @@ def test_the_tests_are_told_by_counts_and_names(load: Load) -> None:
 
 
 def test_nobody_is_named(load: Load, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    report = load("mac_check_report")
+    report = load("mac_check.report")
     monkeypatch.setattr(report.socket, "gethostname", lambda: "annas-studio.local")
     monkeypatch.setattr(getpass, "getuser", lambda: "annaexample")
     monkeypatch.setenv("HOME", "/Users/annaexample")

@@ -1,6 +1,7 @@
 """What the measures of faults conclude, and that they know whether their faults happened."""
 
 import asyncio
+import random
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,7 +15,7 @@ MIB = 2**20
 
 
 def samples(load: Any, **grown: list[int]) -> list[Any]:
-    soak = load("measure_soak")
+    soak = load("measuring.soak")
     flat = {"rss_nbytes": 100 * MIB, "fds": 30, "threads": 4, "socket_files": 2, "processes": 3}
     return [
         soak.Sample(
@@ -31,19 +32,19 @@ def kept(found: list[Any]) -> dict[str, bool]:
 
 def test_a_flat_soak_keeps_its_bounds_whatever_it_took_to_warm_up(load):
     rss = [10 * MIB * (at + 1) for at in range(6)] + [100 * MIB] * 24
-    assert all(kept(load("measure_soak").flatness(samples(load, rss_nbytes=rss))).values())
+    assert all(kept(load("measuring.soak").flatness(samples(load, rss_nbytes=rss))).values())
 
 
 def test_the_first_thousand_requests_do_not_count(load):
     rss = [10 * MIB * (at + 1) for at in range(20)] + [200 * MIB] * 10
     grown = samples(load, rss_nbytes=rss, requests=[50 * at for at in range(20)] + [1_000] * 10)
-    assert all(kept(load("measure_soak").flatness(grown)).values())
+    assert all(kept(load("measuring.soak").flatness(grown)).values())
 
 
 @pytest.mark.parametrize(("nbytes", "flat"), [(256, True), (2_048, False)])
 def test_memory_may_grow_by_half_a_kibibyte_a_request(load, nbytes, flat):
     rss = [100 * MIB + 500 * at * nbytes for at in range(30)]
-    found = load("measure_soak").flatness(samples(load, rss_nbytes=rss))
+    found = load("measuring.soak").flatness(samples(load, rss_nbytes=rss))
     assert [each.kept for each in found] == [flat, True, True, True, True]
     assert "over 8000 requests" in found[0].name
 
@@ -51,7 +52,7 @@ def test_memory_may_grow_by_half_a_kibibyte_a_request(load, nbytes, flat):
 @pytest.mark.parametrize("name", ["fds", "threads", "socket_files", "processes"])
 def test_a_soak_that_grows_does_not_keep_its_bound(load, name):
     grown = samples(load, **{name: list(range(30))})
-    assert [each.kept for each in load("measure_soak").flatness(grown)].count(False) == 1
+    assert [each.kept for each in load("measuring.soak").flatness(grown)].count(False) == 1
 
 
 class FakeService:
@@ -76,7 +77,7 @@ class FakeService:
 @pytest.fixture
 def soaked(load, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Run a soak of ``minutes`` that lasts no time, and return it."""
-    module = load("measure_soak")
+    module = load("measuring.soak")
     clock = SimpleNamespace(now_s=0.0)
 
     async def sleep(seconds: float) -> None:
@@ -97,7 +98,7 @@ def soaked(load, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         soak = module.Soak(minutes)
         stage = SimpleNamespace(
             service=service,
-            rng=load("random").Random(1),
+            rng=random.Random(1),
             workers=lambda: range(2),
             result=SimpleNamespace(requests=0),
         )
@@ -120,7 +121,7 @@ def test_a_kill_that_is_no_death_and_a_death_without_a_kill_break_a_bound(soaked
 
 
 def test_a_soak_with_hardly_a_kill_does_not_keep_its_bound(load):
-    soak = load("measure_soak").Soak(2.0)
+    soak = load("measuring.soak").Soak(2.0)
     soak.kills = 5
     assert not kept(soak.measured())["kills"]
 
@@ -131,7 +132,7 @@ def test_kills_that_break_end_the_soak_with_their_cause(soaked):
 
 
 def test_what_strangers_sent_is_missed_when_it_did_not_arrive(load, monkeypatch):
-    garbage = load("measure_garbage")
+    garbage = load("measuring.garbage")
     counted = iter([3, 5, 5, 5])
 
     async def counters() -> dict[str, int]:
@@ -151,7 +152,7 @@ def test_what_strangers_sent_is_missed_when_it_did_not_arrive(load, monkeypatch)
 
 @pytest.mark.parametrize(("ended_by", "held"), [(-15, True), (1, False)])
 def test_a_service_that_does_not_say_that_it_lives_breaks_the_bound(load, ended_by, held):
-    times = load("measure_crowd").LiveTimes(None)
+    times = load("measuring.crowd").LiveTimes(None)
     times._program = SimpleNamespace(returncode=ended_by)
     times._seconds = [0.01] * 50
     assert times.measured("the streams", 1.0).kept is held
@@ -162,7 +163,7 @@ def test_a_service_that_does_not_say_that_it_lives_breaks_the_bound(load, ended_
 
 
 def test_fewer_streams_at_once_than_were_asked_for_break_the_bound(load, monkeypatch):
-    module = load("measure_crowd")
+    module = load("measuring.crowd")
     monkeypatch.setattr(module, "address", lambda service: ("127.0.0.1", 1))
     crowd = module.Crowd(None)
     crowd._most_running = 99
@@ -173,7 +174,7 @@ def test_fewer_streams_at_once_than_were_asked_for_break_the_bound(load, monkeyp
 @pytest.mark.system
 def test_who_asks_whether_a_service_lives_ends_with_it():
     done = subprocess.run(
-        [sys.executable, str(SCRIPTS / "measure_live.py"), "127.0.0.1", "1"],
+        [sys.executable, str(SCRIPTS / "measuring/live.py"), "127.0.0.1", "1"],
         capture_output=True,
         text=True,
     )

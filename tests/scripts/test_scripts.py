@@ -227,11 +227,21 @@ def test_slow_tests_run_only_when_asked_for(checkout: Checkout) -> None:
     assert checkout.run("test", "--all", "-q")[1].endswith("|-m pytest -q\n")
 
 
+def test_a_whole_run_is_parallel_and_arguments_are_passed_to_pytest(
+    checkout: Checkout,
+) -> None:
+    processes = os.sysconf("SC_NPROCESSORS_ONLN") + 1
+    parallel = f"-n {processes} --dist worksteal\n"
+    assert checkout.run("test")[1].endswith(f"-m pytest -m not slow {parallel}")
+    assert " -n " not in checkout.run("test", "-x")[1]
+    assert " -n " not in checkout.run("test", "--all", "-x")[1]
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="macOS itself has nothing to imitate")
 def test_all_tests_end_with_the_imitation_of_macos_and_fail_with_it(checkout: Checkout) -> None:
     status, out, _ = checkout.run("test", "--all")
     assert [line.rpartition("|")[2] for line in out.splitlines()] == [
-        "-m pytest",
+        f"-m pytest -n {os.sysconf('SC_NPROCESSORS_ONLN') + 1} --dist worksteal",
         "tests/macos/stage.py",
     ]
     assert status == 3

@@ -1,0 +1,135 @@
+"""Compare our engine with mlx-lm's BatchGenerator: one process, the same weights, rounds in turn.
+
+Ours runs as a worker runs it: the real start-up, scheduler and loop, only without a socket.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from mlx_dp.proto.capacity.ownership import Limits
+from scripts.benchmarks.engine.decode import churn, mixed, steady
+from scripts.benchmarks.engine.models import named_model, write_hybrid
+from scripts.benchmarks.engine.peer import PeerBatch
+from scripts.benchmarks.engine.prompts import join, prefill, second_turn
+from scripts.benchmarks.engine.running import memory, pace
+from scripts.benchmarks.engine.side import Pair
+from scripts.benchmarks.engine.sizes import QUICK, Sizes
+from scripts.benchmarks.engine.worker import LocalWorker, OurBatch, start_message
+from scripts.benchmarks.results.cases import Section
+from scripts.benchmarks.results.report import machine
+
+SECTIONS: Mapping[str, Callable[[Pair, Sizes], Section]] = {
+    "steady": steady,
+    "mixed": mixed,
+    "churn": churn,
+    "prefill": prefill,
+    "second-turn": second_turn,
+    "join": join,
+    "pace": pace,
+    "memory": memory,
+}
+MODELS = ("dense", "hybrid")
+EPILOG = """\
+A cell is the median over the rounds; a ratio is the median of the ratios within each round. Dense
+is the model that --model names, or the demo model; hybrid is a random one, made each time. On a
+Linux CPU, OpenBLAS must be preloaded, as workers do it:
+
+examples:
+  scripts/bench engine --json engine.json        the full comparison
+  scripts/bench engine --only steady mixed --models dense --rounds 3
+  scripts/bench engine --quick                   tiny sizes, to see that all of it works
+"""
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="scripts/bench engine",
+        description=__doc__,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--model", help="what mlx-dp serve takes (default: the demo model)")
+    parser.add_argument(
+        "--models", nargs="+", choices=MODELS, default=list(MODELS), help="default: both"
+    )
+    parser.add_argument(
+        "--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="default: all sections"
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds (default 5)")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes and one round")
+    parser.add_argument("--seed", type=int, default=1, help="of the prompts (default 1)")
+    parser.add_argument(
+        "--chunk", type=int, default=512, help="our --chunked-prefill-size (default 512)"
+    )
+    parser.add_argument(
+        "--memory-gb", type=float, help="our worker's share (default: half of what is free)"
+    )
+    parser.add_argument("--json", type=Path, help="where every round is written")
+    return parser.parse_args(arguments)
+
+
+def make_pair(directory: Path, options: argparse.Namespace) -> Pair:
+    nbytes = psutil.virtual_memory().available // 2
+    if options.memory_gb is not None:
+        nbytes = int(options.memory_gb * 1e9)
+    start = start_message(
+        directory,
+        Limits(max_running_requests=64),
+        chunk=options.chunk,
+        memory_nbytes=nbytes,
+        prefix_cache=True,
+    )
+    worker = LocalWorker(start)
+    return Pair(
+        ours=OurBatch(worker),
+        peer=PeerBatch(worker.model),
+        vocab_size=worker.engine.facts.shape.vocab_size,
+        rounds=options.rounds,
+        seed=options.seed,
+    )
+
+
+def run(
+    name: str, directory: Path, options: argparse.Namespace, save: Callable[[str, Section], None]
+) -> None:
+    """Run the chosen sections on one model, and print each table as soon as it is there."""
+    print(f"\n## {name}: {directory.name}\n", flush=True)
+    pair = make_pair(directory, options)
+    for section in options.only:
+        begun = time.monotonic()
+        result = SECTIONS[section](pair, QUICK if options.quick else Sizes())
+        print(result.markdown(), flush=True)
+        print(f"{name} {section}: {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
+        save(section, result)
+
+
+def main(arguments: list[str]) -> int:
+    options = parse(arguments)
+    if options.quick:
+        options.rounds = 1
+    models: dict[str, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        for name in options.models:
+            if name == "dense":
+                directory = named_model(options.model)
+            else:
+                directory = write_hybrid(Path(folder) / "granite-hybrid-random")
+            found = models.setdefault(name, {})
+
+            def save(section: str, result: Section, found: dict[str, Any] = found) -> None:
+                found[section] = result.as_json()
+                if options.json is not None:
+                    options.json.write_text(
+                        json.dumps({"machine": machine(), "models": models}, indent=1)
+                    )
+
+            run(name, directory, options, save)
+    return 0

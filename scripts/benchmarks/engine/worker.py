@@ -1,0 +1,207 @@
+"""A worker's real start-up, scheduler, loop and engine in this process, without a socket."""
+
+import gc
+import time
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from mlx_dp.proto.capacity.ownership import Limits, divide
+from mlx_dp.proto.capacity.parallel import resolve_topology
+from mlx_dp.proto.messages.group import GroupPlace
+from mlx_dp.proto.messages.protocol import (
+    Abort,
+    Down,
+    EngineKind,
+    Failed,
+    Finished,
+    Flush,
+    Flushed,
+    Preempted,
+    Rejected,
+    Start,
+    Submit,
+    Tokens,
+    Up,
+)
+from mlx_dp.proto.messages.sampling_params import SamplingParams
+from mlx_dp.worker import startup
+from mlx_dp.worker.buffered_channel import BufferedChannel
+from mlx_dp.worker.contract.engine import Engine
+from mlx_dp.worker.engine.mlx_engine import MlxEngine
+from mlx_dp.worker.heartbeat import StartHeartbeats
+from mlx_dp.worker.loop import WorkerLoop
+from scripts.benchmarks.engine.side import PATIENCE_STEPS, Emitted
+
+GREEDY = SamplingParams(temperature=0.0)
+
+
+def start_message(
+    directory: Path,
+    limits: Limits,
+    *,
+    chunk: int,
+    memory_nbytes: int | None,
+    prefix_cache: bool,
+    group: GroupPlace | None = None,
+) -> Start:
+    """What a controller says to a worker that is alone or a rank of this group.
+
+    The limits are divided as it divides them.
+    """
+    size = 1 if group is None else group.size
+    topology = resolve_topology(dp_size=size, tp_size=None, enable_dp_attention=size > 1)
+    return Start(
+        engine=EngineKind.MLX,
+        model_path=str(directory),
+        share=divide(topology, limits).slices[0 if group is None else group.rank],
+        memory_nbytes=memory_nbytes,
+        context_length=None,
+        chunked_prefill_size=chunk,
+        prefix_cache=prefix_cache,
+        heartbeat_interval_s=60.0,
+        group=group,
+    )
+
+
+class LocalChannel:
+    """The wire as two lists. Nothing ever waits: whoever calls decides when the loop turns."""
+
+    def __init__(self) -> None:
+        self.down: list[Down] = []
+        self.up: list[Up] = []
+
+    @property
+    def congested(self) -> bool:
+        return False
+
+    @property
+    def malformed_frames(self) -> int:
+        return 0
+
+    def send(self, message: Up) -> None:
+        self.up.append(message)
+
+    def drain(self) -> list[Down]:
+        taken, self.down = self.down, []
+        return taken
+
+    def wait(self, timeout_s: float, beside: int | None = None) -> bool:
+        return True
+
+
+class LocalWorker:
+    """Loaded, warmed up and ready; its loop goes round once a ``turn``."""
+
+    def __init__(self, start: Start) -> None:
+        self._channel = LocalChannel()
+        held = BufferedChannel(self._channel)
+        beats = StartHeartbeats(held, start.heartbeat_interval_s, time.monotonic)
+        started = startup._bring_up(start, beats, time.monotonic)
+        self.engine: Engine = started.engine
+        self.capacity = started.capacity
+        self.loop: WorkerLoop = startup._loop(start, started, held, time.monotonic)
+        self._channel.up.clear()
+
+    @property
+    def model(self) -> Any:
+        """The model that the engine has loaded."""
+        engine = self.engine
+        assert isinstance(engine, MlxEngine), engine
+        return engine._loaded.model
+
+    @property
+    def accounted_nbytes(self) -> int:
+        """What the owner's budget counts: what is held, and what was promised."""
+        return self.loop._scheduler._room.accounted_nbytes
+
+    def send(self, verb: Down) -> None:
+        """Put a verb where the next turn finds it."""
+        self._channel.down.append(verb)
+
+    def turn(self) -> list[Up]:
+        """Go round once, and return what the worker said."""
+        ended = self.loop.run_once()
+        assert ended is None, ended
+        said, self._channel.up = self._channel.up, []
+        return said
+
+    def check(self) -> None:
+        """Verify the scheduler's books, and with them the tree's and the pools'."""
+        self.loop._scheduler.check()
+
+
+class OurBatch:
+    """A worker as one side of a comparison."""
+
+    def __init__(self, worker: LocalWorker) -> None:
+        self.worker = worker
+        self._running: set[int] = set()
+        self._next_id = 1
+        self._flushed = 0
+
+    @property
+    def name(self) -> str:
+        return "mlx-dp"
+
+    def submit(self, prompt_ids: Sequence[int], max_tokens: int) -> int:
+        request = self._next_id
+        self._next_id += 1
+        self.worker.send(
+            Submit(
+                request_id=request,
+                epoch=1,
+                prompt_ids=tuple(prompt_ids),
+                max_tokens=max_tokens,
+                params=GREEDY,
+            )
+        )
+        self._running.add(request)
+        return request
+
+    def cancel(self, requests: Collection[int]) -> None:
+        for request in requests:
+            self.worker.send(Abort(request_id=request, epoch=1))
+
+    def step(self) -> list[Emitted]:
+        tokens: dict[int, list[int]] = {}
+        ended: set[int] = set()
+        for message in self.worker.turn():
+            match message:
+                case Tokens(chunks=chunks):
+                    for chunk in chunks:
+                        tokens.setdefault(chunk.request_id, []).extend(chunk.ids)
+                case Finished(request_id=request):
+                    ended.add(request)
+                case Flushed(flush_id=flush):
+                    self._flushed = flush
+                case Rejected() | Preempted() | Failed():
+                    raise RuntimeError(f"the measurement does not fit into the worker: {message}")
+                case _:
+                    pass
+        self._running -= ended
+        return [
+            Emitted(request, token, request in ended and index == len(ids) - 1)
+            for request, ids in tokens.items()
+            for index, token in enumerate(ids)
+        ]
+
+    def settle(self) -> None:
+        mx.synchronize()
+
+    def clear(self) -> None:
+        self.cancel(self._running)
+        flush = self._next_id
+        self._next_id += 1
+        for _ in range(PATIENCE_STEPS):
+            if not self._running and not self.worker.engine.busy:
+                break
+            self.step()
+        self.worker.send(Flush(flush_id=flush))
+        self.step()
+        assert self._flushed == flush, "the worker does not answer Flush"
+        self.settle()
+        gc.collect()
+        mx.clear_cache()

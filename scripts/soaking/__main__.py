@@ -1,0 +1,202 @@
+"""Run thousands of random requests through a worker with little memory, and trust nothing.
+
+Prompts share beginnings, repeat and go on where others ended, under several salts; requests are
+cancelled at any moment, and preempted, since the budget is small. All books are checked as it
+runs, some greedy answers are compared with mlx-lm's own, and memory must not grow.
+"""
+
+import argparse
+import importlib
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mlx_lm.utils import load_model
+
+from mlx_dp.proto.capacity.ownership import Limits
+from scripts.benchmarks.engine.models import HYBRID, named_model, write_hybrid
+from scripts.benchmarks.engine.worker import LocalWorker, start_message
+from scripts.benchmarks.results.report import table
+from scripts.soaking.control import Job, SoakControl
+from scripts.soaking.memory import BudgetWatch, MemorySample, growth
+from scripts.soaking.requests import RequestMaker
+
+MODELS = ("dense", "hybrid")
+SOAKED_HYBRID = {**HYBRID, "mamba_d_state": 16, "num_key_value_heads": 6}
+"""Small states and much KV, or a budget with room for all states would never be short."""
+EPILOG = """\
+Exits with 1 when memory grew or an answer differs, and with a traceback when an invariant broke.
+
+examples:
+  OPENBLAS_NUM_THREADS=2 scripts/soak
+  scripts/soak --models hybrid --requests 300 --seed 7
+"""
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="scripts/soak",
+        description=__doc__,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--model", help="what mlx-dp serve takes (default: the demo model)")
+    parser.add_argument(
+        "--models", nargs="+", choices=MODELS, default=list(MODELS), help="default: both"
+    )
+    parser.add_argument("--requests", type=int, default=5000, help="per model (default 5000)")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--slots", type=int, default=12, help="at once (default 12)")
+    parser.add_argument(
+        "--tokens", type=int, default=3000, help="the budget, as --max-total-tokens (default 3000)"
+    )
+    parser.add_argument(
+        "--memory-gb",
+        type=float,
+        default=2.5,
+        help="the worker's share, a tenth of which MLX may keep for reuse (default 2.5)",
+    )
+    parser.add_argument("--chunk", type=int, default=256, help="--chunked-prefill-size (256)")
+    parser.add_argument("--no-prefix-cache", action="store_true")
+    parser.add_argument("--check-every", type=int, default=20, help="turns (default 20)")
+    parser.add_argument(
+        "--verify", type=int, default=100, help="greedy answers to compare (default 100)"
+    )
+    return parser.parse_args(arguments)
+
+
+def soak(directory: Path, options: argparse.Namespace) -> list[str]:
+    """Run all requests on one model; return what was wrong, as sentences."""
+    start = start_message(
+        directory,
+        Limits(max_running_requests=options.slots, max_total_tokens=options.tokens),
+        chunk=options.chunk,
+        memory_nbytes=int(options.memory_gb * 1e9),
+        prefix_cache=not options.no_prefix_cache,
+    )
+    worker = LocalWorker(start)
+    control = SoakControl(worker, RequestMaker(options.seed, worker.engine.facts.shape.vocab_size))
+    watch = BudgetWatch(worker.capacity.cache_nbytes)
+    samples: list[MemorySample] = []
+    full: list[MemorySample] = []
+    kept: list[Job] = []
+    for target in checkpoints(options.requests):
+        kept += run_to(target, worker, control, watch, options)
+        samples.append(MemorySample.take(control.tally.ended, worker.engine.held_nbytes))
+        if watch.was_full:
+            full.append(samples[-1])
+        say(f"{control.tally}")
+        say("  ".join(samples[-1].row()))
+    headers = ["requests", "RSS", "MLX active", "MLX cache", "held by the owner"]
+    print(table(headers, [sample.row() for sample in samples]) + "\n")
+    print(f"{control.tally}\n\n{watch}\n")
+    wrong = memory_faults(full) + watch.faults()
+    if not control.tally.preempted:
+        wrong.append("nothing was preempted: the budget was never short, so lower --tokens")
+    wrong += emptied(worker, control)
+    return wrong + compare(directory, kept, options)
+
+
+def checkpoints(requests: int) -> list[int]:
+    """100, 500, 1,000, and so on every 500."""
+    return [*(at for at in (100, *range(500, requests, 500)) if at < requests), requests]
+
+
+def run_to(
+    target: int,
+    worker: LocalWorker,
+    control: SoakControl,
+    watch: BudgetWatch,
+    options: argparse.Namespace,
+) -> list[Job]:
+    """Run until so many requests have ended and nothing runs; return answers to compare."""
+    kept: list[Job] = []
+    every = max(1, options.requests // (2 * max(1, options.verify)))
+    turn = 0
+    while control.tally.ended < target or not control.idle:
+        turn += 1
+        control.turn(more=control.tally.ended < target)
+        if turn % options.check_every == 0:
+            worker.check()
+        watch.look(worker.engine.held_nbytes, running=control.running)
+        kept += [
+            job for job in control.finished if job.request.greedy and not job.request_id % every
+        ]
+    worker.check()
+    return kept
+
+
+def memory_faults(full: Sequence[MemorySample]) -> list[str]:
+    """Compare the end with the first sample after the budget was full once."""
+    if len(full) < 2:
+        return ["the budget was not full before the last sample: run more requests"]
+    return growth(full[0], full[-1])
+
+
+def emptied(worker: LocalWorker, control: SoakControl) -> list[str]:
+    """After a flush, an idle owner must hold nothing."""
+    flushed = control.flush()
+    worker.check()
+    print(f"{flushed}\n")
+    used = worker.engine.memory().used_tokens
+    held = worker.engine.held_nbytes
+    return [] if not used and not held else [f"{used} tokens and {held} bytes held after a flush"]
+
+
+def compare(directory: Path, jobs: Sequence[Job], options: argparse.Namespace) -> list[str]:
+    """Compare greedy answers with mlx-lm's own; ties of the two best tokens are counted."""
+    oracle = test_helper("oracle")
+    model, _ = load_model(directory)
+    ties, wrong = oracle.Ties(), []
+    for job in jobs[: options.verify]:
+        try:
+            oracle.assert_greedy(
+                model,
+                job.request.prompt_ids,
+                job.answer,
+                max_tokens=job.request.max_tokens,
+                ties=ties,
+                stop_ids=job.request.stop_token_ids,
+                chunk=options.chunk,
+            )
+        except AssertionError as error:
+            wrong.append(f"request {job.request_id}, granted {job.epoch} times: {error}")
+    replayed = sum(job.epoch > 1 for job in jobs[: options.verify])
+    print(f"{min(len(jobs), options.verify)} answers compared, {replayed} of them replayed")
+    print(ties.report() + "\n")
+    return wrong
+
+
+def test_helper(name: str) -> Any:
+    """A module of tests/, where the comparison with mlx-lm lives."""
+    sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))
+    return importlib.import_module(name)
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def main(arguments: list[str]) -> int:
+    options = parse(arguments)
+    wrong: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="soak-") as folder:
+        for name in options.models:
+            if name == "dense":
+                directory = named_model(options.model)
+            else:
+                directory = write_hybrid(Path(folder) / "granite-hybrid-random", SOAKED_HYBRID)
+            print(f"\n## {name}: {directory.name}\n", flush=True)
+            begun = time.monotonic()
+            wrong += [f"{name}: {text}" for text in soak(directory, options)]
+            say(f"{name}: {time.monotonic() - begun:.0f} s")
+    for text in wrong:
+        print(f"WRONG: {text}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
