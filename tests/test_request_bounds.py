@@ -18,7 +18,6 @@ from mlx_dp.orchestrator.formats.openai.completion_request import CompletionRequ
 from mlx_dp.orchestrator.formats.openai.openai_format import TextCompletion
 from mlx_dp.orchestrator.http.preparation.choices import choice_seed
 from mlx_dp.orchestrator.http.preparation.sampling import sampling_params
-from mlx_dp.orchestrator.text.text_model import SamplingDefaults
 from mlx_dp.proto.fields import MAX_CACHE_SALT_CHARS
 from mlx_dp.proto.messages.protocol import Submit
 from mlx_dp.proto.messages.sampling_params import SamplingParams
@@ -70,7 +69,7 @@ def test_what_the_edge_accepts_a_worker_accepts(name):
         fields = CompletionRequest(prompt="hi", **{name: value})
         request = TextCompletion.accept(fields).generation
         seed = choice_seed(request.sampling.seed, 0)
-        made = sampling_params(request, SamplingDefaults(), seed=seed)
+        made = sampling_params(request, SamplingParams(), seed=seed)
         assert msgspec.convert(msgspec.to_builtins(made), SamplingParams) == made
 
 

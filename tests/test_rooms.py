@@ -65,7 +65,7 @@ orchestrator/process/remote -> orchestrator orchestrator/process proto proto/cap
     proto/messages proto/wire
 orchestrator/text -> orchestrator orchestrator/process proto/messages
 orchestrator/text/chat -> orchestrator/text orchestrator/text/template proto
-orchestrator/text/loading -> orchestrator/text orchestrator/text/chat proto
+orchestrator/text/loading -> orchestrator/text orchestrator/text/chat proto proto/messages
 orchestrator/text/template ->
 proto ->
 proto/capacity -> proto

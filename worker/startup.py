@@ -13,16 +13,12 @@ from mlx_dp.proto.capacity.token_pool import cache_nbytes
 from mlx_dp.proto.descriptor_limit import check_descriptor_limit
 from mlx_dp.proto.exit_codes import ExitCode
 from mlx_dp.proto.messages.protocol import (
-    Abort,
-    Drain,
     EngineKind,
     FailureKind,
-    Flush,
     Hello,
     Ready,
     Shutdown,
     Start,
-    Submit,
     WorkerPhase,
 )
 from mlx_dp.worker.buffered_channel import BufferedChannel, ShutdownRequestedError
@@ -108,10 +104,8 @@ def _await_start(channel: Channel) -> Start | None:
                     return message
                 case Shutdown():
                     return None
-                case Submit() | Abort() | Flush() | Drain():
-                    _logger.warning("ignored a %s before Start", message.tag)
                 case _:
-                    assert_never(message)
+                    _logger.warning("ignored a %s before Start", message.tag)
         channel.wait(_START_POLL_S)
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Final
 
 import typer
 
+from mlx_dp.orchestrator.control.routing.policies import methods_in_words
 from mlx_dp.proto.messages.group import DistributedBackend
 from mlx_dp.proto.messages.protocol import EngineKind
 
@@ -211,11 +212,7 @@ class OwnerFlags:
 class QueueFlags:
     load_balance_method: Annotated[
         str,
-        _queue(
-            help="How to choose among owners that have room: round_robin, total_requests (fewest "
-            "running), total_tokens (fewest tokens in use) or prefix_affinity (least to compute: "
-            "prefers an owner that has the prompt's prefix cached, unless it is busier)."
-        ),
+        _queue(help=f"How to choose among owners that have room: {methods_in_words()}."),
     ] = "total_tokens"
     max_queued_requests: Annotated[
         int,

@@ -5,16 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from mlx_dp.orchestrator.text.detokenizer import Detokenizer
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingDefaults:
-    """Default sampling parameters, from the model's generation_config.json."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    repetition_penalty: float = 1.0
+from mlx_dp.proto.messages.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +19,8 @@ class ModelFacts:
     """Number of token ids of the tokenizer. The model's own table may be larger."""
     context_length: int | None
     eos_token_ids: tuple[int, ...]
-    sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    """The model's defaults, from its generation_config.json."""
     follows_grammars: bool = True
     """Whether its engine supports grammars. The fake one does not."""
 

@@ -1,7 +1,7 @@
 """Sampling parameters of one request."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, Final
 
 from msgspec import Meta
@@ -15,6 +15,8 @@ MAX_MIN_TOKENS: Final = 2**20
 """As long as a request may be, see ``fields.MAX_REQUEST_TOKENS``."""
 GREEDY_BELOW: Final = 1e-5
 """Temperatures so small that logits divided by them leave float32 choose the best token."""
+MODEL_DEFAULTS: Final = ("temperature", "top_p", "top_k", "repetition_penalty")
+"""The parameters for which a model's generation_config.json may have a default."""
 
 
 def require_finite(*values: float) -> None:
@@ -55,13 +57,9 @@ class SamplingParams:
     included, unless a grammar leaves nothing else."""
 
     def __post_init__(self) -> None:
+        own = (getattr(self, field.name) for field in fields(self))
         require_finite(
-            self.temperature,
-            self.top_p,
-            self.min_p,
-            self.repetition_penalty,
-            self.presence_penalty,
-            self.frequency_penalty,
+            *(value for value in own if isinstance(value, float)),
             *(bias for _, bias in self.logit_bias),
         )
 

@@ -137,13 +137,7 @@ class Sampler:
         """Draw one token a row from [random rows, vocab], by the Gumbel-max trick."""
         params = [self._params[row] for row in self._random]
         scaled = logits / mx.array([p.temperature for p in params])[:, None]
-        if any(p.top_k or p.top_p < 1.0 or p.min_p for p in params):
-            scaled = filter_logits(
-                scaled,
-                top_k=[min(p.top_k, self._vocab_size) for p in params],
-                top_p=[p.top_p for p in params],
-                min_p=[p.min_p for p in params],
-            )
+        scaled = filter_logits(scaled, params)
         keys = mx.array(
             [draw_key(self._params[row].seed, positions[row]) for row in self._random],
             dtype=mx.uint32,

@@ -46,6 +46,8 @@ class PolicyRow:
     """Every reason that it gives for its choices."""
     needs_prefix_cache: bool = False
     """It makes no sense where owners cache no prefixes."""
+    summary: str = ""
+    """What ``--help`` says behind the name, if the name does not say it all."""
 
 
 Best = Callable[[Sequence[Owner], RequestEntry], Sequence[Owner]]
@@ -91,23 +93,25 @@ def total_tokens(owners: Sequence[Owner], entry: RequestEntry) -> Sequence[Owner
     return [owner for owner in owners if (owner.held_tokens, len(owner.grants)) == least]
 
 
-def _stateless(choose: Best) -> tuple[str, PolicyRow]:
+def _stateless(choose: Best, summary: str = "") -> tuple[str, PolicyRow]:
     name = choose.__name__
-    return name, PolicyRow(lambda rng: Stateless(name, choose), (name,))
+    return name, PolicyRow(lambda rng: Stateless(name, choose), (name,), summary=summary)
 
 
 POLICIES: Final[Mapping[str, PolicyRow]] = MappingProxyType(
     dict(
         (
             _stateless(round_robin),
-            _stateless(total_requests),
-            _stateless(total_tokens),
+            _stateless(total_requests, "fewest running"),
+            _stateless(total_tokens, "fewest tokens in use"),
             (
                 prefix_affinity.PREFIX_AFFINITY,
                 PolicyRow(
                     lambda rng: prefix_affinity.PrefixAffinity(),
                     prefix_affinity.REASONS,
                     needs_prefix_cache=True,
+                    summary="least to compute: prefers an owner that has the prompt's prefix "
+                    "cached, unless it is busier",
                 ),
             ),
         )
@@ -116,6 +120,14 @@ POLICIES: Final[Mapping[str, PolicyRow]] = MappingProxyType(
 """Every policy by the name that ``--load-balance-method`` takes."""
 
 METHODS: Final = tuple(POLICIES)
+
+
+def methods_in_words() -> str:
+    """Return all policies as one phrase, with their summaries, for ``--help``."""
+    *others, last = (
+        f"{name} ({row.summary})" if row.summary else name for name, row in POLICIES.items()
+    )
+    return f"{', '.join(others)} or {last}"
 
 
 def policy_row(load_balance_method: str) -> PolicyRow:

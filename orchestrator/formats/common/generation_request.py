@@ -1,13 +1,22 @@
 """A request for text as every API format states it: what to generate, in neutral terms."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Final
 
 from mlx_dp.orchestrator.text.text_model import Chat
 from mlx_dp.proto.messages.grammar import Grammar
+from mlx_dp.proto.messages.sampling_params import SamplingParams
 
 Prompt = str | tuple[int, ...]
 """Text, in which special tokens count as such, or token ids."""
+
+# Resolved from fields of GenerationRequest, or apart for each choice.
+_NOT_GIVEN_AS_SUCH: Final = frozenset({"seed", "logprobs", "min_tokens"})
+SAMPLING_NAMES: Final = tuple(
+    each.name for each in fields(SamplingParams) if each.name not in _NOT_GIVEN_AS_SUCH
+)
+"""The sampling parameters that a client may give, by their names in ``SamplingParams``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,18 +50,24 @@ class RequestedRank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestedSampling:
-    """Sampling as the client asked for it. None means the model's default."""
+    """Sampling as the client asked for it."""
 
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: tuple[tuple[int, float], ...] = ()
+    given: Mapping[str, Any] = field(default_factory=dict)
+    """Values by ``SAMPLING_NAMES``. Absent ones are the model's defaults."""
     seed: int | None = None
     """None: a random one for each choice."""
+
+    @classmethod
+    def from_body(cls, body: object, *, seed: int | None) -> "RequestedSampling":
+        """Return the values of a body whose fields have the names of ``SamplingParams``."""
+        values = {name: getattr(body, name, None) for name in SAMPLING_NAMES}
+        given = {name: value for name, value in values.items() if value is not None}
+        return cls(given=given, seed=seed)
+
+    @property
+    def logit_bias(self) -> tuple[tuple[int, float], ...]:
+        bias: tuple[tuple[int, float], ...] = self.given.get("logit_bias", ())
+        return bias
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

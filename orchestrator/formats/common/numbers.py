@@ -48,6 +48,7 @@ def _false(value: object) -> object:
 
 
 INTEGRAL: Final = BeforeValidator(integral)
+MINUS_ONE_IS_ZERO: Final = AfterValidator(lambda value: max(0, value))
 # Each wraps an optional type, and turns equivalents of null into null.
 MINUS_ONE_IS_UNSET: Final = AfterValidator(_minus_one)
 TOKEN_BOUND: Final = AfterValidator(_token_bound)

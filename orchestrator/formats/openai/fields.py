@@ -1,6 +1,8 @@
 """Fields of both completion routes, each with its bounds. Null means the default."""
 
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema
@@ -8,6 +10,7 @@ from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema
 from mlx_dp.orchestrator.formats.common.numbers import (
     INTEGRAL,
     MINUS_ONE_IS_UNSET,
+    MINUS_ONE_IS_ZERO,
     TOKEN_BOUND,
     ZERO_IS_UNSET,
 )
@@ -29,6 +32,30 @@ MAX_STOP_TOKEN_IDS: Final = 128
 MAX_TOKEN_ID: Final = 2**31 - 1
 MAX_RANK: Final = 2**20
 MIN_SEED: Final = -(2**63)
+NEUTRAL_SAMPLING: Final[Mapping[str, tuple[object, ...]]] = MappingProxyType(
+    {
+        "use_beam_search": (None, False),
+        "length_penalty": (None, 1),
+        "early_stopping": (None, False),
+        "min_new_tokens": (None, 0),
+        "max_new_tokens": (None,),
+        "no_repeat_ngram_size": (None, 0),
+        "top_n_sigma": (None, -1, 0),
+        "bad_words": (None, [], {}, ""),
+        "allowed_token_ids": (None, [], {}, ""),
+        "logits_processors": (None, [], {}, ""),
+        "custom_logit_processor": (None, [], {}, ""),
+        "custom_params": (None, [], {}, ""),
+        "typical_p": (None, 1),
+        "top_a": (None, 0),
+        "tfs": (None, 1),
+        "mirostat": (None, 0),
+        "xtc_probability": (None, 0),
+        "dry_multiplier": (None, 0),
+        "dynatemp_range": (None, 0),
+    }
+)
+"""Sampling parameters that this server lacks, with the values that change nothing."""
 
 _TOKEN_ID_KEY: Final = re.compile(r"[0-9]{1,10}")
 
@@ -128,7 +155,7 @@ class CompletionFields(BaseModel):
     min_tokens: Annotated[int, Field(ge=0, le=MAX_MIN_TOKENS), INTEGRAL] | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, lt=2**31), INTEGRAL] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=2**31), INTEGRAL, MINUS_ONE_IS_ZERO] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[Annotated[float, Field(ge=0, le=100)] | None, ZERO_IS_UNSET] = (
         None

@@ -100,7 +100,7 @@ def _generation(
         stream=bool(fields.stream),
         max_tokens=fields.answer_tokens,
         min_tokens=fields.min_tokens or 0,
-        sampling=_sampling(fields),
+        sampling=RequestedSampling.from_body(fields, seed=fields.seed),
         num_logprobs=num_logprobs,
         stop=fields.stop,
         stop_token_ids=tuple(fields.stop_token_ids or ()),
@@ -112,20 +112,6 @@ def _generation(
         shows_token_ids=bool(fields.return_token_ids),
         shows_prompt=echo,
         names=FieldNames(prompt=prompt_name, max_tokens=fields.answer_tokens_name),
-    )
-
-
-def _sampling(fields: CompletionFields) -> RequestedSampling:
-    return RequestedSampling(
-        temperature=fields.temperature,
-        top_p=fields.top_p,
-        top_k=fields.top_k,
-        min_p=fields.min_p,
-        repetition_penalty=fields.repetition_penalty,
-        presence_penalty=fields.presence_penalty,
-        frequency_penalty=fields.frequency_penalty,
-        logit_bias=fields.logit_bias,
-        seed=fields.seed,
     )
 
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from mlx_dp.orchestrator.formats.common.errors import unsupported
 from mlx_dp.orchestrator.formats.common.numbers import same_value
-from mlx_dp.orchestrator.formats.openai.fields import CompletionFields
+from mlx_dp.orchestrator.formats.openai.fields import NEUTRAL_SAMPLING, CompletionFields
 
 Neutral = Mapping[str, tuple[object, ...]]
 
@@ -56,26 +56,8 @@ NEUTRAL: Final[Neutral] = MappingProxyType(
         "detokenize": (None, True),
         "truncate_prompt_tokens": _NONE,
         "stop_regex": _EMPTY,
-        # Sampling.
-        "use_beam_search": _OFF,
-        "length_penalty": (None, 1),
-        "early_stopping": _OFF,
-        "min_new_tokens": (None, 0),
-        "max_new_tokens": _NONE,
-        "no_repeat_ngram_size": (None, 0),
-        "top_n_sigma": (None, -1, 0),
-        "bad_words": _EMPTY,
-        "allowed_token_ids": _EMPTY,
-        "logits_processors": _EMPTY,
-        "custom_logit_processor": _EMPTY,
-        "custom_params": _EMPTY,
-        "typical_p": (None, 1),
-        "top_a": (None, 0),
-        "tfs": (None, 1),
-        "mirostat": (None, 0),
-        "xtc_probability": (None, 0),
-        "dry_multiplier": (None, 0),
-        "dynatemp_range": (None, 0),
+        **NEUTRAL_SAMPLING,
+        # Other outputs.
         "prompt_logprobs": (None, False, 0),
         "return_tokens_as_token_ids": _OFF,
         "return_hidden_states": _OFF,

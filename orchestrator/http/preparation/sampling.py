@@ -1,36 +1,25 @@
 """Resolves a request's sampling with the model's defaults, and checks its token ids."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from mlx_dp.orchestrator.formats.common.errors import invalid
 from mlx_dp.orchestrator.formats.common.generation_request import GenerationRequest
-from mlx_dp.orchestrator.text.text_model import SamplingDefaults
 from mlx_dp.proto.fields import MAX_STOP_TOKEN_IDS
 from mlx_dp.proto.messages.sampling_params import SamplingParams
 
 
 def sampling_params(
-    request: GenerationRequest, defaults: SamplingDefaults, *, seed: int
+    request: GenerationRequest, defaults: SamplingParams, *, seed: int
 ) -> SamplingParams:
     """Return the client's values, else the model's, else neutral ones."""
-    asked = request.sampling
-    return SamplingParams(
-        temperature=_or(asked.temperature, defaults.temperature),
-        top_p=_or(asked.top_p, defaults.top_p),
-        top_k=defaults.top_k if asked.top_k is None else max(0, asked.top_k),
-        min_p=_or(asked.min_p, 0.0),
-        repetition_penalty=_or(asked.repetition_penalty, defaults.repetition_penalty),
-        presence_penalty=_or(asked.presence_penalty, 0.0),
-        frequency_penalty=_or(asked.frequency_penalty, 0.0),
-        logit_bias=asked.logit_bias,
+    return replace(
+        defaults,
+        **request.sampling.given,
         seed=seed,
         logprobs=request.num_logprobs,
         min_tokens=request.min_tokens,
     )
-
-
-def _or(value: float | None, default: float) -> float:
-    return default if value is None else value
 
 
 def refuse_impossible_lengths(request: GenerationRequest) -> None:

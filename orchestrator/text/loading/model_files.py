@@ -4,23 +4,21 @@ import json
 import logging
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_type_hints
 
-from mlx_dp.orchestrator.text.text_model import ModelFacts, SamplingDefaults
+from msgspec import Meta
+
+from mlx_dp.orchestrator.text.text_model import ModelFacts
 from mlx_dp.proto.errors import ConfigError
+from mlx_dp.proto.messages.sampling_params import MODEL_DEFAULTS, SamplingParams
 
 logger = logging.getLogger(__name__)
 
 Json = Mapping[str, Any]
 
-# name -> (lowest, highest, both in words); requests have the same bounds.
-_SAMPLING_BOUNDS: Final[Mapping[str, tuple[float, float, str]]] = {
-    "temperature": (0.0, 100.0, "a number from 0 to 100"),
-    "top_p": (1e-9, 1.0, "a number above 0, and at most 1"),
-    "top_k": (-1, 2**31 - 1, "an integer from -1 to 2147483647"),
-    "repetition_penalty": (1e-9, 100.0, "a number above 0, and at most 100"),
-}
+_SAMPLING_TYPES: Final = get_type_hints(SamplingParams, include_extras=True)
 
 
 def read_json(path: Path) -> Json:
@@ -54,26 +52,51 @@ def read_facts(directory: Path, *, vocab_size: int, eos_token_ids: tuple[int, ..
     )
 
 
-def _sampling(generation: Json, path: Path) -> SamplingDefaults:
+@dataclass(frozen=True, slots=True)
+class _Bounds:
+    """The values of a sampling parameter, those that requests may have as well."""
+
+    lowest: float
+    highest: float
+    words: str
+
+    @classmethod
+    def of(cls, name: str) -> "_Bounds":
+        [meta] = _SAMPLING_TYPES[name].__metadata__
+        assert isinstance(meta, Meta), (name, meta)
+        if meta.lt is not None:
+            # Like 0, -1 turns a count off.
+            return cls(-1, meta.lt - 1, f"an integer from -1 to {meta.lt - 1}")
+        assert meta.le is not None, name
+        if meta.gt is not None:
+            above = math.nextafter(meta.gt, math.inf)
+            return cls(above, meta.le, f"a number above {meta.gt:g}, and at most {meta.le:g}")
+        assert meta.ge is not None, name
+        return cls(meta.ge, meta.le, f"a number from {meta.ge:g} to {meta.le:g}")
+
+
+def _sampling(generation: Json, path: Path) -> SamplingParams:
     found: dict[str, Any] = {}
-    for name, (lowest, highest, wanted) in _SAMPLING_BOUNDS.items():
+    for name in MODEL_DEFAULTS:
+        bounds = _Bounds.of(name)
+        counts = isinstance(getattr(SamplingParams(), name), int)
         value = generation.get(name)
         if value is None:
             continue
         number = type(value) in (int, float) and math.isfinite(value)
-        whole = name != "top_k" or (number and value == int(value))
-        if not number or not whole or not lowest <= value <= highest:
+        whole = not counts or (number and value == int(value))
+        if not number or not whole or not bounds.lowest <= value <= bounds.highest:
             # Only a warning, since a client can set its own value.
             logger.warning(
                 "%s: %s is ignored: it should be %s, and is %.80s",
                 path,
                 name,
-                wanted,
+                bounds.words,
                 ascii(value),
             )
             continue
-        found[name] = max(0, int(value)) if name == "top_k" else float(value)
-    return SamplingDefaults(**found)
+        found[name] = max(0, int(value)) if counts else float(value)
+    return SamplingParams(**found)
 
 
 def named_tokens(tokenizer_config: Json) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Flags that are refused, and what the rest turn into."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 from flag_values import FAKE_MODEL, flags
@@ -15,6 +15,7 @@ from mlx_dp.orchestrator.config.flags import (
     OwnerFlags,
     QueueFlags,
 )
+from mlx_dp.orchestrator.control.routing.policies import METHODS
 from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.messages.group import DistributedBackend
 
@@ -207,3 +208,10 @@ def test_what_a_group_needs_is_taken_with_it() -> None:
 def test_only_the_owners_of_a_group_divide_the_chunk(group: bool, share: int) -> None:
     owners = OwnerFlags(dp_size=4, enable_dp_attention=group, chunked_prefill_size=1000)
     assert configuration.chunked_prefill_size(owners) == share
+
+
+def test_the_help_names_every_routing_policy() -> None:
+    hints = get_type_hints(QueueFlags, include_extras=True)
+    help_text = hints["load_balance_method"].__metadata__[0].help
+    for method in METHODS:
+        assert method in help_text

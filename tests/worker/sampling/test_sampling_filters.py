@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampling_reference import kept
 
+from mlx_dp.proto.messages.sampling_params import SamplingParams
 from mlx_dp.worker.sampling.filters import filter_logits
 
 pytestmark = pytest.mark.mlx
@@ -18,7 +19,11 @@ pytestmark = pytest.mark.mlx
 def allowed(
     logits: list[list[float]], top_k: list[int], top_p: list[float], min_p: list[float]
 ) -> list[list[bool]]:
-    found = np.array(filter_logits(mx.array(logits), top_k=top_k, top_p=top_p, min_p=min_p))
+    params = [
+        SamplingParams(top_k=k, top_p=p, min_p=least)
+        for k, p, least in zip(top_k, top_p, min_p, strict=True)
+    ]
+    found = np.array(filter_logits(mx.array(logits), params))
     assert np.all((found == -np.inf) | (found == np.array(logits, dtype=np.float32)))
     return [[bool(x) for x in row] for row in np.isfinite(found)]
 

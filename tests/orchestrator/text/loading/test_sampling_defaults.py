@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from mlx_dp.orchestrator.text.loading.model_files import read_facts
-from mlx_dp.orchestrator.text.text_model import SamplingDefaults
+from mlx_dp.proto.messages.sampling_params import SamplingParams
 
 
-def defaults(directory: Path, content: str) -> SamplingDefaults:
+def defaults(directory: Path, content: str) -> SamplingParams:
     (directory / "generation_config.json").write_text(content)
     return read_facts(directory, vocab_size=10, eos_token_ids=()).sampling
 
@@ -41,8 +41,8 @@ def test_a_default_out_of_range_is_ignored_with_a_warning(
     others = {"temperature": 0.5, "top_p": 0.25, "top_k": 7, "repetition_penalty": 1.5}
     with caplog.at_level(logging.WARNING):
         found = defaults(tmp_path, json.dumps({**others, name: value}))
-    usual = getattr(SamplingDefaults(), name)
-    assert found == SamplingDefaults(**{**others, name: usual})
+    usual = getattr(SamplingParams(), name)
+    assert found == SamplingParams(**{**others, name: usual})
     [record] = caplog.records
     said = record.getMessage()
     assert str(tmp_path / "generation_config.json") in said
@@ -53,20 +53,20 @@ def test_a_default_out_of_range_is_ignored_with_a_warning(
 @pytest.mark.parametrize(
     ("content", "found"),
     [
-        ({}, SamplingDefaults()),
-        ({"temperature": None, "top_k": None}, SamplingDefaults()),
+        ({}, SamplingParams()),
+        ({"temperature": None, "top_k": None}, SamplingParams()),
         (
             {"temperature": 0, "top_k": 20.0, "top_p": 1},
-            SamplingDefaults(temperature=0.0, top_k=20),
+            SamplingParams(temperature=0.0, top_k=20),
         ),
-        ({"top_k": -1}, SamplingDefaults(top_k=0)),
+        ({"top_k": -1}, SamplingParams(top_k=0)),
     ],
 )
 def test_defaults_in_range_are_taken_in_silence(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     content: dict[str, object],
-    found: SamplingDefaults,
+    found: SamplingParams,
 ) -> None:
     with caplog.at_level(logging.WARNING):
         assert defaults(tmp_path, json.dumps(content)) == found

@@ -10,8 +10,9 @@ from tiny_tokenizer import CHAT_TEMPLATE, CONTEXT_LENGTH, EOS_TOKEN_ID, VOCAB_SI
 
 from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
 from mlx_dp.orchestrator.text.loading.tokenizer import load_text_model
-from mlx_dp.orchestrator.text.text_model import Chat, SamplingDefaults
+from mlx_dp.orchestrator.text.text_model import Chat
 from mlx_dp.proto.errors import ConfigError
+from mlx_dp.proto.messages.sampling_params import SamplingParams
 
 CONVERSATIONS = [
     [{"role": "user", "content": "hi"}],
@@ -50,7 +51,7 @@ def test_facts_come_from_the_models_files(directory: Path) -> None:
     assert facts.context_length == CONTEXT_LENGTH
     assert (facts.model_type, facts.architectures) == ("tiny", ("TinyLM",))
     assert facts.eos_token_ids == (3, EOS_TOKEN_ID)
-    assert facts.sampling == SamplingDefaults()
+    assert facts.sampling == SamplingParams()
     edit(
         directory,
         "generation_config.json",
@@ -61,7 +62,7 @@ def test_facts_come_from_the_models_files(directory: Path) -> None:
     )
     facts = load_text_model(directory).facts
     assert facts.eos_token_ids == (0, 1, 3, EOS_TOKEN_ID)
-    assert facts.sampling == SamplingDefaults(temperature=0.6, top_p=0.9)
+    assert facts.sampling == SamplingParams(temperature=0.6, top_p=0.9)
 
 
 def test_nested_text_config_counts(directory: Path) -> None:
