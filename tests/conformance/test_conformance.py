@@ -88,7 +88,8 @@ def asks(name: str, service: Service) -> list[Ask]:
 def warms_up(name: str, service: Service) -> bool:
     """Whether the start runs the warm-up, which takes longer than the scenario.
 
-    In CI it does once for each kind. Of the others the scenarios run the same forms of steps.
+    In CI it does once for each kind. What it has that the scenarios lack is its ways to sample,
+    which are alike for all models, and a prompt of 1,100 tokens.
     """
     return not is_quick(name, service) or (name in ONE_OF_A_KIND and service == QUICK)
 
