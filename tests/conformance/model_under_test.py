@@ -9,9 +9,6 @@ from mlx_lm.utils import load_model
 from oracle import SoloAnswer, Ties, assert_greedy, first_difference, solo_greedy
 from tiny_models import ARCHITECTURES
 
-LONGEST_ANSWER = 12
-"""As many tokens are asked of mlx-lm for every prompt, so that one answer serves all scenarios."""
-
 
 class ModelUnderTest:
     """Written and loaded once for all scenarios; remembers mlx-lm's answers."""
@@ -33,9 +30,9 @@ class ModelUnderTest:
 
     def hold(self, prompt: tuple[int, ...], ids: list[int], ties: Ties) -> None:
         """Compare an answer, or the beginning of one, with mlx-lm's own."""
-        if prompt not in self._answers:
-            self._answers[prompt] = solo_greedy(self._model, prompt, LONGEST_ANSWER)
-        whole = self._answers[prompt]
+        if not ids:
+            return
+        whole = self._answer(prompt, len(ids))
         cut = SoloAnswer(
             ids=whole.ids[: len(ids)],
             runners_up=whole.runners_up[: len(ids)],
@@ -46,6 +43,13 @@ class ModelUnderTest:
             ties.compared += len(ids)
             return
         assert_greedy(self._model, prompt, ids, max_tokens=len(ids), ties=ties)
+
+    def _answer(self, prompt: tuple[int, ...], length: int) -> SoloAnswer:
+        """Return the longest answer so far, of at least this many tokens."""
+        known = self._answers.get(prompt)
+        if known is None or len(known.ids) < length:
+            known = self._answers[prompt] = solo_greedy(self._model, prompt, length)
+        return known
 
 
 def _kind(cache: Any) -> str:

@@ -14,6 +14,7 @@ from mlx_dp.proto.capacity import request_limits as admission
 from mlx_dp.proto.exit_codes import ExitCode
 from mlx_dp.proto.messages.protocol import FailureKind
 from mlx_dp.worker.engine import mlx_engine
+from mlx_dp.worker.loading import device
 from mlx_dp.worker.loading.loaded_model import LoadedModel
 from mlx_dp.worker.startup import run_worker
 
@@ -46,7 +47,9 @@ class Served:
     refusal: str = ""
 
 
-def serve(directory: Path, asks: Sequence[Ask], service: Service) -> Served:
+def serve(
+    directory: Path, asks: Sequence[Ask], service: Service, *, warm_up: bool = True
+) -> Served:
     """Start a worker on the model, and let it answer."""
     requests = AT_ONCE if service.scarce else PLENTY
     start = mlx_start(
@@ -69,6 +72,8 @@ def serve(directory: Path, asks: Sequence[Ask], service: Service) -> Served:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(admission, "NEXT_ANSWER_TOKENS", NEXT_ANSWER_TOKENS)
         patch.setattr(mlx_engine, "choose_form", choose)
+        if not warm_up:
+            patch.setattr(device, "warm_up_s", lambda: 0.0)
         code = run_worker(client, clock=client.clock)
     if client.failed is not None:
         assert client.failed.kind is FailureKind.UNSUPPORTED_MODEL, client.failed

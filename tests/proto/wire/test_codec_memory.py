@@ -34,7 +34,7 @@ def frame(tag: str, *names: str) -> bytes:
 TOP = b"\x82" + text("logprob") + b"\x00" + text("top") + array(20) + b"\x92\x00\x00" * 20
 CHUNK = b"\x85" + b"".join(text(name) + b"\x00" for name in ("request_id", "epoch", "index"))
 SMALLEST = b"\x84" + CHUNK[1:] + text("ids") + b"\x91\x00"
-LOGPROBS = 60_000
+LOGPROBS = 20_000
 
 CASES = {
     "empty arrays": array(MAX_FRAME_BYTES - 5) + b"\x90" * (MAX_FRAME_BYTES - 5),

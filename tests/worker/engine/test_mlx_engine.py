@@ -9,6 +9,7 @@ pytest.importorskip("mlx.core")
 
 import mlx.core as mx
 from engine_contract import EMPTY, EngineContract, PrefixContract, prefill, request
+from support.chosen_forms import ChosenForms
 from tiny_models import ARCHITECTURES, DENSE, DYNAMIC_ROPE, TINY_MODELS, TinyModel
 from worker_starts import mlx_start
 
@@ -30,20 +31,28 @@ CONTRACT_MODELS = {
 }
 
 
+@pytest.fixture(scope="module")
+def forms() -> ChosenForms:
+    return ChosenForms()
+
+
 @pytest.fixture(scope="module", params=CONTRACT_MODELS)
 def contract_model(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    return CONTRACT_MODELS[request.param].write(tmp_path_factory.mktemp("model"))
+    return CONTRACT_MODELS[request.param].write(tmp_path_factory.mktemp("model") / request.param)
 
 
 class TestMlxEngineContract(EngineContract):
     @pytest.fixture
-    def make_engine(self, contract_model: Path) -> Iterator[Callable[[], Engine]]:
+    def make_engine(
+        self, contract_model: Path, forms: ChosenForms
+    ) -> Iterator[Callable[[], Engine]]:
         made: list[MlxEngine] = []
 
         def make() -> Engine:
-            made.append(MlxEngine.load(mlx_start(contract_model)))
+            with forms.remembered(contract_model.name):
+                made.append(MlxEngine.load(mlx_start(contract_model)))
             return made[-1]
 
         yield make
@@ -57,13 +66,17 @@ PREFIX_MODELS = [name for name in CONTRACT_MODELS if name != "one by one"]
 class TestMlxPrefixContract(PrefixContract):
     @pytest.fixture
     def make_engine(
-        self, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+        self,
+        request: pytest.FixtureRequest,
+        tmp_path_factory: pytest.TempPathFactory,
+        forms: ChosenForms,
     ) -> Iterator[Callable[[], Engine]]:
         directory = CONTRACT_MODELS[request.param].write(tmp_path_factory.mktemp("model"))
         made: list[MlxEngine] = []
 
         def make() -> Engine:
-            made.append(MlxEngine.load(mlx_start(directory)))
+            with forms.remembered(request.param):
+                made.append(MlxEngine.load(mlx_start(directory)))
             return made[-1]
 
         yield make

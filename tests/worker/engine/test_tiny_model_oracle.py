@@ -75,11 +75,19 @@ def hold_to_oracle(directory: Path, jobs: list[Job], chunk: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "chunk"), [("llama", 1), ("gemma3_text", 7), ("qwen3_next", 64), ("llama4", 512)]
+    ("name", "chunk"),
+    [
+        ("llama", 1),
+        ("gemma3_text", 7),
+        ("deepseek_v2", 7),
+        ("mamba", 7),
+        ("qwen3_next", 64),
+        ("llama4", 512),
+    ],
 )
 def test_requests_that_are_evicted_and_return_answer_as_alone(name, chunk, tmp_path):
-    # llama4 is served one by one, and its chunked layers see less where a chunk of the prompt
-    # ends: 512 holds it whole.
+    # One of each kind of cache. llama4 is served one by one, and its chunked layers see less where
+    # a chunk of the prompt ends: 512 holds it whole.
     simulate(ARCHITECTURES[name].write(tmp_path), chunk, seed=chunk)
 
 

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import jsonschema
@@ -12,6 +12,7 @@ pytest.importorskip("mlx.core")
 
 from grammar_answers import json_schema, lark, regex
 from scripted_channel import ScriptedChannel
+from support.chosen_forms import ChosenForms
 from tokenizers import Tokenizer
 from worker_starts import mlx_start
 
@@ -36,6 +37,12 @@ SCHEMA = {
 }
 GREEDY = SamplingParams(temperature=0.0)
 SAMPLED = SamplingParams(temperature=1.0, seed=3, repetition_penalty=1.1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _form_is_chosen_once() -> Iterator[None]:
+    with ChosenForms().remembered("demo"):
+        yield
 
 
 @pytest.fixture(scope="module")
