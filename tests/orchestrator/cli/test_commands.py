@@ -109,7 +109,7 @@ def test_the_version_is_the_packages(
 
 PREPARES = """
 import sys, time
-from mlx_dp.orchestrator import cli, serve
+from mlx_dp.orchestrator.cli import commands as cli, serve
 
 wait_s = float(sys.argv.pop())
 

@@ -54,9 +54,9 @@ def test_a_relative_directory_is_served_by_its_own_name(tmp_path, resolve, monke
     [
         ({}, "has no config.json"),
         ({"config": "{"}, "not valid JSON"),
-        ({"config": "[]"}, "no JSON object"),
+        ({"config": "[]"}, "not a JSON object"),
         ({"config": LLAMA, "weights": "pytorch_model.bin"}, "has no weights"),
-        ({"config": {"model_file": "evil.py"}}, "run its own code"),
+        ({"config": {"model_file": "evil.py"}}, "needs its own code"),
     ],
 )
 def test_a_directory_that_cannot_be_served_is_refused(tmp_path, resolve, facts, words):
