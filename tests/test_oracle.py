@@ -3,8 +3,9 @@
 from dataclasses import replace
 
 import pytest
-from oracle import SoloAnswer, Ties, assert_greedy, assert_same, solo_greedy
-from tiny_models import DENSE, TINY_MODELS
+
+from tests.support.models.oracle import SoloAnswer, Ties, assert_greedy, assert_same, solo_greedy
+from tests.support.models.tiny_models import DENSE, TINY_MODELS
 
 ANSWER = SoloAnswer(ids=(7, 8, 9), runners_up=(1, 2, 3), gaps=(0.5, 2e-5, 0.5), stopped=False)
 

@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 import pytest
-from test_arrows import imported_names, package_sources
+
+from tests.test_arrows import imported_names, package_sources
 
 MOST_MODULES: Final = 14
 

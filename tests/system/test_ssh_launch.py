@@ -8,8 +8,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from served import Served, alive, wait_until
-from ssh_hosts import FIRST, SECOND, SshHosts, session_of, why_not
+
+from tests.support.hosts.served import Served, alive, wait_until
+from tests.support.hosts.ssh_hosts import FIRST, SECOND, SshHosts, session_of, why_not
 
 pytestmark = pytest.mark.system
 
@@ -95,7 +96,7 @@ def test_a_group_goes_on_after_a_killed_rank_and_a_cut_connection(hosts, tmp_pat
 @pytest.mark.mlx
 @pytest.mark.slow
 def test_a_group_of_a_model_goes_on_too(hosts, tmp_path) -> None:
-    from tiny_models import DENSE
+    from tests.support.models.tiny_models import DENSE
 
     model = str(DENSE["llama"].write(tmp_path / "model"))
     with group(hosts, tmp_path, "--model", model, "--served-model-name", "fake") as served:

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from network_hosts import FAR, NEAR, FarHost, why_not
-from served import Served, wait_until
 
 from mlx_dp.proto.wire.key_files import write_keys
+from tests.support.hosts.network_hosts import FAR, NEAR, FarHost, why_not
+from tests.support.hosts.served import Served, wait_until
 
 pytestmark = pytest.mark.system
 
@@ -76,7 +76,7 @@ def test_a_cut_cable_moves_the_stream_and_the_far_worker_comes_back(far, keys) -
 
 @pytest.mark.mlx
 def test_a_group_over_the_cable_forms_again_and_its_answers_go_on(far, keys, tmp_path) -> None:
-    from tiny_models import DENSE
+    from tests.support.models.tiny_models import DENSE
 
     model = str(DENSE["llama"].write(tmp_path / "model"))
     hosts = tmp_path / "hosts.json"

@@ -12,15 +12,15 @@ pytest.importorskip("mlx.core")
 import mlx.core as mx
 from mlx_lm.generate import generate_step
 from mlx_lm.utils import load_model
-from oracle import solo_greedy
-from scripted_channel import ScriptedChannel
-from tiny_models import ARCHITECTURES
-from worker_starts import mlx_start
 
 from mlx_dp.proto.exit_codes import ExitCode
 from mlx_dp.proto.messages.protocol import Down, FinishReason, Submit
 from mlx_dp.proto.messages.sampling_params import SamplingParams
 from mlx_dp.worker.startup import run_worker
+from tests.support.models.oracle import solo_greedy
+from tests.support.models.tiny_models import ARCHITECTURES
+from tests.support.worker.scripted_channel import ScriptedChannel
+from tests.support.worker.worker_starts import mlx_start
 
 pytestmark = pytest.mark.mlx
 

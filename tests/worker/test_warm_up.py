@@ -11,11 +11,6 @@ import pytest
 pytest.importorskip("mlx.core")
 
 import mlx.core as mx
-from grammar_answers import regex
-from scripted_channel import ScriptedChannel
-from step_forms import StepForms
-from tiny_models import ARCHITECTURES, DENSE, DYNAMIC_ROPE
-from worker_starts import mlx_start
 
 from mlx_dp.proto.capacity.ownership import OwnerCapacity
 from mlx_dp.proto.exit_codes import ExitCode
@@ -38,6 +33,11 @@ from mlx_dp.worker.contract.engine import EngineRequest, PrefillChunk, StepPlan
 from mlx_dp.worker.engine.mlx_engine import MlxEngine
 from mlx_dp.worker.startup import run_worker
 from mlx_dp.worker.warm_up import warm_up
+from tests.support.batches.grammar_answers import regex
+from tests.support.batches.step_forms import StepForms
+from tests.support.models.tiny_models import ARCHITECTURES, DENSE, DYNAMIC_ROPE
+from tests.support.worker.scripted_channel import ScriptedChannel
+from tests.support.worker.worker_starts import mlx_start
 
 pytestmark = pytest.mark.mlx
 

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from control_world import Reader, Running, World, expected, generation, ready, serve_options
 
 from mlx_dp.orchestrator.api import (
     Ended,
@@ -31,6 +30,15 @@ from mlx_dp.proto.messages.protocol import (
     TokenChunk,
     Tokens,
     Up,
+)
+from tests.support.control.control_world import (
+    Reader,
+    Running,
+    World,
+    expected,
+    generation,
+    ready,
+    serve_options,
 )
 
 

@@ -7,12 +7,6 @@ import pytest
 
 pytest.importorskip("mlx.core")
 
-from grammar_answers import regex
-from scripted_channel import ScriptedChannel
-from tiny_batches import prompt_of
-from tiny_models import ARCHITECTURES
-from worker_starts import mlx_start
-
 from mlx_dp.proto.exit_codes import ExitCode
 from mlx_dp.proto.messages.protocol import Down, Failed, FailureKind, FinishReason, Submit, Up
 from mlx_dp.proto.messages.sampling_params import SamplingParams
@@ -20,6 +14,11 @@ from mlx_dp.worker.grammar.compiler import GrammarCompiler
 from mlx_dp.worker.sampling import sampler
 from mlx_dp.worker.sampling.penalties import Penalties
 from mlx_dp.worker.startup import run_worker
+from tests.support.batches.grammar_answers import regex
+from tests.support.batches.tiny_batches import prompt_of
+from tests.support.models.tiny_models import ARCHITECTURES
+from tests.support.worker.scripted_channel import ScriptedChannel
+from tests.support.worker.worker_starts import mlx_start
 
 pytestmark = pytest.mark.mlx
 

@@ -10,16 +10,16 @@ import pytest
 
 pytest.importorskip("mlx.core")
 
-from grammar_answers import json_schema, lark, regex
-from scripted_channel import ScriptedChannel
 from tokenizers import Tokenizer
-from worker_starts import mlx_start
 
 from mlx_dp.proto.exit_codes import ExitCode
 from mlx_dp.proto.messages.grammar import Grammar
 from mlx_dp.proto.messages.protocol import Down, FinishReason, Rejected, Start, Submit, Up
 from mlx_dp.proto.messages.sampling_params import SamplingParams
 from mlx_dp.worker.startup import run_worker
+from tests.support.batches.grammar_answers import json_schema, lark, regex
+from tests.support.worker.scripted_channel import ScriptedChannel
+from tests.support.worker.worker_starts import mlx_start
 
 pytestmark = [pytest.mark.mlx, pytest.mark.model]
 
