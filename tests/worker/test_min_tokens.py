@@ -62,21 +62,10 @@ def submit(request_id: int, stops: Sequence[int], params: SamplingParams, **more
     )
 
 
-class Channel(ScriptedChannel):
-    """Knows what earlier owners said."""
-
-    def drain(self) -> list[Down]:
-        due = super().drain()
-        for verb in due:
-            if isinstance(verb, Submit):
-                self.received[verb.request_id].ids += verb.output_ids
-        return due
-
-
 def answers(directory: Path, submits: Sequence[Submit]) -> dict[int, tuple[int, ...]]:
     """The whole answers of one worker to these requests, which meet in its batch."""
     script: list[tuple[int, Down]] = [(2 * at, each) for at, each in enumerate(submits)]
-    channel = Channel(mlx_start(directory, requests=len(submits)), script)
+    channel = ScriptedChannel(mlx_start(directory, requests=len(submits)), script)
     assert run_worker(channel) is ExitCode.OK
     for each in submits:
         end = channel.received[each.request_id].finished

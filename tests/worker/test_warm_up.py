@@ -18,9 +18,8 @@ from mlx_dp.proto.messages.grammar import Grammar
 from mlx_dp.proto.messages.protocol import (
     Abort,
     Down,
-    Failed,
-    Finished,
     Heartbeat,
+    Preempted,
     Ready,
     Rejected,
     RejectReason,
@@ -36,6 +35,7 @@ from mlx_dp.worker.warm_up import warm_up
 from tests.support.batches.grammar_answers import regex
 from tests.support.batches.step_forms import StepForms
 from tests.support.models.tiny_models import ARCHITECTURES, DENSE, DYNAMIC_ROPE
+from tests.support.worker.fake_controller import Request
 from tests.support.worker.scripted_channel import ScriptedChannel
 from tests.support.worker.worker_starts import mlx_start
 
@@ -93,12 +93,11 @@ class Channel(ScriptedChannel):
         if isinstance(message, Ready):
             self.warm, self.warm_operations = self._seen.forms, self._seen.operations
             self._seen.clear()
-        match message:
-            case Rejected(request_id=request_id):
-                assert message.reason in (RejectReason.NO_SLOT, RejectReason.NO_TOKENS), message
-                self._open.remove(request_id)
-            case Finished() | Failed() | Ready():
-                super().send(message)
+        super().send(message)
+
+    def put_back(self, request: Request, message: Preempted | Rejected) -> None:
+        assert isinstance(message, Rejected), message
+        assert message.reason in (RejectReason.NO_SLOT, RejectReason.NO_TOKENS), message
 
 
 def ticking() -> Iterator[float]:

@@ -2,26 +2,21 @@
 
 import random
 from collections import deque
-from dataclasses import dataclass, field, replace
-from typing import assert_never
+from dataclasses import dataclass
 
 from mlx_dp.kvcache.prefix.cached_prefix import Save
 from mlx_dp.proto.capacity.ownership import OwnerCapacity, auxiliary_ratio
 from mlx_dp.proto.messages.protocol import (
-    Abort,
-    Accepted,
+    Down,
     FakeEngineOptions,
     Finished,
     FinishReason,
     Flush,
-    Flushed,
-    Heartbeat,
     Preempted,
-    Prefilled,
     Rejected,
     RejectReason,
     Submit,
-    Tokens,
+    Up,
 )
 from mlx_dp.proto.messages.sampling_params import SamplingParams
 from mlx_dp.worker.contract.engine import Drawn, StepPlan
@@ -31,6 +26,7 @@ from mlx_dp.worker.heartbeat import HeartbeatSchedule
 from mlx_dp.worker.loop import WorkerLoop
 from mlx_dp.worker.scheduling.chunk_budget import ChunkBudget
 from mlx_dp.worker.scheduling.scheduler import Scheduler
+from tests.support.worker.fake_controller import FakeController, Request
 from tests.support.worker.worker_bench import FakeChannel, VirtualTime
 
 VOCAB_SIZE = 300
@@ -79,24 +75,6 @@ class WatchedEngine(FakeEngine):
         assert self.held_nbytes <= self.budget_nbytes, "kept what there was no room for"
 
 
-@dataclass(slots=True, eq=False)
-class Job:
-    """A request as the controller knows it."""
-
-    submit: Submit
-    wanted: tuple[int, ...]
-    emitted: list[int] = field(default_factory=list)
-    epoch: int = 0
-    prefilled: bool = False
-    """Prefilled was sent in this grant."""
-    cached: list[int] = field(default_factory=list)
-    end: FinishReason | None = None
-
-    @property
-    def grant(self) -> Submit:
-        return replace(self.submit, epoch=self.epoch, output_ids=tuple(self.emitted))
-
-
 class WorkerSimulation:
     """Grants at random, takes what comes back, and demands the answers of an undisturbed run."""
 
@@ -136,33 +114,34 @@ class WorkerSimulation:
             HeartbeatSchedule(1e9, lambda: 0),
             self.time.clock,
         )
-        self.jobs: dict[int, Job] = {}
-        self.queue: deque[Job] = deque()
-        self.granted: dict[int, Job] = {}
+        self.controller = FakeController(self._put_back)
+        self.queue: deque[Request] = deque()
+        self.wanted: list[tuple[int, ...]] = []
+        """The undisturbed answer of each request."""
         self.prompts: list[tuple[int, ...]] = []
-        self.preempted = 0
-        self.rejected = 0
-        self.flushed = 0
 
     def run(self, num_requests: int) -> None:
         to_come = num_requests
         for _ in range(MAX_TURNS):
-            if not to_come and not self.queue and not self.granted:
+            if not to_come and not self.queue and not self.controller.open:
                 break
             while to_come and self.rng.random() < 0.4:
                 self._arrive()
                 to_come -= 1
             self._say()
             assert self.loop.run_once() is None
-            self._hear()
+            for message in self.wire.take():
+                self._hear(message)
             self.scheduler.check()
         else:
-            raise AssertionError(f"not done after {MAX_TURNS} turns: {self.granted}")
-        assert all(job.end is not None for job in self.jobs.values())
+            raise AssertionError(f"not done after {MAX_TURNS} turns: {self.controller.open}")
+        requests = self.controller.requests
+        assert len(requests) == num_requests
+        assert all(request.finished is not None for request in requests.values())
         self._leaves_nothing()
 
     def _arrive(self) -> None:
-        request_id = len(self.jobs)
+        request_id = len(self.wanted)
         prompt = self._prompt()
         max_tokens = self.rng.randint(1, min(60, self.setting.pool + 1 - len(prompt)))
         stop = (STOP,) if self.rng.random() < 0.3 else ()
@@ -170,21 +149,18 @@ class WorkerSimulation:
         wanted = [answer.token(position) for position in range(max_tokens)]
         if stop and STOP in wanted:
             wanted = wanted[: wanted.index(STOP) + 1]
-        job = Job(
-            Submit(
-                request_id=request_id,
-                epoch=0,
-                prompt_ids=prompt,
-                max_tokens=max_tokens,
-                stop_token_ids=stop,
-                params=GREEDY,
-                cache_salt=self.rng.choice(("", "", "", "other")),
-            ),
-            tuple(wanted),
+        submit = Submit(
+            request_id=request_id,
+            epoch=0,
+            prompt_ids=prompt,
+            max_tokens=max_tokens,
+            stop_token_ids=stop,
+            params=GREEDY,
+            cache_salt=self.rng.choice(("", "", "", "other")),
         )
-        self.jobs[request_id] = job
-        self.queue.append(job)
-        self.prompts += [prompt, prompt + job.wanted]
+        self.wanted.append(tuple(wanted))
+        self.queue.append(Request(submit))
+        self.prompts += [prompt, prompt + self.wanted[-1]]
 
     def _prompt(self) -> tuple[int, ...]:
         """Often the beginning of an earlier prompt or turn, or all of it."""
@@ -200,67 +176,31 @@ class WorkerSimulation:
 
     def _say(self) -> None:
         if self.queue and self.rng.random() < 0.7:
-            job = self.queue.popleft()
-            job.epoch += 1
-            job.prefilled = False
-            self.granted[job.submit.request_id] = job
-            self.wire.verbs.append(job.grant)
-        if self.granted and self.rng.random() < self.setting.aborts:
-            job = self.rng.choice(list(self.granted.values()))
-            self.wire.verbs.append(Abort(request_id=job.submit.request_id, epoch=job.epoch))
+            self.wire.verbs.append(self.controller.grant(self.queue.popleft()))
+        if self.controller.open and self.rng.random() < self.setting.aborts:
+            self._send(self.rng.choice(list(self.controller.open.values())).abort)
         if self.rng.random() < self.setting.flushes:
-            self.wire.verbs.append(Flush(flush_id=self.rng.randrange(100)))
+            self._send(Flush(flush_id=self.rng.randrange(100)))
 
-    def _hear(self) -> None:
-        for message in self.wire.take():
-            match message:
-                case Accepted() | Heartbeat():
-                    pass
-                case Rejected():
-                    assert message.reason in (RejectReason.NO_SLOT, RejectReason.NO_TOKENS), message
-                    self.rejected += 1
-                    self.queue.append(self.granted.pop(message.request_id))
-                case Prefilled():
-                    job = self.granted[message.request_id]
-                    assert not job.prefilled and message.epoch == job.epoch
-                    assert message.cached_tokens < len(job.submit.prompt_ids) + len(job.emitted)
-                    job.prefilled = True
-                    job.cached.append(message.cached_tokens)
-                case Tokens():
-                    self._take(message)
-                case Preempted():
-                    job = self.granted.pop(message.request_id)
-                    assert message.num_tokens == len(job.emitted)
-                    self.preempted += 1
-                    self.queue.appendleft(job)
-                case Finished():
-                    self._finish(message)
-                case Flushed():
-                    self.flushed += message.num_tokens
-                case _:
-                    raise AssertionError(message)
+    def _send(self, command: Down) -> None:
+        self.controller.sent(command)
+        self.wire.verbs.append(command)
 
-    def _take(self, tokens: Tokens) -> None:
-        for chunk in tokens.chunks:
-            job = self.granted[chunk.request_id]
-            assert job.prefilled, f"tokens of {chunk.request_id} before Prefilled"
-            assert chunk.index == len(job.emitted)
-            job.emitted += chunk.ids
+    def _hear(self, message: Up) -> None:
+        self.controller.heard(message)
+        assert self.controller.failed is None, message
+        if isinstance(message, Finished):
+            ids = tuple(self.controller.requests[message.request_id].ids)
+            wanted = self.wanted[message.request_id]
+            aborted = message.reason is FinishReason.ABORT
+            assert ids == (wanted[: len(ids)] if aborted else wanted), message
 
-    def _finish(self, finished: Finished) -> None:
-        job = self.granted.pop(finished.request_id)
-        assert finished.num_tokens == len(job.emitted)
-        job.end = finished.reason
-        emitted = tuple(job.emitted)
-        match finished.reason:
-            case FinishReason.STOP | FinishReason.LENGTH:
-                assert emitted == job.wanted, finished
-            case FinishReason.ABORT:
-                assert emitted == job.wanted[: len(emitted)], finished
-            case FinishReason.ERROR:
-                raise AssertionError(finished)
-            case _:
-                assert_never(finished.reason)
+    def _put_back(self, request: Request, message: Preempted | Rejected) -> None:
+        if isinstance(message, Preempted):
+            self.queue.appendleft(request)
+        else:
+            assert message.reason in (RejectReason.NO_SLOT, RejectReason.NO_TOKENS), message
+            self.queue.append(request)
 
     def _leaves_nothing(self) -> None:
         """What is held when nothing runs is the prefix cache, all of which can be dropped."""

@@ -8,7 +8,15 @@ import pytest
 pytest.importorskip("mlx.core")
 
 from mlx_dp.proto.exit_codes import ExitCode
-from mlx_dp.proto.messages.protocol import Down, Failed, FailureKind, FinishReason, Submit, Up
+from mlx_dp.proto.messages.protocol import (
+    Down,
+    Failed,
+    FailureKind,
+    FinishReason,
+    Start,
+    Submit,
+    Up,
+)
 from mlx_dp.proto.messages.sampling_params import SamplingParams
 from mlx_dp.worker.grammar.compiler import GrammarCompiler
 from mlx_dp.worker.sampling import sampler
@@ -44,15 +52,17 @@ def undisturbed(model: Path) -> dict[int, list[int]]:
 
 
 class Channel(ScriptedChannel):
-    """Keeps the word with which a worker gives up."""
+    """Lets requests, and the worker itself, end with an error."""
 
-    failed: Failed | None = None
+    def __init__(self, start: Start, script: list[tuple[int, Down]]) -> None:
+        super().__init__(start, script, errors=True)
+
+    @property
+    def failed(self) -> Failed | None:
+        return self.controller.failed
 
     def send(self, message: Up) -> None:
-        if isinstance(message, Failed):
-            self.failed = message
-        else:
-            super().send(message)
+        self.controller.heard(message)
 
 
 def submit(request_id: int, params: SamplingParams, **changes: Any) -> Submit:
