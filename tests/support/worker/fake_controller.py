@@ -102,6 +102,11 @@ class FakeController:
         self.requests[request.request_id] = self.open[request.request_id] = request
         return request.grant
 
+    def forget(self, request: Request) -> None:
+        """Hold nothing of a request that is not open, where many come and go."""
+        assert request.request_id not in self.open, request
+        self.requests.pop(request.request_id, None)
+
     def sent(self, command: Down) -> None:
         """Note a command; each ``Submit`` here is a request of its own, already begun elsewhere."""
         match command:
@@ -139,7 +144,7 @@ class FakeController:
                 assert not request.accepted, (message, request)
                 self._give_back(request, message)
             case Flushed():
-                assert message.flush_id == self._flushes.popleft(), message
+                assert self._flushes and message.flush_id == self._flushes.popleft(), message
                 self.flushed, self.heartbeat = message, None
             case Heartbeat():
                 self.heartbeat = message
