@@ -12,7 +12,7 @@ from mlx_dp.orchestrator.control.requests.admission import (
 )
 from mlx_dp.proto.capacity.request_limits import AdmissionLimits
 from mlx_dp.proto.messages.sampling_params import SamplingParams
-from tests.support.control.control_world import VOCAB, generation
+from tests.support.control.fake_worker import VOCAB, generation
 
 LIMITS = AdmissionLimits(context_length=100, pool_tokens=50)
 

@@ -8,14 +8,8 @@ from mlx_dp.orchestrator.control.workers.supervisor import SupervisorLimits
 from mlx_dp.orchestrator.options import QueueOptions
 from mlx_dp.orchestrator.restart_budget import RestartLimits
 from mlx_dp.proto.messages.protocol import FinishReason
-from tests.support.control.control_world import (
-    Reader,
-    World,
-    expected,
-    generation,
-    ready,
-    serve_options,
-)
+from tests.support.control.control_world import Reader, World, serve_options
+from tests.support.control.fake_worker import expected, generation, ready
 
 LENGTH = Ended(reason=FinishReason.LENGTH)
 STRICT = QueueOptions(strict_max_tokens=True)

@@ -10,7 +10,8 @@ from mlx_dp.orchestrator.control.state.request_entry import RequestEntry
 from mlx_dp.orchestrator.control.workers.actions import Loss
 from mlx_dp.orchestrator.worker_states import LossKind
 from mlx_dp.proto.messages.protocol import FinishReason
-from tests.support.control.control_world import generation, ready, request_table
+from tests.support.control.control_world import request_table
+from tests.support.control.fake_worker import generation, ready
 
 
 class Life:

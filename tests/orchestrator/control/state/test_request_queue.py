@@ -2,7 +2,7 @@
 
 from mlx_dp.orchestrator.control.state.request_entry import RequestEntry
 from mlx_dp.orchestrator.control.state.request_queue import RequestQueue
-from tests.support.control.control_world import generation
+from tests.support.control.fake_worker import generation
 
 
 def entries(*ranks: int | None) -> list[RequestEntry]:

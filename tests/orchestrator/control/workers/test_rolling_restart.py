@@ -7,7 +7,8 @@ from mlx_dp.orchestrator.control.limits import ControlLimits
 from mlx_dp.orchestrator.options import QueueOptions, ServeOptions
 from mlx_dp.orchestrator.worker_states import RestartRefusedError
 from mlx_dp.proto.messages.protocol import FailureKind, FinishReason, Submit
-from tests.support.control.control_world import Reader, World, expected, generation, serve_options
+from tests.support.control.control_world import Reader, World, serve_options
+from tests.support.control.fake_worker import expected, generation
 
 
 def submit(world: World, seed: int, max_tokens: int = 40) -> Reader:

@@ -7,7 +7,7 @@ from mlx_dp.orchestrator.api import OwnerState, ServiceStatus, WorkerStatus
 from mlx_dp.orchestrator.control.routing.policies import METHODS
 from mlx_dp.orchestrator.control.routing.prefix_affinity import PREFIX_AFFINITY
 from mlx_dp.proto.messages.pass_totals import PassTotals
-from tests.support.control.control_world import SHAPE
+from tests.support.control.fake_worker import SHAPE
 from tests.support.control.owner_states import LOADING, QUEUED, READY
 from tests.support.http.http_calls import call
 from tests.support.http.metrics_page import assert_joinable

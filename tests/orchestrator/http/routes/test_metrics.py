@@ -28,7 +28,8 @@ from mlx_dp.orchestrator.worker_states import LossKind
 from mlx_dp.proto.messages.batching import Batching
 from mlx_dp.proto.messages.pass_totals import PassTotals
 from mlx_dp.proto.messages.protocol import FinishReason
-from tests.support.control.control_world import SHAPE, World, ready, serve_options
+from tests.support.control.control_world import World, serve_options
+from tests.support.control.fake_worker import SHAPE, ready
 from tests.support.control.owner_states import READY
 from tests.support.http.http_calls import CHAT, COMPLETIONS, HI, call
 from tests.support.http.metrics_page import assert_joinable
