@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-pytest_plugins = ["model_fixtures", "conformance.tables"]
+pytest_plugins = ["tests.support.models.model_fixtures", "tests.support.conformance.tables"]
 
 # Children inherit what is ignored, as under nohup or behind a shell's &, and tests send these.
 for _number in (signal.SIGINT, signal.SIGHUP):

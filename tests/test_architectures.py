@@ -8,12 +8,13 @@ import pytest
 pytest.importorskip("mlx.core")
 
 import mlx.core as mx
-from architectures.broken import BROKEN_IN_MLX_LM, CHUNK_DEPENDENT, Broken
-from installed_architectures import installed_architectures
 from mlx_lm.utils import load_model
-from oracle import TIE_GAP, SoloAnswer, first_difference, solo_greedy
-from tiny_models import ARCHITECTURES
-from tiny_tokenizer import VOCAB_SIZE
+
+from tests.support.architectures.broken import BROKEN_IN_MLX_LM, CHUNK_DEPENDENT, Broken
+from tests.support.models.installed_architectures import installed_architectures
+from tests.support.models.oracle import TIE_GAP, SoloAnswer, first_difference, solo_greedy
+from tests.support.models.tiny_models import ARCHITECTURES
+from tests.support.text.tiny_tokenizer import VOCAB_SIZE
 
 pytestmark = pytest.mark.mlx
 

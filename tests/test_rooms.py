@@ -2,7 +2,7 @@
 
 A folder's own modules form a room of their own, apart from those of its sub-folders. An import is
 allowed inside a room and along the arrows of ``ROOMS``. Imports inside functions and for types
-alone count as well.
+alone count as well. Folders of tests and scripts have no table, but the same bound and no circle.
 """
 
 import ast
@@ -13,9 +13,11 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 import pytest
-from test_arrows import imported_names, package_sources
+
+from tests.test_arrows import imported_names, other_sources, package_sources
 
 MOST_MODULES: Final = 14
+OURS: Final = ("mlx_dp.", "scripts.", "tests.")
 
 # Each room, and the rooms that it may import. Rooms of the other top-level folders are limited by
 # test_arrows.py as well.
@@ -117,10 +119,18 @@ def arrows(files: Mapping[str, str]) -> dict[tuple[str, str], set[str]]:
     found: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
     for path, source in files.items():
         for name in imported_names(ast.parse(source)):
-            target = imported_file(files, name) if name.startswith("mlx_dp.") else None
+            target = imported_file(files, name) if name.startswith(OURS) else None
             if target is not None and room_of(target) != room_of(path):
                 found[room_of(path), room_of(target)].add(path)
     return dict(found)
+
+
+def table_of(files: Mapping[str, str]) -> dict[str, frozenset[str]]:
+    """The table that allows what is imported, and no more."""
+    table: defaultdict[str, set[str]] = defaultdict(set)
+    for source, target in arrows(files):
+        table[source].add(target)
+    return {room: frozenset(used) for room, used in table.items()}
 
 
 def outside_the_table(
@@ -166,8 +176,13 @@ def test_the_arrows_form_no_circle() -> None:
     assert circle(ROOMS) is None
 
 
-def test_no_folder_has_more_than_fourteen_modules() -> None:
-    assert crowded(package_sources()) == {}
+def test_the_folders_of_tests_and_scripts_form_no_circle() -> None:
+    assert circle(table_of(other_sources())) is None
+
+
+@pytest.mark.parametrize("sources", [package_sources(), other_sources()], ids=["packages", "rest"])
+def test_no_folder_has_more_than_fourteen_modules(sources: dict[str, str]) -> None:
+    assert crowded(sources) == {}
 
 
 @pytest.mark.parametrize(
@@ -199,6 +214,19 @@ def test_a_planted_circle_is_found() -> None:
     assert circle(table | {"a/c": frozenset()}) is None
 
 
-def test_a_crowded_folder_is_found() -> None:
-    paths = iter(f"proto/module_{number}.py" for number in range(MOST_MODULES + 1))
-    assert crowded(paths) == {"proto": MOST_MODULES + 1}
+def test_a_planted_circle_of_helpers_is_found() -> None:
+    files = {
+        "tests/support/a/__init__.py": "",
+        "tests/support/a/first.py": "from tests.support.b.second import Second",
+        "tests/support/b/second.py": "def f() -> None:\n    from tests.support import a",
+        "scripts/c/third.py": "from tests.support.b import second",
+    }
+    assert table_of(files)["scripts/c"] == {"tests/support/b"}
+    assert circle(table_of(files)) is not None
+    assert circle(table_of(files | {"tests/support/b/second.py": ""})) is None
+
+
+@pytest.mark.parametrize("room", ["proto", "scripts/faults", "tests/support/worker"])
+def test_a_crowded_folder_is_found(room: str) -> None:
+    paths = iter(f"{room}/module_{number}.py" for number in range(MOST_MODULES + 1))
+    assert crowded(paths) == {room: MOST_MODULES + 1}

@@ -6,7 +6,6 @@ each counts. Ours also tells which control tokens are the template's own. The ra
 """
 
 import argparse
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -18,8 +17,7 @@ from tokenizers.models import WordLevel
 
 from scripts.benchmarks.results.report import machine, table
 
-TESTS = Path(__file__).resolve().parents[2] / "tests"
-TEMPLATES = TESTS / "orchestrator/text/chat/templates"
+TEMPLATES = Path(__file__).resolve().parents[2] / "tests/orchestrator/text/chat/templates"
 FAMILIES = ("chatml", "qwen3", "qwen3.5", "gemma3", "glm4.5", "phi3", "olmo3", "minimax-m2")
 SIZES = (1, 20, 1001, 2000)
 CONTENTS = {"plain": "123456789", "code": "if a < b | c[0]: <i>x</i>"}
@@ -58,12 +56,10 @@ def tokenizer() -> Tokenizer:
 def main(arguments: list[str]) -> int:
     options = parse(arguments)
     # It takes seconds to import, which --help need not wait for.
-    sys.path.insert(0, str(TESTS))
-    from template_oracle import SPECIAL, Oracle
-
     from mlx_dp.orchestrator.text.chat.chat_prompts import ChatPrompts
     from mlx_dp.orchestrator.text.chat.chat_template import ChatTemplate
     from mlx_dp.orchestrator.text.text_model import Chat
+    from tests.support.text.template_oracle import SPECIAL, Oracle
 
     oracle, rows, worst = Oracle(), [], 0.0
     names, sizes = options.templates, options.messages

@@ -1,13 +1,10 @@
 """Rows that no real machine can be made to show: they are simulated, see tests/faults."""
 
-import importlib
 import sys
 from collections.abc import Callable
-from pathlib import Path
-from types import ModuleType
+from functools import partial
 from typing import Final
 
-TESTS: Final = Path(__file__).resolve().parents[2] / "tests"
 SIMULATED: Final = {
     "F21": "duplicate, missing, reordered frames",
     "F25": "the clock jumps",
@@ -21,27 +18,27 @@ def simulate(name: str, seed: int, runs: int) -> list[str]:
 
     In this process, so that it ends with it.
     """
+    # The simulation imports the whole product, which the other rows need not wait for.
+    from tests.support.simulated_runs.quiet_log import quiet_log
+    from tests.support.simulated_runs.replay import SimulationError
+
     print(f"{name} {SIMULATED[name]}, simulated ...", file=sys.stderr, flush=True)
-    replay, run = _faults("replay"), _run_of(name)
+    run = _run_of(name)
     found = []
-    with _faults("quiet_log").quiet_log():
+    with quiet_log():
         for each in range(seed * runs, (seed + 1) * runs):
             try:
                 run(each)
-            except (replay.SimulationError, AssertionError) as error:
+            except (SimulationError, AssertionError) as error:
                 found.append(f"{name}, seed {each}: {error}")
     return found
 
 
 def _run_of(name: str) -> Callable[[int], object]:
+    from tests.support.simulated_runs.replay import run_seed
+    from tests.support.simulation import step_allowance
+    from tests.support.simulation.schedule import Drawn
+
     if name not in DRAWN:
-        run: Callable[[int], object] = _faults("step_allowance").run_seed
-        return run
-    drawn = _faults("schedule").Drawn(DRAWN[name])
-    return lambda seed: _faults("replay").run_seed(seed, drawn)
-
-
-def _faults(name: str) -> ModuleType:
-    if str(TESTS) not in sys.path:
-        sys.path.append(str(TESTS))
-    return importlib.import_module(f"faults.{name}")
+        return step_allowance.run_seed
+    return partial(run_seed, drawn=Drawn(DRAWN[name]))

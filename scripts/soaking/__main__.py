@@ -6,13 +6,11 @@ runs, some greedy answers are compared with mlx-lm's own, and memory must not gr
 """
 
 import argparse
-import importlib
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from mlx_lm.utils import load_model
 
@@ -23,6 +21,7 @@ from scripts.benchmarks.results.report import table
 from scripts.soaking.control import Job, SoakControl
 from scripts.soaking.memory import BudgetWatch, MemorySample, growth
 from scripts.soaking.requests import RequestMaker
+from tests.support.models.oracle import Ties, assert_greedy
 
 MODELS = ("dense", "hybrid")
 SOAKED_HYBRID = {**HYBRID, "mamba_d_state": 16, "num_key_value_heads": 6}
@@ -148,12 +147,11 @@ def emptied(worker: LocalWorker, control: SoakControl) -> list[str]:
 
 def compare(directory: Path, jobs: Sequence[Job], options: argparse.Namespace) -> list[str]:
     """Compare greedy answers with mlx-lm's own; ties of the two best tokens are counted."""
-    oracle = test_helper("oracle")
     model, _ = load_model(directory)
-    ties, wrong = oracle.Ties(), []
+    ties, wrong = Ties(), []
     for job in jobs[: options.verify]:
         try:
-            oracle.assert_greedy(
+            assert_greedy(
                 model,
                 job.request.prompt_ids,
                 job.answer,
@@ -168,12 +166,6 @@ def compare(directory: Path, jobs: Sequence[Job], options: argparse.Namespace) -
     print(f"{min(len(jobs), options.verify)} answers compared, {replayed} of them replayed")
     print(ties.report() + "\n")
     return wrong
-
-
-def test_helper(name: str) -> Any:
-    """A module of tests/, where the comparison with mlx-lm lives."""
-    sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))
-    return importlib.import_module(name)
 
 
 def say(text: str) -> None:

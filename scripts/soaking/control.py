@@ -1,16 +1,15 @@
 """A stand-in for the controller: grants, cancels, replays, and doubts all that the worker says."""
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from mlx_dp.proto.messages.protocol import (
-    Abort,
-    Accepted,
     Failed,
     Finished,
     FinishReason,
     Flush,
     Flushed,
+    Heartbeat,
     Preempted,
     Prefilled,
     Rejected,
@@ -21,35 +20,32 @@ from mlx_dp.proto.messages.protocol import (
 )
 from scripts.benchmarks.engine.worker import LocalWorker
 from scripts.soaking.requests import RequestMaker, SoakRequest
+from tests.support.worker.fake_controller import FakeController, Request
 
 PATIENCE_TURNS = 5_000
 """Turns without a word about any request, after which it is held that nothing moves."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Job:
-    """One request over all its grants."""
+    """One request as it was drawn, and as it went. It is cancelled at the turn ``cancel_at``."""
 
-    request_id: int
     request: SoakRequest
-    epoch: int = 0
-    answer: list[int] = field(default_factory=list)
+    record: Request
     cancel_at: int | None = None
     cancelled: bool = False
-    prefilled: bool = False
 
     @property
-    def submit(self) -> Submit:
-        return Submit(
-            request_id=self.request_id,
-            epoch=self.epoch,
-            prompt_ids=self.request.prompt_ids,
-            output_ids=tuple(self.answer),
-            max_tokens=self.request.max_tokens,
-            stop_token_ids=self.request.stop_token_ids,
-            params=self.request.params,
-            cache_salt=self.request.cache_salt,
-        )
+    def request_id(self) -> int:
+        return self.record.request_id
+
+    @property
+    def epoch(self) -> int:
+        return self.record.epoch
+
+    @property
+    def answer(self) -> list[int]:
+        return self.record.ids
 
 
 @dataclass(slots=True)
@@ -76,23 +72,24 @@ class SoakControl:
     def __init__(self, worker: LocalWorker, maker: RequestMaker) -> None:
         self.tally = Tally()
         self.finished: list[Job] = []
-        self.flushed: Flushed | None = None
         self._worker = worker
         self._maker = maker
         self._slots = worker.capacity.request_slots
+        self._controller = FakeController(self._put_back)
         self._queue: deque[Job] = deque()
-        self._open: dict[int, Job] = {}
+        self._jobs: dict[int, Job] = {}
+        """Those that have not ended."""
         self._turn = self._moved_at = 0
         self._next_id = 1
         self._blocked = False
 
     @property
     def idle(self) -> bool:
-        return not self._open and not self._queue and not self._worker.engine.busy
+        return not self.running and not self._queue and not self._worker.engine.busy
 
     @property
     def running(self) -> int:
-        return len(self._open)
+        return len(self._controller.open)
 
     def turn(self, *, more: bool) -> None:
         """Grant, go round once, and take in what was said; ``more``: draw new requests as well."""
@@ -102,98 +99,80 @@ class SoakControl:
         self._grant(more=more)
         for message in self._worker.turn():
             self._hear(message)
-        if self._open and self._turn - self._moved_at > PATIENCE_TURNS:
-            raise RuntimeError(f"nothing moves: {sorted(self._open)} of {self._slots} slots")
+        if self.running and self._turn - self._moved_at > PATIENCE_TURNS:
+            open_ids = sorted(self._controller.open)
+            raise RuntimeError(f"nothing moves: {open_ids} of {self._slots} slots")
 
     def flush(self) -> Flushed:
         """Drop what is cached. Call it while idle."""
-        self._worker.send(Flush(flush_id=self._turn))
+        flush = Flush(flush_id=self._turn)
+        self._controller.sent(flush)
+        self._worker.send(flush)
         self.turn(more=False)
-        assert self.flushed is not None and self.flushed.flush_id == self._turn - 1, self.flushed
-        return self.flushed
+        flushed = self._controller.flushed
+        assert flushed is not None and flushed.flush_id == flush.flush_id, flushed
+        return flushed
 
     def _grant(self, *, more: bool) -> None:
-        while not self._blocked and len(self._open) < self._slots:
+        while not self._blocked and self.running < self._slots:
             if not self._queue:
                 if not more:
                     return
-                self._queue.append(Job(self._next_id, self._maker.draw()))
-                self._next_id += 1
+                self._queue.append(self._drawn())
             job = self._queue.popleft()
-            job.epoch += 1
-            job.prefilled = False
-            if job.epoch == 1 and job.request.cancel_after is not None:
+            if not job.epoch and job.request.cancel_after is not None:
                 job.cancel_at = self._turn + job.request.cancel_after
-            self._open[job.request_id] = job
-            self._worker.send(job.submit)
+            self._worker.send(self._controller.grant(job.record))
+
+    def _drawn(self) -> Job:
+        request = self._maker.draw()
+        submit = Submit(
+            request_id=self._next_id,
+            epoch=0,
+            prompt_ids=request.prompt_ids,
+            max_tokens=request.max_tokens,
+            stop_token_ids=request.stop_token_ids,
+            params=request.params,
+            cache_salt=request.cache_salt,
+        )
+        job = Job(request, Request(submit))
+        self._jobs[self._next_id] = job
+        self._next_id += 1
+        return job
 
     def _cancel_due(self) -> None:
-        due = [job for job in (*self._open.values(), *self._queue) if job.cancel_at is not None]
-        for job in due:
-            assert job.cancel_at is not None
-            if job.cancel_at > self._turn:
+        for job in tuple(self._jobs.values()):
+            if job.cancel_at is None or job.cancel_at > self._turn:
                 continue
             job.cancel_at = None
             job.cancelled = True
-            if job.request_id in self._open:
-                self._worker.send(Abort(request_id=job.request_id, epoch=job.epoch))
+            if job.request_id in self._controller.open:
+                self._controller.sent(job.record.abort)
+                self._worker.send(job.record.abort)
             else:
                 self._queue.remove(job)
                 self._end(job)
 
     def _hear(self, message: Up) -> None:
+        if not isinstance(message, Heartbeat):
+            self._moved_at = self._turn
+        self._controller.heard(message)
         match message:
             case Tokens(chunks=chunks):
-                for chunk in chunks:
-                    self._take(chunk.request_id, chunk.epoch, chunk.index, chunk.ids)
-            case Prefilled():
-                self._prefilled(message)
+                self.tally.answer_tokens += sum(len(chunk.ids) for chunk in chunks)
+            case Prefilled(request_id=request_id, cached_tokens=cached_tokens):
+                job = self._jobs[request_id]
+                self.tally.prefilled_tokens += len(job.request.prompt_ids) + len(job.answer)
+                self.tally.cached_tokens += cached_tokens
             case Finished():
                 self._finish(message)
-            case Preempted():
-                self._preempt(message)
-            case Rejected():
-                self._reject(message)
-            case Flushed():
-                self.flushed = message
             case Failed():
                 raise RuntimeError(f"the worker failed: {message.message}")
-            case Accepted():
-                assert self._open[message.request_id].epoch == message.epoch, message
             case _:
-                return
-        self._moved_at = self._turn
-
-    def _take(self, request_id: int, epoch: int, index: int, ids: tuple[int, ...]) -> None:
-        job = self._open[request_id]
-        assert epoch == job.epoch, (job, epoch)
-        assert job.prefilled, f"request {request_id} has tokens before Prefilled"
-        assert index == len(job.answer), f"request {request_id}: {index} follows {len(job.answer)}"
-        job.answer += ids
-        assert len(job.answer) <= job.request.max_tokens, job
-        self.tally.answer_tokens += len(ids)
-
-    def _prefilled(self, message: Prefilled) -> None:
-        job = self._open[message.request_id]
-        assert message.epoch == job.epoch and not job.prefilled, (message, job)
-        job.prefilled = True
-        tokens = len(job.request.prompt_ids) + len(job.answer)
-        assert message.cached_tokens < tokens, (message, tokens)
-        self.tally.prefilled_tokens += tokens
-        self.tally.cached_tokens += message.cached_tokens
+                pass
 
     def _finish(self, message: Finished) -> None:
-        job = self._open.pop(message.request_id)
-        assert message.epoch == job.epoch and message.num_tokens == len(job.answer), (message, job)
-        match message.reason:
-            case FinishReason.LENGTH:
-                assert len(job.answer) == job.request.max_tokens, job
-            case FinishReason.STOP:
-                assert job.answer[-1] in job.request.stop_token_ids, job
-            case FinishReason.ABORT:
-                assert job.cancelled, job
-            case FinishReason.ERROR:
-                raise RuntimeError(f"request {job.request_id} failed: {message.message}")
+        job = self._jobs[message.request_id]
         self._blocked = False
         self.tally.replayed += job.epoch > 1
         if message.reason is not FinishReason.ABORT:
@@ -203,25 +182,21 @@ class SoakControl:
         self._end(job)
 
     def _end(self, job: Job) -> None:
+        del self._jobs[job.request_id]
+        self._controller.forget(job.record)
         self.tally.ended += 1
         self.tally.cancelled += job.cancelled
 
-    def _preempt(self, message: Preempted) -> None:
-        job = self._open.pop(message.request_id)
-        assert message.epoch == job.epoch and message.num_tokens == len(job.answer), (message, job)
-        self._blocked = False
-        self.tally.preempted += 1
-        self._return(job)
-
-    def _reject(self, message: Rejected) -> None:
-        job = self._open.pop(message.request_id)
-        assert message.reason is RejectReason.NO_TOKENS, message
-        assert self._open, f"refused although nothing runs: {message}"
-        self._blocked = True
-        self.tally.refused += 1
-        self._return(job)
-
-    def _return(self, job: Job) -> None:
+    def _put_back(self, request: Request, message: Preempted | Rejected) -> None:
+        if isinstance(message, Preempted):
+            self._blocked = False
+            self.tally.preempted += 1
+        else:
+            assert message.reason is RejectReason.NO_TOKENS, message
+            assert self.running, f"refused although nothing runs: {message}"
+            self._blocked = True
+            self.tally.refused += 1
+        job = self._jobs[request.request_id]
         if job.cancelled:
             # The abort met a request that was gone, so that no end of it will be reported.
             self._end(job)

@@ -1,4 +1,4 @@
-"""Fixtures of the conformance suite; its tables are in the plugin ``conformance.tables``."""
+"""Fixtures of the conformance suite; its tables are in the plugin ``tables`` of its support."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from conformance.model_under_test import ModelUnderTest
+    from tests.support.conformance.model_under_test import ModelUnderTest
 
 
 @pytest.fixture(scope="session")
 def under_test() -> Iterator[Callable[[str], "ModelUnderTest"]]:
     """Returns a model by its name, and keeps the last one: its scenarios run one after another."""
-    from conformance.model_under_test import ModelUnderTest
+    from tests.support.conformance.model_under_test import ModelUnderTest
 
     last: list[ModelUnderTest] = []
     with TemporaryDirectory() as scratch:

@@ -13,14 +13,14 @@ import pytest
 pytest.importorskip("mlx.core")
 
 import mlx.core as mx
-from architectures.broken import BROKEN_IN_MLX_LM, CHUNK_DEPENDENT
-from oracle import Ties
-from tiny_models import ARCHITECTURES
 
-from conformance.model_under_test import ModelUnderTest
-from conformance.scenario import Ask, burst, conversation, crowd, short, together
-from conformance.served import Served, Service, serve
-from conformance.verdicts import Line, Table, least, resumes, verdict
+from tests.support.architectures.broken import BROKEN_IN_MLX_LM, CHUNK_DEPENDENT
+from tests.support.conformance.model_under_test import ModelUnderTest
+from tests.support.conformance.scenario import Ask, burst, conversation, crowd, short, together
+from tests.support.conformance.served import Served, Service, serve
+from tests.support.conformance.verdicts import Line, Table, least, resumes, verdict
+from tests.support.models.oracle import Ties
+from tests.support.models.tiny_models import ARCHITECTURES
 
 pytestmark = pytest.mark.mlx
 

@@ -10,14 +10,13 @@ import pytest
 
 pytest.importorskip("mlx.core")
 
-from architectures.broken import CHUNK_DEPENDENT
-from oracle import Ties
-from tiny_models import ARCHITECTURES
-
-from conformance.model_under_test import ModelUnderTest
-from conformance.rank_report import RankReport
-from conformance.rank_verdicts import REFUSALS, RankLine, RankTable
-from conformance.ranks import Ranks
+from tests.support.architectures.broken import CHUNK_DEPENDENT
+from tests.support.conformance.model_under_test import ModelUnderTest
+from tests.support.conformance.rank_report import RankReport
+from tests.support.conformance.rank_verdicts import REFUSALS, RankLine, RankTable
+from tests.support.conformance.ranks import Ranks
+from tests.support.models.oracle import Ties
+from tests.support.models.tiny_models import ARCHITECTURES
 
 pytestmark = [pytest.mark.mlx, pytest.mark.system]
 

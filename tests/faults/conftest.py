@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from faults.quiet_log import quiet_log
-from faults.schedule import Drawn
+from tests.support.simulated_runs.quiet_log import quiet_log
+from tests.support.simulation.schedule import Drawn
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

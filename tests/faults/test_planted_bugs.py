@@ -4,11 +4,11 @@ from typing import Final
 
 import pytest
 
-from faults.draw import draw
-from faults.planted_bugs import PLANTED
-from faults.replay import SimulationError, first_failure, run_seed, shrink
-from faults.schedule import FaultKind, Schedule
 from mlx_dp.orchestrator.control.routing.rank import RankTable
+from tests.support.planted_bugs.table import PLANTED
+from tests.support.simulated_runs.draw import draw
+from tests.support.simulated_runs.replay import SimulationError, first_failure, run_seed, shrink
+from tests.support.simulation.schedule import FaultKind, Schedule
 
 SEEDS = range(400)
 """Without a bug, all of these runs succeed."""

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from faults.draw import DRAWS, draw
-from faults.replay import run_seed
-from faults.schedule import Drawn, Fault, FaultKind, Schedule
-from faults.simulation import Simulation
+from tests.support.simulated_runs.draw import DRAWS, draw
+from tests.support.simulated_runs.replay import run_seed
+from tests.support.simulated_runs.simulation import Simulation
+from tests.support.simulation.schedule import Drawn, Fault, FaultKind, Schedule
 
 RUNS = 20
 QUICK = 10

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from faults.step_allowance import RUNS
+from tests.support.simulation.step_allowance import RUNS
 
 QUICK = 15
 MANY = 150

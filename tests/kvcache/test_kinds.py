@@ -11,7 +11,6 @@ pytest.importorskip("mlx.core")
 import mlx.core as mx
 from mlx_lm.models import llama
 from mlx_lm.models.cache import ArraysCache, ConcatenateKVCache, KVCache, RotatingKVCache
-from tiny_models import DENSE
 
 from mlx_dp.kvcache import kinds
 from mlx_dp.kvcache.kinds import UNKNOWN, CacheKind, LeafArrays, Store, kind_of
@@ -21,6 +20,7 @@ from mlx_dp.kvcache.row_content import fill_caches, read_caches
 from mlx_dp.proto.messages.batching import Batching
 from mlx_dp.worker.loading.batch_check import choose_form
 from mlx_dp.worker.loading.loaded_model import LoadedModel, load
+from tests.support.models.tiny_models import DENSE
 
 pytestmark = pytest.mark.mlx
 

@@ -6,9 +6,9 @@ import pytest
 pytest.importorskip("mlx.core")
 
 import mlx.core as mx
-from kv_reference import random_row
 
 from mlx_dp.kvcache.kv_row import LayerKV, from_ring, to_ring
+from tests.support.batches.kv_reference import random_row
 
 pytestmark = pytest.mark.mlx
 

@@ -6,7 +6,6 @@ import pytest
 
 pytest.importorskip("mlx.core")
 
-from architectures.fields import WINDOW
 from mlx_lm.models.cache import (
     ArraysCache,
     CacheList,
@@ -15,10 +14,11 @@ from mlx_lm.models.cache import (
     RotatingKVCache,
     make_prompt_cache,
 )
-from tiny_models import HYBRID_MODELS, SLIDING_MODELS, TINY_MODELS, TinyModel
 
 from mlx_dp.kvcache.kinds import Store
 from mlx_dp.kvcache.layout import CacheLayout, inspect_caches
+from tests.support.architectures.fields import WINDOW
+from tests.support.models.tiny_models import HYBRID_MODELS, SLIDING_MODELS, TINY_MODELS, TinyModel
 
 pytestmark = pytest.mark.mlx
 

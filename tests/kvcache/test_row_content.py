@@ -8,8 +8,6 @@ import pytest
 pytest.importorskip("mlx.core")
 
 import mlx.core as mx
-from kv_model import feed
-from kv_reference import PlainRow, own_caches, random_row
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, QuantizedKVCache
 
 from mlx_dp.kvcache.kv_row import LayerKV
@@ -23,6 +21,8 @@ from mlx_dp.kvcache.row_content import (
     make_room,
     read_caches,
 )
+from tests.support.batches.kv_model import feed
+from tests.support.batches.kv_reference import PlainRow, own_caches, random_row
 
 pytestmark = pytest.mark.mlx
 

@@ -14,8 +14,6 @@ pytest.importorskip("mlx.core")
 
 import mlx.core as mx
 import mlx.nn as nn
-from macos.matmul_noise import ONE_ULP, TF32, TWO_ULPS, MatmulNoise, matmul_noise
-from tiny_models import ARCHITECTURES
 
 from mlx_dp.kvcache.batch import attention
 from mlx_dp.kvcache.batch.batched_kv_cache import BatchedKVCache
@@ -27,6 +25,8 @@ from mlx_dp.worker.loading.padding_check import keeps_padding_out
 from mlx_dp.worker.loading.rounding import FLOAT32_TOLERANCE
 from mlx_dp.worker.loading.row_noise import decode_noise
 from mlx_dp.worker.shards.sharded_load import shard_model
+from tests.support.batches.matmul_noise import ONE_ULP, TF32, TWO_ULPS, MatmulNoise, matmul_noise
+from tests.support.models.tiny_models import ARCHITECTURES
 
 pytestmark = pytest.mark.mlx
 

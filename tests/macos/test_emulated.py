@@ -4,7 +4,8 @@ import subprocess
 import sys
 
 import pytest
-from script_modules import SCRIPTS
+
+from tests.support.hosts.script_modules import SCRIPTS
 
 TESTS = SCRIPTS.parent / "tests"
 STAGE = TESTS / "macos" / "stage.py"

@@ -10,14 +10,14 @@ from typing import Any
 
 import httpx
 import pytest
-from control_world import World, serve_options
-from scripted_service import OPTIONS
 
 from mlx_dp.orchestrator.control.controller import Controller
 from mlx_dp.orchestrator.control.limits import ControlLimits
 from mlx_dp.orchestrator.control.workers.fleet import Outside
 from mlx_dp.orchestrator.http.app import create_app
 from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
+from tests.support.control.control_world import World, serve_options
+from tests.support.http.scripted_service import OPTIONS
 
 QUICK = ControlLimits(tick_s=0.01, stop_grace_s=0.2, exit_settle_s=0.001)
 NUM_TOKENS = 10

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 
 import pytest
-from script_modules import SCRIPTS
+
+from tests.support.hosts.script_modules import SCRIPTS
 
 
 @pytest.fixture

@@ -9,13 +9,14 @@ import random
 import socket
 import subprocess
 import sys
-from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock
 
 import pytest
-from script_modules import SCRIPTS
+
+from tests.support.hosts.script_modules import SCRIPTS
+from tests.support.simulated_runs import replay
 
 
 @pytest.fixture
@@ -341,11 +342,7 @@ def test_a_simulated_run_that_fails_is_a_violation_with_its_seed(load, monkeypat
         if (seed, drawn) == (12, "frames"):
             raise AssertionError("a token was lost")
 
-    faults = SimpleNamespace(
-        **{"Drawn": str, "run_seed": run_seed, "SimulationError": AssertionError},
-        quiet_log=nullcontext,
-    )
-    monkeypatch.setattr(simulated, "_faults", lambda name: faults)
+    monkeypatch.setattr(replay, "run_seed", run_seed)
     assert simulated.simulate("F21", 1, 10) == ["F21, seed 12: a token was lost"]
 
 

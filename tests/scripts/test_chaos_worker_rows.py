@@ -12,7 +12,8 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from script_modules import SCRIPTS
+
+from tests.support.hosts.script_modules import SCRIPTS
 
 
 @pytest.fixture

@@ -110,17 +110,30 @@ def test_a_preempted_request_goes_on_behind_what_it_had(control):
         pytest.param([prefilled(), tokens(5), finished(1)], id="ended before its budget"),
         pytest.param([prefilled(), tokens(5, 6, 7), finished(2)], id="a token more than it counts"),
         pytest.param([preempted(1)], id="a token less than it counts"),
-        pytest.param([accepted(2)], id="accepted in another epoch"),
+        pytest.param([accepted()], id="accepted twice"),
         pytest.param(
             [prefilled(), tokens(5), finished(1, FinishReason.STOP)], id="stopped at no stop token"
         ),
         pytest.param([finished(0, FinishReason.ABORT)], id="aborted unasked"),
-        pytest.param([rejected(RejectReason.NO_TOKENS)], id="refused although nothing runs"),
     ],
 )
 def test_a_worker_that_says_what_cannot_be_is_not_believed(control, said):
     with pytest.raises(AssertionError):
-        control(said).turn(more=True)
+        control([accepted(), *said]).turn(more=True)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        pytest.param(accepted(2), id="accepted in another epoch"),
+        pytest.param(prefilled(), id="Prefilled before Accepted"),
+        pytest.param(preempted(0), id="preempted before Accepted"),
+        pytest.param(rejected(RejectReason.NO_TOKENS), id="refused although nothing runs"),
+    ],
+)
+def test_the_first_word_about_a_request_is_not_believed_either(control, said):
+    with pytest.raises(AssertionError):
+        control([said]).turn(more=True)
 
 
 def test_only_a_lack_of_memory_may_refuse_a_slot_that_is_free(control):

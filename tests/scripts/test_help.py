@@ -5,7 +5,8 @@ import sys
 from typing import Final
 
 import pytest
-from script_modules import SCRIPTS
+
+from tests.support.hosts.script_modules import SCRIPTS
 
 COMMANDS: Final = {
     "bench": "benchmarks",

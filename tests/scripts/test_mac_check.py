@@ -8,7 +8,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from script_modules import SCRIPTS
+
+from tests.support.hosts.script_modules import SCRIPTS
 
 pytest.importorskip("mlx.core")
 

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from script_modules import SCRIPTS
+
+from tests.support.hosts.script_modules import SCRIPTS
 
 MIB = 2**20
 

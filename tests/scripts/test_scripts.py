@@ -12,7 +12,8 @@ from typing import Final
 
 import psutil
 import pytest
-from served import wait_until
+
+from tests.support.hosts.served import wait_until
 
 ROOT: Final = Path(__file__).resolve().parent.parent.parent
 INSTALL: Final = (

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from served import Served, wait_until
+
+from tests.support.hosts.served import Served, wait_until
 
 pytestmark = pytest.mark.system
 

@@ -6,7 +6,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from served import Served, wait_until
+
+from tests.support.hosts.served import Served, wait_until
 
 pytestmark = pytest.mark.system
 

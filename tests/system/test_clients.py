@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import openai
 import pytest
-from served import Served
+
+from tests.support.hosts.served import Served
 
 pytestmark = pytest.mark.system
 

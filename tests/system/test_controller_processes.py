@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import psutil
 import pytest
-from control_world import serve_options
 
 from mlx_dp.orchestrator.api import (
     Ended,
@@ -27,6 +26,7 @@ from mlx_dp.proto.messages.fake_engine_options import FakeEngineOptions
 from mlx_dp.proto.messages.protocol import FailureKind, FinishReason
 from mlx_dp.proto.messages.sampling_params import SamplingParams
 from mlx_dp.proto.wire.controller_channel import ControllerChannel
+from tests.support.control.control_world import serve_options
 
 pytestmark = pytest.mark.system
 

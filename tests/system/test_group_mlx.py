@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from served import Served, wait_until
+
+from tests.support.hosts.served import Served, wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.mlx, pytest.mark.model]
 

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from served import COMMAND, DEADLINE_S, wait_until
+
+from tests.support.hosts.served import COMMAND, DEADLINE_S, wait_until
 
 pytestmark = pytest.mark.system
 

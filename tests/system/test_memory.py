@@ -4,7 +4,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from served import Served
+
+from tests.support.hosts.served import Served
 
 pytestmark = pytest.mark.system
 

@@ -7,7 +7,8 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from served import Served, wait_until
+
+from tests.support.hosts.served import Served, wait_until
 
 pytestmark = pytest.mark.system
 

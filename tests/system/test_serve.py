@@ -10,7 +10,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from served import DEADLINE_S, Served, alive, wait_until
+
+from tests.support.hosts.served import DEADLINE_S, Served, alive, wait_until
 
 pytestmark = pytest.mark.system
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import psutil
 import pytest
-from served import Served, alive, wait_until
+
+from tests.support.hosts.served import Served, alive, wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.mlx, pytest.mark.model]
 

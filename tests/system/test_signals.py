@@ -10,7 +10,8 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from served import COMMAND, Served, alive, wait_until
+
+from tests.support.hosts.served import COMMAND, Served, alive, wait_until
 
 pytestmark = pytest.mark.system
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from served import COMMAND, alive, wait_until
+
+from tests.support.hosts.served import COMMAND, alive, wait_until
 
 pytestmark = pytest.mark.system
 

@@ -1,8 +1,8 @@
 import pytest
-from worker_bench import FakeChannel, VirtualTime, submit
 
 from mlx_dp.proto.messages.protocol import Abort, Drain, Shutdown
 from mlx_dp.worker.buffered_channel import BufferedChannel, ShutdownRequestedError
+from tests.support.worker.worker_bench import FakeChannel, VirtualTime, submit
 
 
 def test_what_was_heard_in_a_step_is_obeyed_after_it_and_in_order() -> None:

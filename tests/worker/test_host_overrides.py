@@ -1,9 +1,8 @@
 from dataclasses import replace
 from pathlib import Path
 
-from worker_starts import mlx_start
-
 from mlx_dp.worker.host_overrides import HostOverrides
+from tests.support.worker.worker_starts import mlx_start
 
 START = mlx_start(Path("/there"), memory_nbytes=10)
 

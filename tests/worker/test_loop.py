@@ -4,7 +4,6 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from worker_bench import Bench, submit
 
 from mlx_dp.proto.exit_codes import ExitCode
 from mlx_dp.proto.messages.grammar import Grammar, GrammarKind
@@ -27,6 +26,7 @@ from mlx_dp.proto.messages.protocol import (
 )
 from mlx_dp.worker.contract.engine import Drawn, EngineRequest, StepPlan
 from mlx_dp.worker.fake.engine import FakeEngine
+from tests.support.worker.worker_bench import Bench, submit
 
 
 def test_a_request_is_accepted_generated_and_finished_in_this_order() -> None:

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 import pytest
-from worker_bench import Bench, FakeChannel, submit
 
 from mlx_dp.proto.exit_codes import ExitCode
 from mlx_dp.proto.messages.pass_totals import PassTotals
@@ -18,6 +17,7 @@ from mlx_dp.proto.messages.protocol import (
 from mlx_dp.worker.contract.engine import Drawn, StepPlan
 from mlx_dp.worker.contract.peers import PassWatch, RankLostError
 from mlx_dp.worker.fake.engine import FakeEngine
+from tests.support.worker.worker_bench import Bench, FakeChannel, submit
 
 FD = 77
 
@@ -77,7 +77,7 @@ class RankEngine(FakeEngine):
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
-    monkeypatch.setattr("worker_bench.FakeChannel", RankChannel)
+    monkeypatch.setattr("tests.support.worker.worker_bench.FakeChannel", RankChannel)
     return Bench(engine=RankEngine)
 
 

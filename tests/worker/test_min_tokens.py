@@ -12,15 +12,15 @@ pytest.importorskip("mlx.core")
 import mlx.core as mx
 from mlx_lm.generate import generate_step
 from mlx_lm.utils import load_model
-from oracle import solo_greedy
-from scripted_channel import ScriptedChannel
-from tiny_models import ARCHITECTURES
-from worker_starts import mlx_start
 
 from mlx_dp.proto.exit_codes import ExitCode
 from mlx_dp.proto.messages.protocol import Down, FinishReason, Submit
 from mlx_dp.proto.messages.sampling_params import SamplingParams
 from mlx_dp.worker.startup import run_worker
+from tests.support.models.oracle import solo_greedy
+from tests.support.models.tiny_models import ARCHITECTURES
+from tests.support.worker.scripted_channel import ScriptedChannel
+from tests.support.worker.worker_starts import mlx_start
 
 pytestmark = pytest.mark.mlx
 
@@ -62,21 +62,10 @@ def submit(request_id: int, stops: Sequence[int], params: SamplingParams, **more
     )
 
 
-class Channel(ScriptedChannel):
-    """Knows what earlier owners said."""
-
-    def drain(self) -> list[Down]:
-        due = super().drain()
-        for verb in due:
-            if isinstance(verb, Submit):
-                self.received[verb.request_id].ids += verb.output_ids
-        return due
-
-
 def answers(directory: Path, submits: Sequence[Submit]) -> dict[int, tuple[int, ...]]:
     """The whole answers of one worker to these requests, which meet in its batch."""
     script: list[tuple[int, Down]] = [(2 * at, each) for at, each in enumerate(submits)]
-    channel = Channel(mlx_start(directory, requests=len(submits)), script)
+    channel = ScriptedChannel(mlx_start(directory, requests=len(submits)), script)
     assert run_worker(channel) is ExitCode.OK
     for each in submits:
         end = channel.received[each.request_id].finished

@@ -12,11 +12,6 @@ import pytest
 pytest.importorskip("mlx.core")
 
 import mlx.core as mx
-from grammar_answers import regex
-from scripted_channel import ScriptedChannel
-from step_forms import StepForms
-from tiny_models import ARCHITECTURES, DENSE, DYNAMIC_ROPE
-from worker_starts import mlx_start
 
 from mlx_dp.proto.capacity.ownership import OwnerCapacity
 from mlx_dp.proto.exit_codes import ExitCode
@@ -24,9 +19,8 @@ from mlx_dp.proto.messages.grammar import Grammar
 from mlx_dp.proto.messages.protocol import (
     Abort,
     Down,
-    Failed,
-    Finished,
     Heartbeat,
+    Preempted,
     Ready,
     Rejected,
     RejectReason,
@@ -39,6 +33,12 @@ from mlx_dp.worker.contract.engine import EngineRequest, PrefillChunk, StepPlan
 from mlx_dp.worker.engine.mlx_engine import MlxEngine
 from mlx_dp.worker.startup import run_worker
 from mlx_dp.worker.warm_up import warm_up
+from tests.support.batches.grammar_answers import regex
+from tests.support.batches.step_forms import StepForms
+from tests.support.models.tiny_models import ARCHITECTURES, DENSE, DYNAMIC_ROPE
+from tests.support.worker.fake_controller import Request
+from tests.support.worker.scripted_channel import ScriptedChannel
+from tests.support.worker.worker_starts import mlx_start
 
 pytestmark = pytest.mark.mlx
 
@@ -94,12 +94,11 @@ class Channel(ScriptedChannel):
         if isinstance(message, Ready):
             self.warm, self.warm_operations = self._seen.forms, self._seen.operations
             self._seen.clear()
-        match message:
-            case Rejected(request_id=request_id):
-                assert message.reason in (RejectReason.NO_SLOT, RejectReason.NO_TOKENS), message
-                self._open.remove(request_id)
-            case Finished() | Failed() | Ready():
-                super().send(message)
+        super().send(message)
+
+    def put_back(self, request: Request, message: Preempted | Rejected) -> None:
+        assert isinstance(message, Rejected), message
+        assert message.reason in (RejectReason.NO_SLOT, RejectReason.NO_TOKENS), message
 
 
 def ticking() -> Iterator[float]:

@@ -1,7 +1,8 @@
 """Many small worlds: whatever comes, every request ends with the tokens of an undisturbed run."""
 
 import pytest
-from worker_simulation import Setting, WorkerSimulation
+
+from tests.support.worker.worker_simulation import Setting, WorkerSimulation
 
 SETTINGS = {
     "roomy": Setting(pool=5_000),

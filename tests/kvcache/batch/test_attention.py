@@ -6,7 +6,6 @@ import pytest
 pytest.importorskip("mlx.core")
 
 import mlx.core as mx
-from kv_reference import KEY_DIM, KV_HEADS, PLAIN, QUERY_HEADS, SCALE, random_row
 from mlx_lm.models import base, llama
 from mlx_lm.models.cache import KVCache
 
@@ -15,6 +14,14 @@ from mlx_dp.kvcache.batch.batch_form import BatchForm
 from mlx_dp.kvcache.batch.batched_kv_cache import BatchedKVCache, NotSplittableError
 from mlx_dp.kvcache.batch.kv_batch import KVBatch
 from mlx_dp.kvcache.kv_row import LayerKV
+from tests.support.batches.kv_reference import (
+    KEY_DIM,
+    KV_HEADS,
+    PLAIN,
+    QUERY_HEADS,
+    SCALE,
+    random_row,
+)
 
 pytestmark = pytest.mark.mlx
 

@@ -9,8 +9,6 @@ import pytest
 pytest.importorskip("mlx.core")
 
 import mlx.core as mx
-from kv_model import feed
-from kv_reference import KEY_DIM, KV_HEADS, VALUE_DIM, PlainRow, own_caches, random_row
 from mlx_lm.models.cache import ArraysCache, CacheList
 
 from mlx_dp.kvcache.batch.batch_caches import BatchCaches
@@ -19,6 +17,15 @@ from mlx_dp.kvcache.batch.mixed_chunk import MixedChunk
 from mlx_dp.kvcache.layout import inspect_caches
 from mlx_dp.kvcache.prefix.segments import Segments
 from mlx_dp.kvcache.row_content import RowContent, read_caches
+from tests.support.batches.kv_model import feed
+from tests.support.batches.kv_reference import (
+    KEY_DIM,
+    KV_HEADS,
+    VALUE_DIM,
+    PlainRow,
+    own_caches,
+    random_row,
+)
 
 pytestmark = pytest.mark.mlx
 

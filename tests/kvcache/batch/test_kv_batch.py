@@ -9,8 +9,13 @@ import pytest
 pytest.importorskip("mlx.core")
 
 import mlx.core as mx
-from kv_model import expect_content, run_step
-from kv_reference import (
+
+from mlx_dp.kvcache.batch.batch_form import BatchForm
+from mlx_dp.kvcache.batch.kv_batch import KVBatch
+from mlx_dp.kvcache.batch.mixed_chunk import MixedChunk
+from mlx_dp.kvcache.kv_row import LayerKV
+from tests.support.batches.kv_model import expect_content, run_step
+from tests.support.batches.kv_reference import (
     KEY_DIM,
     KV_HEADS,
     LAYERS,
@@ -20,11 +25,6 @@ from kv_reference import (
     own_caches,
     random_row,
 )
-
-from mlx_dp.kvcache.batch.batch_form import BatchForm
-from mlx_dp.kvcache.batch.kv_batch import KVBatch
-from mlx_dp.kvcache.batch.mixed_chunk import MixedChunk
-from mlx_dp.kvcache.kv_row import LayerKV
 
 pytestmark = pytest.mark.mlx
 

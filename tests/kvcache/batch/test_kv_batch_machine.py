@@ -15,11 +15,17 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from kv_model import expect_content, run_step
-from kv_reference import MIXED, PlainPrompt, PlainRow, empty_prompt, random_row
 
 from mlx_dp.kvcache.batch.batch_form import BatchForm
 from mlx_dp.kvcache.batch.kv_batch import KVBatch
+from tests.support.batches.kv_model import expect_content, run_step
+from tests.support.batches.kv_reference import (
+    MIXED,
+    PlainPrompt,
+    PlainRow,
+    empty_prompt,
+    random_row,
+)
 
 pytestmark = pytest.mark.mlx
 

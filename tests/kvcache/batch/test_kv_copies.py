@@ -8,12 +8,12 @@ import pytest
 pytest.importorskip("mlx.core")
 
 import mlx.core as mx
-from held_inputs import inputs_held
 
 from mlx_dp.kvcache.batch.batch_form import BatchForm
 from mlx_dp.kvcache.batch.kv_batch import KVBatch
 from mlx_dp.kvcache.batch.kv_tail import TAIL_TOKENS
 from mlx_dp.kvcache.kv_row import LayerKV
+from tests.support.batches.held_inputs import inputs_held
 
 pytestmark = pytest.mark.mlx
 

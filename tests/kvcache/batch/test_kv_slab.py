@@ -8,11 +8,19 @@ import pytest
 pytest.importorskip("mlx.core")
 
 import mlx.core as mx
-from kv_model import expect_place, expect_rectangle
-from kv_reference import KEY_DIM, KV_HEADS, MIXED, PLAIN, VALUE_DIM, PlainRow, random_row
 
 from mlx_dp.kvcache.batch.kv_slab import KVSlab
 from mlx_dp.kvcache.kv_row import KVRow, LayerKV
+from tests.support.batches.kv_model import expect_place, expect_rectangle
+from tests.support.batches.kv_reference import (
+    KEY_DIM,
+    KV_HEADS,
+    MIXED,
+    PLAIN,
+    VALUE_DIM,
+    PlainRow,
+    random_row,
+)
 
 pytestmark = pytest.mark.mlx
 

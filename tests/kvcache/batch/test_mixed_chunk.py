@@ -6,8 +6,6 @@ import pytest
 pytest.importorskip("mlx.core")
 
 import mlx.core as mx
-from kv_model import feed, run_step
-from kv_reference import MIXED, PLAIN, PlainPrompt, PlainRow, empty_prompt, random_row
 
 from mlx_dp.kvcache.batch.batch_form import BatchForm
 from mlx_dp.kvcache.batch.kv_batch import KVBatch
@@ -15,6 +13,15 @@ from mlx_dp.kvcache.batch.mixed_chunk import MixedChunk
 from mlx_dp.kvcache.kv_row import LayerKV
 from mlx_dp.kvcache.layout import inspect_caches
 from mlx_dp.kvcache.row_content import read_caches
+from tests.support.batches.kv_model import feed, run_step
+from tests.support.batches.kv_reference import (
+    MIXED,
+    PLAIN,
+    PlainPrompt,
+    PlainRow,
+    empty_prompt,
+    random_row,
+)
 
 pytestmark = pytest.mark.mlx
 

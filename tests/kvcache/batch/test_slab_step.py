@@ -6,9 +6,9 @@ pytest.importorskip("mlx.core")
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kv_model import expect_place
 
 from mlx_dp.kvcache.batch.slab_step import SlabStep
+from tests.support.batches.kv_model import expect_place
 
 pytestmark = pytest.mark.mlx
 

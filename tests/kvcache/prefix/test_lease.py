@@ -1,12 +1,12 @@
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from model_shapes import DENSE, HYBRID
-from prefix_store_model import StoreModel
 
 from mlx_dp.kvcache.prefix.lease import Lease, OwnerPools, Shortage
 from mlx_dp.kvcache.prefix.prefix_facts import PrefixFacts
 from mlx_dp.proto.capacity.ownership import OwnerCapacity
+from tests.support.batches.prefix_store_model import StoreModel
+from tests.support.models.model_shapes import DENSE, HYBRID
 
 
 def pools(

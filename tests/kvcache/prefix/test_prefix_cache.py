@@ -1,13 +1,13 @@
 from collections.abc import Mapping
 
 import pytest
-from model_shapes import DENSE, HYBRID
-from prefix_store_model import StoreModel, Text
 
 from mlx_dp.kvcache.prefix.cached_prefix import CachedPrefix, Save, SegmentPart
 from mlx_dp.kvcache.prefix.prefix_cache import Beginning, Freed, PrefixCache
 from mlx_dp.kvcache.prefix.prefix_facts import PrefixFacts
 from mlx_dp.kvcache.slots.auxiliary_slots import TREE, AuxiliarySlots
+from tests.support.batches.prefix_store_model import StoreModel, Text
+from tests.support.models.model_shapes import DENSE, HYBRID
 
 STATELESS = PrefixFacts(shape=DENSE)
 STATEFUL = PrefixFacts(shape=HYBRID, stateful=True)

@@ -10,12 +10,12 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
-from model_shapes import HYBRID
-from prefix_store_model import StoreModel, Text
 
 from mlx_dp.kvcache.prefix.prefix_cache import PrefixCache
 from mlx_dp.kvcache.prefix.prefix_facts import PrefixFacts
 from mlx_dp.kvcache.slots.auxiliary_slots import TREE, AuxiliarySlots
+from tests.support.batches.prefix_store_model import StoreModel, Text
+from tests.support.models.model_shapes import HYBRID
 
 SIZE = 8
 TRIMS_TO = 6

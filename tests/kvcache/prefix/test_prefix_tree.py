@@ -1,13 +1,13 @@
 from dataclasses import replace
 
 import pytest
-from model_shapes import DENSE, HYBRID
 
 from mlx_dp.kvcache.prefix.prefix_facts import PrefixFacts
 from mlx_dp.kvcache.prefix.prefix_match import reusable
 from mlx_dp.kvcache.prefix.prefix_node import PrefixNode
 from mlx_dp.kvcache.prefix.prefix_tree import PrefixTree
 from mlx_dp.proto.capacity.model_shape import CacheWindow
+from tests.support.models.model_shapes import DENSE, HYBRID
 
 STATELESS = PrefixFacts(shape=DENSE)
 STATEFUL = PrefixFacts(shape=HYBRID, stateful=True)

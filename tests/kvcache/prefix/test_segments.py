@@ -8,13 +8,13 @@ pytest.importorskip("mlx.core")
 import mlx.core as mx
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kv_reference import PlainRow, own_caches, random_row
 
 from mlx_dp.kvcache.kv_row import LayerKV
 from mlx_dp.kvcache.layout import inspect_caches
 from mlx_dp.kvcache.prefix.cached_prefix import CachedPrefix, SegmentPart
 from mlx_dp.kvcache.prefix.segments import Segments
 from mlx_dp.kvcache.row_content import Snapshot, fill_caches
+from tests.support.batches.kv_reference import PlainRow, own_caches, random_row
 
 pytestmark = pytest.mark.mlx
 

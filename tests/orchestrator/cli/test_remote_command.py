@@ -4,12 +4,11 @@ import shlex
 from dataclasses import replace
 from pathlib import Path
 
-from flag_values import FAKE_MODEL, flags
-
 from mlx_dp.orchestrator.cli.remote_command import connect_hint, worker_arguments
 from mlx_dp.orchestrator.config.flags import Flags, HttpFlags, OwnerFlags, RemoteFlags
 from mlx_dp.orchestrator.config.remote_plan import RemotePlan
 from mlx_dp.orchestrator.process.remote.host_file import Host
+from tests.support.control.flag_values import FAKE_MODEL, flags
 
 ENDPOINT = "tcp://10.0.0.1:7801"
 

@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
-from flag_values import flags
 
 from mlx_dp.orchestrator.cli.remote_workers import mlx_launch
 from mlx_dp.orchestrator.config.flags import HttpFlags, RemoteFlags
 from mlx_dp.orchestrator.config.remote_plan import RemotePlan
 from mlx_dp.orchestrator.process.remote.host_file import Host
+from tests.support.control.flag_values import flags
 
 
 @pytest.mark.parametrize("no_caffeinate", [False, True])

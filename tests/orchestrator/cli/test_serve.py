@@ -8,9 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from scripted_service import OPTIONS
 
 from mlx_dp.orchestrator.cli import serve
+from tests.support.http.scripted_service import OPTIONS
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import signal
 from typing import NoReturn
 
 import pytest
-from owner_states import LOADING, READY
 from rich.console import Console
 
 from mlx_dp.orchestrator.api import OwnerState, ServiceState, ServiceStatus
@@ -17,6 +16,7 @@ from mlx_dp.orchestrator.control.controller import ServiceDeadError
 from mlx_dp.orchestrator.worker_states import RestartRefusedError
 from mlx_dp.proto.capacity.parallel import ReplicaMode
 from mlx_dp.proto.messages.protocol import FailureKind
+from tests.support.control.owner_states import LOADING, READY
 
 
 class Control:

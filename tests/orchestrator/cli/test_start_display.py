@@ -3,11 +3,11 @@
 import io
 from dataclasses import replace
 
-from owner_states import LOADING, QUEUED, READY, WARMING
 from rich.console import Console
 
 from mlx_dp.orchestrator.api import WorkerStatus
 from mlx_dp.orchestrator.cli.start_display import stage_of, start_display
+from tests.support.control.owner_states import LOADING, QUEUED, READY, WARMING
 
 
 def test_each_stage_has_its_word() -> None:

@@ -4,7 +4,6 @@ from dataclasses import replace
 from typing import Any, get_type_hints
 
 import pytest
-from flag_values import FAKE_MODEL, flags
 
 from mlx_dp.orchestrator.config import configuration
 from mlx_dp.orchestrator.config.flags import (
@@ -18,6 +17,7 @@ from mlx_dp.orchestrator.config.flags import (
 from mlx_dp.orchestrator.control.routing.policies import METHODS
 from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.messages.group import DistributedBackend
+from tests.support.control.flag_values import FAKE_MODEL, flags
 
 
 def with_value(group: str, name: str, value: Any) -> Flags:

@@ -4,11 +4,11 @@ from dataclasses import replace
 from typing import Literal
 
 import pytest
-from model_shapes import DENSE, GB
 
 from mlx_dp.orchestrator.config.memory_share import share_memory, shared_memory
 from mlx_dp.orchestrator.model.model_probe import DeviceFacts
 from mlx_dp.proto.errors import ConfigError
+from tests.support.models.model_shapes import DENSE, GB
 
 SHAPE = replace(DENSE, weights_nbytes=540_000_000)
 

@@ -5,8 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from flag_values import flags
-from model_shapes import DENSE, GB, HYBRID
 from rich.console import Console
 
 from mlx_dp.orchestrator.cli.plan_table import plan_json, plan_table, plan_view
@@ -20,6 +18,8 @@ from mlx_dp.proto.capacity.model_shape import ModelShape
 from mlx_dp.proto.capacity.rank_weights import RankWeights
 from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.messages.group import DistributedBackend
+from tests.support.control.flag_values import flags
+from tests.support.models.model_shapes import DENSE, GB, HYBRID
 
 FAKE = PreparedModel(served_name="fake")
 

@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from flag_values import FAKE_MODEL, flags
 
 from mlx_dp.orchestrator.config import preparation
 from mlx_dp.orchestrator.config.flags import ModelFlags
@@ -12,6 +11,7 @@ from mlx_dp.orchestrator.config.preparation import PreparedModel, prepare_model
 from mlx_dp.orchestrator.model.model_probe import DeviceFacts, ModelProbe
 from mlx_dp.orchestrator.model.model_source import ResolvedModel
 from mlx_dp.proto.capacity.model_shape import ModelShape
+from tests.support.control.flag_values import FAKE_MODEL, flags
 
 SHAPE = ModelShape(
     num_layers=1,

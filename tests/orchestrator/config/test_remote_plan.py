@@ -3,13 +3,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from flag_values import flags
 
 from mlx_dp.orchestrator.config import configuration
 from mlx_dp.orchestrator.config.flags import OwnerFlags, RemoteFlags
 from mlx_dp.orchestrator.config.remote_plan import RemotePlan, plan_remote
 from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.wire.key_files import write_keys
+from tests.support.control.flag_values import flags
 
 HERE = "127.0.0.1:7801"
 THREE = OwnerFlags(dp_size=3)

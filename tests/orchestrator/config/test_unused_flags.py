@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flag_values import flags
 
 from mlx_dp.orchestrator.config import configuration
 from mlx_dp.orchestrator.config.flags import (
@@ -20,6 +19,7 @@ from mlx_dp.orchestrator.config.unused_flags import TABLE
 from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.messages.group import DistributedBackend
 from mlx_dp.proto.messages.protocol import EngineKind
+from tests.support.control.flag_values import flags
 
 FAKE = EngineKind.FAKE
 MODEL = ModelFlags()

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
-import control_world
 import pytest
+
+from tests.support.control import control_world
 
 
 @pytest.fixture(autouse=True)

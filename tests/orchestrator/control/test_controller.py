@@ -5,7 +5,6 @@ import random
 from collections.abc import Callable, Coroutine
 
 import pytest
-from control_world import FakeWorker, World, expected, generation, ready, serve_options
 
 from mlx_dp.orchestrator.api import Ended, NewTokens, OverloadedError, Service, ServiceStatus
 from mlx_dp.orchestrator.control.controller import Controller, ServiceDeadError
@@ -19,6 +18,8 @@ from mlx_dp.orchestrator.worker_states import RestartRefusedError
 from mlx_dp.proto.capacity.request_limits import AdmissionLimits
 from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.messages.protocol import FailureKind, FinishReason
+from tests.support.control.control_world import World, serve_options
+from tests.support.control.fake_worker import FakeWorker, expected, generation, ready
 
 QUICK = ControlLimits(tick_s=0.01, stop_grace_s=0.2)
 

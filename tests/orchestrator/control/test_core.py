@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from control_world import Reader, Running, World, expected, generation, ready, serve_options
 
 from mlx_dp.orchestrator.api import (
     Ended,
@@ -32,6 +31,8 @@ from mlx_dp.proto.messages.protocol import (
     Tokens,
     Up,
 )
+from tests.support.control.control_world import Reader, World, serve_options
+from tests.support.control.fake_worker import Running, expected, generation, ready
 
 
 def submit(world: World, *args, **kwargs) -> Reader:

@@ -1,8 +1,8 @@
 """What messages tell of each other, beyond what each says by itself."""
 
-from control_world import Reader, World, generation
-
 from mlx_dp.proto.messages.protocol import FinishReason
+from tests.support.control.control_world import Reader, World
+from tests.support.control.fake_worker import generation
 
 
 def test_a_worker_that_runs_less_than_it_has_accepted_is_given_up_and_its_requests_go_on() -> None:

@@ -5,11 +5,12 @@ the controller stood still, it jumps.
 """
 
 import pytest
-from control_world import Reader, World, expected, generation, serve_options
 
 from mlx_dp.orchestrator.api import Ended, ServiceStatus
 from mlx_dp.orchestrator.options import QueueOptions
 from mlx_dp.proto.messages.protocol import FinishReason
+from tests.support.control.control_world import Reader, World, serve_options
+from tests.support.control.fake_worker import expected, generation
 
 HOUR_S = 3600.0
 WAKING_S = 1.4

@@ -5,12 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import foreign_format
 import httpx
 import pytest
-from foreign_format import KEY_HEADER, PATH, TelegramFormat, event
-from http_calls import CHAT, HI, error
-from scripted_service import API_KEY, OPTIONS, ScriptedService, granted, says
 
 from mlx_dp.orchestrator.api import Ended, NewTokens, ServiceStatus
 from mlx_dp.orchestrator.formats.openai.openai_format import OpenAiFormat
@@ -20,6 +16,10 @@ from mlx_dp.orchestrator.http.body.body_parser import INLINE_SIGNS
 from mlx_dp.orchestrator.options import HttpOptions
 from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
 from mlx_dp.proto.messages.protocol import FinishReason
+from tests.support.http import foreign_format
+from tests.support.http.foreign_format import KEY_HEADER, PATH, TelegramFormat, event
+from tests.support.http.http_calls import CHAT, HI, error
+from tests.support.http.scripted_service import API_KEY, OPTIONS, ScriptedService, granted, says
 
 KEYED = replace(OPTIONS, api_key=API_KEY)
 PAGE = "https://chat.example.com"
@@ -190,7 +190,7 @@ def test_the_document_describes_it() -> None:
 def test_its_large_bodies_are_parsed_in_a_process_of_their_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(foreign_format.__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", str(Path(foreign_format.__file__).parents[3]))
     service = ScriptedService()
     service.bounds = None
     many = 10 * INLINE_SIGNS

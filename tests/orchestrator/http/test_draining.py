@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import httpx
 import pytest
-from http_calls import CHAT, COMPLETIONS, HI, call
-from scripted_service import API_KEY, STATE, ScriptedService, says
 
 from mlx_dp.orchestrator.api import Generation, ServiceState, ServiceStatus
 from mlx_dp.orchestrator.options import HttpOptions
+from tests.support.http.http_calls import CHAT, COMPLETIONS, HI, call
+from tests.support.http.scripted_service import API_KEY, STATE, ScriptedService, says
 
 PATHS = (
     ("GET", "/live"),

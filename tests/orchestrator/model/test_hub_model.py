@@ -8,11 +8,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from huggingface_hub import errors
-from silent_progress import SilentProgress
 
 from mlx_dp.orchestrator.model import hub_model as module
 from mlx_dp.orchestrator.model.errors import ModelSourceError
 from mlx_dp.orchestrator.model.hub_model import hub_model
+from tests.support.models.silent_progress import SilentProgress
 
 COMMIT = "0" * 39 + "1"
 WEIGHTS = bytes(range(256)) * 4096

@@ -3,10 +3,10 @@ import os
 import sys
 
 import pytest
-from silent_progress import SilentProgress
 
 from mlx_dp.orchestrator.model.model_cache import ModelCache, gguf_model
 from mlx_dp.proto.errors import ConfigError
+from tests.support.models.silent_progress import SilentProgress
 
 
 def names_in(cache_dir):

@@ -121,9 +121,8 @@ def test_the_probe_tells_precision_and_what_no_batch_can_hold(
     tmp_path, monkeypatch, name, dtype, float32, unbatchable
 ):
     mx = pytest.importorskip("mlx.core")
-    from tiny_models import ARCHITECTURES
-
     from mlx_dp.worker import probe
+    from tests.support.models.tiny_models import ARCHITECTURES
 
     model = ARCHITECTURES[name].build()
     model.set_dtype(getattr(mx, dtype))

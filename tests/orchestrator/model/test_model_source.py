@@ -3,10 +3,10 @@ import platform
 import sys
 
 import pytest
-from silent_progress import SilentProgress
 
 from mlx_dp.orchestrator.model.errors import ModelSourceError
 from mlx_dp.orchestrator.model.model_source import host_device, resolve_model
+from tests.support.models.silent_progress import SilentProgress
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from model_shapes import DENSE, GB, HYBRID
 
 from mlx_dp.proto.capacity.model_shape import CacheWindow
 from mlx_dp.proto.capacity.ownership import OwnerCapacity, OwnerSlice
@@ -17,6 +16,7 @@ from mlx_dp.proto.capacity.token_pool import (
     pool_tokens,
 )
 from mlx_dp.proto.errors import ConfigError
+from tests.support.models.model_shapes import DENSE, GB, HYBRID
 
 STATES_ONLY = replace(HYBRID, attention_layers=0, kv_bytes_per_token=0)
 SHARE = OwnerSlice(parallel=ParallelState())

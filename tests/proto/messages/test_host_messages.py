@@ -5,12 +5,12 @@ from typing import get_args
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from message_strategies import of_class, unbounded_fields
 
 from mlx_dp.proto.errors import ProtocolError
 from mlx_dp.proto.messages.host_messages import HostDown, HostUp, Ping, host_identity, is_host
 from mlx_dp.proto.messages.protocol import Down, Hello, Shutdown, Up
 from mlx_dp.proto.wire.codec import decode_down, decode_host_down, decode_host_up, decode_up, encode
+from tests.support.control.message_strategies import of_class, unbounded_fields
 
 KINDS = (*get_args(HostDown), *get_args(HostUp))
 

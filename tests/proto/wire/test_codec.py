@@ -3,7 +3,6 @@
 from dataclasses import asdict, fields, replace
 from typing import Any, get_args
 
-import message_strategies
 import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -40,6 +39,7 @@ from mlx_dp.proto.wire.codec import (
     decode_up,
     encode,
 )
+from tests.support.control import message_strategies
 
 DOWN = get_args(Down)
 UP = get_args(Up)

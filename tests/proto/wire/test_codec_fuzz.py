@@ -4,7 +4,6 @@ import struct
 from dataclasses import asdict
 from typing import get_args
 
-import message_strategies
 import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 from mlx_dp.proto.errors import ProtocolError
 from mlx_dp.proto.messages.protocol import Message
 from mlx_dp.proto.wire.codec import MAX_FRAME_BYTES, decode_down, decode_up, encode
+from tests.support.control import message_strategies
 
 KINDS = get_args(Message)
 

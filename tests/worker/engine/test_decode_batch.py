@@ -9,8 +9,6 @@ import pytest
 pytest.importorskip("mlx.core")
 
 import mlx.core as mx
-from oracle import Ties, assert_greedy
-from tiny_batches import KINDS, loaded_tiny, prefilled, prompt_of
 
 from mlx_dp.kvcache.prefix.cached_prefix import CachedPrefix, Save, SegmentPart
 from mlx_dp.kvcache.prefix.segments import Segments
@@ -22,6 +20,8 @@ from mlx_dp.worker.engine.launched_step import LaunchedStep
 from mlx_dp.worker.grammar.compiler import GrammarCompiler
 from mlx_dp.worker.grammar.masks import GrammarMasks
 from mlx_dp.worker.loading.batch_check import choose_form
+from tests.support.batches.tiny_batches import KINDS, loaded_tiny, prefilled, prompt_of
+from tests.support.models.oracle import Ties, assert_greedy
 
 pytestmark = pytest.mark.mlx
 

@@ -10,9 +10,6 @@ import pytest
 pytest.importorskip("mlx.core")
 
 import mlx.core as mx
-from busy_batch import Busy
-from tiny_batches import KINDS, loaded_tiny, prefilled, prompt_of
-from tiny_models import ARCHITECTURES
 
 from mlx_dp.kvcache.batch import attention
 from mlx_dp.kvcache.batch.batch_form import BatchForm
@@ -22,6 +19,9 @@ from mlx_dp.worker.engine.prefill import Prefill
 from mlx_dp.worker.engine.prompt_chunk import PromptChunk
 from mlx_dp.worker.loading.batch_check import ALONE, choose_form
 from mlx_dp.worker.loading.loaded_model import inspect
+from tests.support.batches.busy_batch import Busy
+from tests.support.batches.tiny_batches import KINDS, loaded_tiny, prefilled, prompt_of
+from tests.support.models.tiny_models import ARCHITECTURES
 
 pytestmark = pytest.mark.mlx
 

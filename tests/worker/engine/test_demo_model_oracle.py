@@ -8,8 +8,6 @@ import pytest
 pytest.importorskip("mlx.core")
 
 from mlx_lm.utils import load_model
-from oracle import Ties, assert_greedy
-from scripted_channel import ScriptedChannel
 
 from mlx_dp.proto.capacity.ownership import Limits, divide
 from mlx_dp.proto.capacity.parallel import resolve_topology
@@ -24,6 +22,8 @@ from mlx_dp.proto.messages.protocol import (
 )
 from mlx_dp.proto.messages.sampling_params import SamplingParams
 from mlx_dp.worker.startup import run_worker
+from tests.support.models.oracle import Ties, assert_greedy
+from tests.support.worker.scripted_channel import ScriptedChannel
 
 pytestmark = [pytest.mark.mlx, pytest.mark.model]
 

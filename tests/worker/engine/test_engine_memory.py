@@ -10,15 +10,15 @@ import pytest
 pytest.importorskip("mlx.core")
 
 import mlx.core as mx
-from engine_contract import EMPTY, finish, request
-from tiny_models import ARCHITECTURES, TinyModel
-from worker_starts import mlx_start
 
 from mlx_dp.kvcache.prefix.cached_prefix import Save
 from mlx_dp.proto.capacity.ownership import OwnerCapacity
 from mlx_dp.worker.contract.engine import EngineRequest, PrefillChunk, StepPlan
 from mlx_dp.worker.engine.mlx_engine import MlxEngine
 from mlx_dp.worker.loading.device import MIN_CACHE_NBYTES
+from tests.support.models.tiny_models import ARCHITECTURES, TinyModel
+from tests.support.worker.engine_contract import EMPTY, finish, request
+from tests.support.worker.worker_starts import mlx_start
 
 pytestmark = pytest.mark.mlx
 

@@ -4,11 +4,11 @@ import random
 from itertools import count
 
 import pytest
-from worker_bench import Bench, submit
 
 from mlx_dp.proto.messages.protocol import FakeEngineOptions
 from mlx_dp.worker.contract.engine import Drawn, StepPlan
 from mlx_dp.worker.fake.engine import FakeEngine
+from tests.support.worker.worker_bench import Bench, submit
 
 DECODE_S, TOKEN_S = 0.02, 0.0006
 IN_FLIGHT = 10

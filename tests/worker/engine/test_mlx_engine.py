@@ -8,15 +8,27 @@ import pytest
 pytest.importorskip("mlx.core")
 
 import mlx.core as mx
-from engine_contract import EMPTY, EngineContract, PrefixContract, prefill, request
-from support.chosen_forms import ChosenForms
-from tiny_models import ARCHITECTURES, DENSE, DYNAMIC_ROPE, TINY_MODELS, TinyModel
-from worker_starts import mlx_start
 
 from mlx_dp.proto.capacity.ownership import OwnerCapacity
 from mlx_dp.worker.contract.engine import Engine, EngineRequest
 from mlx_dp.worker.engine.mlx_engine import MlxEngine
 from mlx_dp.worker.grammar.compiler import GrammarCompiler
+from tests.support.models.tiny_models import (
+    ARCHITECTURES,
+    DENSE,
+    DYNAMIC_ROPE,
+    TINY_MODELS,
+    TinyModel,
+)
+from tests.support.worker.chosen_forms import ChosenForms
+from tests.support.worker.engine_contract import (
+    EMPTY,
+    EngineContract,
+    PrefixContract,
+    prefill,
+    request,
+)
+from tests.support.worker.worker_starts import mlx_start
 
 pytestmark = pytest.mark.mlx
 

@@ -8,13 +8,13 @@ import pytest
 pytest.importorskip("mlx.core")
 
 import mlx.core as mx
-from tiny_batches import KINDS, loaded_tiny, prefilled, prompt_of
 
 from mlx_dp.kvcache.prefix.cached_prefix import CachedPrefix, Save, SegmentPart
 from mlx_dp.kvcache.prefix.segments import Segments
 from mlx_dp.kvcache.row_content import RowContent
 from mlx_dp.worker.engine.prefill import Prefill
 from mlx_dp.worker.engine.prefill_step import PrefillStep
+from tests.support.batches.tiny_batches import KINDS, loaded_tiny, prefilled, prompt_of
 
 pytestmark = pytest.mark.mlx
 

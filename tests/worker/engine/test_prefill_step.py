@@ -10,7 +10,6 @@ import pytest
 pytest.importorskip("mlx.core")
 
 import mlx.core as mx
-from tiny_batches import loaded_tiny, prefilled, prompt_of
 
 from mlx_dp.kvcache.batch.batch_form import BatchForm
 from mlx_dp.kvcache.prefix.cached_prefix import CachedPrefix, Save, SegmentPart
@@ -19,6 +18,7 @@ from mlx_dp.worker.contract.engine import PrefillChunk
 from mlx_dp.worker.engine.decode_caches import DecodeCaches
 from mlx_dp.worker.engine.prefill import Prefill
 from mlx_dp.worker.engine.prefill_step import PrefillStep
+from tests.support.batches.tiny_batches import loaded_tiny, prefilled, prompt_of
 
 pytestmark = pytest.mark.mlx
 

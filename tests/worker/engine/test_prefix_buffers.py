@@ -8,9 +8,6 @@ import pytest
 pytest.importorskip("mlx.core")
 
 import mlx.core as mx
-from tiny_models import ARCHITECTURES
-from worker_bench import FakeChannel, VirtualTime, submit
-from worker_starts import mlx_start
 
 from mlx_dp.proto.capacity.ownership import OwnerCapacity
 from mlx_dp.proto.messages.protocol import Heartbeat, Prefilled, Up
@@ -19,6 +16,9 @@ from mlx_dp.worker.heartbeat import HeartbeatSchedule
 from mlx_dp.worker.loop import WorkerLoop
 from mlx_dp.worker.scheduling.chunk_budget import ChunkBudget
 from mlx_dp.worker.scheduling.scheduler import Scheduler
+from tests.support.models.tiny_models import ARCHITECTURES
+from tests.support.worker.worker_bench import FakeChannel, VirtualTime, submit
+from tests.support.worker.worker_starts import mlx_start
 
 pytestmark = pytest.mark.mlx
 

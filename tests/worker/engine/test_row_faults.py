@@ -7,19 +7,26 @@ import pytest
 
 pytest.importorskip("mlx.core")
 
-from grammar_answers import regex
-from scripted_channel import ScriptedChannel
-from tiny_batches import prompt_of
-from tiny_models import ARCHITECTURES
-from worker_starts import mlx_start
-
 from mlx_dp.proto.exit_codes import ExitCode
-from mlx_dp.proto.messages.protocol import Down, Failed, FailureKind, FinishReason, Submit, Up
+from mlx_dp.proto.messages.protocol import (
+    Down,
+    Failed,
+    FailureKind,
+    FinishReason,
+    Start,
+    Submit,
+    Up,
+)
 from mlx_dp.proto.messages.sampling_params import SamplingParams
 from mlx_dp.worker.grammar.compiler import GrammarCompiler
 from mlx_dp.worker.sampling import sampler
 from mlx_dp.worker.sampling.penalties import Penalties
 from mlx_dp.worker.startup import run_worker
+from tests.support.batches.grammar_answers import regex
+from tests.support.batches.tiny_batches import prompt_of
+from tests.support.models.tiny_models import ARCHITECTURES
+from tests.support.worker.scripted_channel import ScriptedChannel
+from tests.support.worker.worker_starts import mlx_start
 
 pytestmark = pytest.mark.mlx
 
@@ -45,15 +52,17 @@ def undisturbed(model: Path) -> dict[int, list[int]]:
 
 
 class Channel(ScriptedChannel):
-    """Keeps the word with which a worker gives up."""
+    """Lets requests, and the worker itself, end with an error."""
 
-    failed: Failed | None = None
+    def __init__(self, start: Start, script: list[tuple[int, Down]]) -> None:
+        super().__init__(start, script, errors=True)
+
+    @property
+    def failed(self) -> Failed | None:
+        return self.controller.failed
 
     def send(self, message: Up) -> None:
-        if isinstance(message, Failed):
-            self.failed = message
-        else:
-            super().send(message)
+        self.controller.heard(message)
 
 
 def submit(request_id: int, params: SamplingParams, **changes: Any) -> Submit:

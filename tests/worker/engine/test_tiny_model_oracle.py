@@ -13,20 +13,20 @@ import pytest
 pytest.importorskip("mlx.core")
 
 import mlx.core as mx
-from engine_simulation import GREEDY, Job, Simulation, random_jobs
-from held_inputs import inputs_held
 from mlx import nn
 from mlx.utils import tree_flatten
 from mlx_lm.utils import load_model
-from oracle import Ties, assert_greedy
-from tiny_models import ARCHITECTURES, DENSE, TINY_MODELS, TinyModel
-from tiny_tokenizer import VOCAB_SIZE
-from worker_starts import mlx_start
 
 from mlx_dp.proto.capacity.ownership import resolve_capacity
 from mlx_dp.proto.messages.batching import Batching
 from mlx_dp.proto.messages.sampling_params import SamplingParams
 from mlx_dp.worker.engine.mlx_engine import MlxEngine
+from tests.support.batches.held_inputs import inputs_held
+from tests.support.models.oracle import Ties, assert_greedy
+from tests.support.models.tiny_models import ARCHITECTURES, DENSE, TINY_MODELS, TinyModel
+from tests.support.text.tiny_tokenizer import VOCAB_SIZE
+from tests.support.worker.engine_simulation import GREEDY, Job, Simulation, random_jobs
+from tests.support.worker.worker_starts import mlx_start
 
 pytestmark = pytest.mark.mlx
 

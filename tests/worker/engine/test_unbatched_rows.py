@@ -6,9 +6,9 @@ import pytest
 pytest.importorskip("mlx.core")
 
 import mlx.core as mx
-from tiny_batches import Alone, loaded_tiny, prefilled, prompt_of
 
 from mlx_dp.worker.engine.unbatched_rows import UnbatchedRows
+from tests.support.batches.tiny_batches import Alone, loaded_tiny, prefilled, prompt_of
 
 pytestmark = pytest.mark.mlx
 

@@ -3,7 +3,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from engine_contract import (
+
+from mlx_dp.proto.capacity.ownership import OwnerCapacity
+from mlx_dp.proto.messages.protocol import FakeEngineOptions
+from mlx_dp.proto.messages.sampling_params import SamplingParams
+from mlx_dp.worker.contract.engine import Engine, EngineRequest
+from mlx_dp.worker.fake.engine import FakeEngine
+from tests.support.worker.engine_contract import (
     EMPTY,
     EngineContract,
     PrefixContract,
@@ -12,12 +18,6 @@ from engine_contract import (
     request,
     tokens_of,
 )
-
-from mlx_dp.proto.capacity.ownership import OwnerCapacity
-from mlx_dp.proto.messages.protocol import FakeEngineOptions
-from mlx_dp.proto.messages.sampling_params import SamplingParams
-from mlx_dp.worker.contract.engine import Engine, EngineRequest
-from mlx_dp.worker.fake.engine import FakeEngine
 
 END_OF_TEXT = 256
 

@@ -9,10 +9,10 @@ import pytest
 mx = pytest.importorskip("mlx.core")
 
 from mlx_lm import generate, load  # noqa: E402
-from silent_progress import SilentProgress  # noqa: E402
 
 from mlx_dp.orchestrator.model.model_cache import ModelCache  # noqa: E402
 from mlx_dp.worker.gguf.convert import main  # noqa: E402
+from tests.support.models.silent_progress import SilentProgress  # noqa: E402
 
 pytestmark = pytest.mark.mlx
 

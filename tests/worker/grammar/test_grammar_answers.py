@@ -10,17 +10,18 @@ import pytest
 
 pytest.importorskip("mlx.core")
 
-from grammar_answers import json_schema, lark, regex
-from scripted_channel import ScriptedChannel
-from support.chosen_forms import ChosenForms
 from tokenizers import Tokenizer
-from worker_starts import mlx_start
 
 from mlx_dp.proto.exit_codes import ExitCode
 from mlx_dp.proto.messages.grammar import Grammar
-from mlx_dp.proto.messages.protocol import Down, FinishReason, Rejected, Start, Submit, Up
+from mlx_dp.proto.messages.protocol import Down, FinishReason, Preempted, Rejected, Start, Submit
 from mlx_dp.proto.messages.sampling_params import SamplingParams
 from mlx_dp.worker.startup import run_worker
+from tests.support.batches.grammar_answers import json_schema, lark, regex
+from tests.support.worker.chosen_forms import ChosenForms
+from tests.support.worker.fake_controller import Request
+from tests.support.worker.scripted_channel import ScriptedChannel
+from tests.support.worker.worker_starts import mlx_start
 
 pytestmark = [pytest.mark.mlx, pytest.mark.model]
 
@@ -74,25 +75,15 @@ def submit(
 
 
 class Channel(ScriptedChannel):
-    """Takes refusals for answers, and knows what earlier owners said."""
+    """Takes refusals and errors for answers."""
 
     def __init__(self, start: Start, script: list[tuple[int, Down]]) -> None:
-        super().__init__(start, script)
+        super().__init__(start, script, errors=True)
         self.refused: dict[int, Rejected] = {}
 
-    def drain(self) -> list[Down]:
-        due = super().drain()
-        for verb in due:
-            if isinstance(verb, Submit):
-                self.received[verb.request_id].ids += verb.output_ids
-        return due
-
-    def send(self, message: Up) -> None:
-        if isinstance(message, Rejected):
-            self.refused[message.request_id] = message
-            self._open.remove(message.request_id)
-        else:
-            super().send(message)
+    def put_back(self, request: Request, message: Preempted | Rejected) -> None:
+        assert isinstance(message, Rejected), message
+        self.refused[request.request_id] = message
 
 
 def answers(model: Path, *script: tuple[int, Submit]) -> Channel:

@@ -6,11 +6,19 @@ import re
 import jsonschema
 import numpy as np
 import pytest
-from grammar_answers import allowed, json_schema, lark, play, regex, request, text_of
-from tiny_tokenizer import EOS_TOKEN_ID, VOCAB_SIZE, write_tokenizer
 
 from mlx_dp.worker.grammar.compiler import GrammarCompiler, GrammarError
 from mlx_dp.worker.grammar.masks import GrammarMasks
+from tests.support.batches.grammar_answers import (
+    allowed,
+    json_schema,
+    lark,
+    play,
+    regex,
+    request,
+    text_of,
+)
+from tests.support.text.tiny_tokenizer import EOS_TOKEN_ID, VOCAB_SIZE, write_tokenizer
 
 PADDED = VOCAB_SIZE + 44
 STOPS = (EOS_TOKEN_ID, 0)

@@ -13,12 +13,18 @@ import pytest
 pytest.importorskip("mlx.core")
 
 import mlx.core as mx
-from tiny_models import ARCHITECTURES, DENSE, DYNAMIC_ROPE, TINY_MODELS, TinyModel
 
 from mlx_dp.kvcache.batch.batch_form import BatchForm
 from mlx_dp.kvcache.kv_row import LayerKV
 from mlx_dp.worker.loading.batch_check import ALONE, choose_form
 from mlx_dp.worker.loading.loaded_model import LoadedModel, load
+from tests.support.models.tiny_models import (
+    ARCHITECTURES,
+    DENSE,
+    DYNAMIC_ROPE,
+    TINY_MODELS,
+    TinyModel,
+)
 
 pytestmark = pytest.mark.mlx
 

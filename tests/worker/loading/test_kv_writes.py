@@ -9,15 +9,14 @@ import pytest
 
 pytest.importorskip("mlx.core")
 
-from held_inputs import inputs_held
-from tiny_models import ARCHITECTURES
-
 from mlx_dp.kvcache.batch.batch_form import BatchForm
 from mlx_dp.kvcache.batch.kv_slab import KVSlab
 from mlx_dp.proto.messages.batching import Batching
 from mlx_dp.worker.loading.batch_check import choose_form
 from mlx_dp.worker.loading.kv_writes import copied_share, steps_copy
 from mlx_dp.worker.loading.loaded_model import LoadedModel, load
+from tests.support.batches.held_inputs import inputs_held
+from tests.support.models.tiny_models import ARCHITECTURES
 
 pytestmark = pytest.mark.mlx
 

@@ -13,13 +13,13 @@ from mlx import nn
 from mlx.utils import tree_flatten, tree_map
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
-from tiny_models import ARCHITECTURES, DENSE, TINY_MODELS
 
 from mlx_dp.kvcache.kv_row import LayerKV
 from mlx_dp.kvcache.row_content import read_caches
 from mlx_dp.proto.errors import ConfigError
 from mlx_dp.worker.contract.engine import UnsupportedModelError
 from mlx_dp.worker.loading.loaded_model import BatchLayout, LoadedModel, inspect, load
+from tests.support.models.tiny_models import ARCHITECTURES, DENSE, TINY_MODELS
 
 pytestmark = pytest.mark.mlx
 

@@ -22,7 +22,7 @@ def described(directory: Path) -> str:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    from tiny_models import DENSE
+    from tests.support.models.tiny_models import DENSE
 
     return DENSE["llama"].write(tmp_path / "model")
 

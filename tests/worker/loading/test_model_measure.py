@@ -10,11 +10,11 @@ from mlx_lm.models.cache import (  # noqa: E402
     KVCache,
     make_prompt_cache,
 )
-from tiny_models import ARCHITECTURES  # noqa: E402
 
 from mlx_dp.worker.loading import device  # noqa: E402
 from mlx_dp.worker.loading.model_measure import measure_shape  # noqa: E402
 from mlx_dp.worker.probe import main  # noqa: E402
+from tests.support.models.tiny_models import ARCHITECTURES  # noqa: E402
 
 pytestmark = pytest.mark.mlx
 

@@ -9,10 +9,10 @@ import pytest
 pytest.importorskip("mlx.core")
 
 import mlx.core as mx
-from tiny_batches import loaded_tiny
 
 from mlx_dp.kvcache.batch.padded_step import PaddedStep
 from mlx_dp.worker.loading.padding_check import keeps_padding_out
+from tests.support.batches.tiny_batches import loaded_tiny
 
 pytestmark = pytest.mark.mlx
 

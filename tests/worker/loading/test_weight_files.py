@@ -7,12 +7,11 @@ import pytest
 
 pytest.importorskip("mlx.core")
 
-from tiny_models import DENSE
-
 from mlx_dp.proto.errors import ConfigError
 from mlx_dp.worker import probe
 from mlx_dp.worker.loading.loaded_model import load
 from mlx_dp.worker.loading.weight_files import check_weight_files
+from tests.support.models.tiny_models import DENSE
 
 pytestmark = pytest.mark.mlx
 

@@ -5,7 +5,6 @@ from concurrent.futures import Future
 from dataclasses import replace
 
 import pytest
-from worker_bench import FakeChannel, VirtualTime, submit
 
 from mlx_dp.proto.capacity.ownership import divide_prefill
 from mlx_dp.proto.exit_codes import ExitCode
@@ -23,6 +22,7 @@ from mlx_dp.worker import startup
 from mlx_dp.worker.buffered_channel import BufferedChannel, ShutdownRequestedError
 from mlx_dp.worker.contract.engine import Engine
 from mlx_dp.worker.heartbeat import StartHeartbeats
+from tests.support.worker.worker_bench import FakeChannel, VirtualTime, submit
 
 
 def group_of(size: int) -> GroupPlace:

@@ -11,12 +11,12 @@ pytest.importorskip("mlx.core")
 import mlx.core as mx
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sampling_reference import VOCAB, drawn, engine_requests, random_logits
 
 from mlx_dp.proto.messages.protocol import TokenLogprob
 from mlx_dp.proto.messages.sampling_params import SamplingParams
 from mlx_dp.worker.contract.engine import EngineRequest
 from mlx_dp.worker.sampling.sampler import SampledStep, Sampler
+from tests.support.batches.sampling_reference import VOCAB, drawn, engine_requests, random_logits
 
 pytestmark = pytest.mark.mlx
 

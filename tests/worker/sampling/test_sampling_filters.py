@@ -8,10 +8,10 @@ pytest.importorskip("mlx.core")
 import mlx.core as mx
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sampling_reference import kept
 
 from mlx_dp.proto.messages.sampling_params import SamplingParams
 from mlx_dp.worker.sampling.filters import filter_logits
+from tests.support.batches.sampling_reference import kept
 
 pytestmark = pytest.mark.mlx
 

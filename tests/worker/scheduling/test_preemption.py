@@ -1,7 +1,5 @@
 """When memory runs short: the prefix cache first, then the youngest, and the last one never."""
 
-from worker_bench import Bench, submit
-
 from mlx_dp.proto.messages.protocol import (
     Finished,
     Preempted,
@@ -12,6 +10,7 @@ from mlx_dp.proto.messages.protocol import (
     Up,
 )
 from mlx_dp.worker.fake.engine import FakeEngine
+from tests.support.worker.worker_bench import Bench, submit
 
 
 def turns(bench: Bench, count: int) -> list[Up]:

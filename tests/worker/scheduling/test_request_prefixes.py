@@ -1,9 +1,5 @@
 """What is kept of a request, and what of its states nobody wants any more."""
 
-from model_shapes import DENSE, HYBRID
-from prefix_store_model import StoreModel, Text
-from worker_bench import submit
-
 from mlx_dp.kvcache.prefix.lease import Lease
 from mlx_dp.kvcache.prefix.prefix_cache import PrefixCache
 from mlx_dp.kvcache.prefix.prefix_facts import PrefixFacts
@@ -11,6 +7,9 @@ from mlx_dp.kvcache.slots.auxiliary_slots import AuxiliarySlots
 from mlx_dp.worker.scheduling.memory_room import MemoryRoom
 from mlx_dp.worker.scheduling.request_prefixes import RequestPrefixes
 from mlx_dp.worker.scheduling.running_request import RunningRequest
+from tests.support.batches.prefix_store_model import StoreModel, Text
+from tests.support.models.model_shapes import DENSE, HYBRID
+from tests.support.worker.worker_bench import submit
 
 FACTS = PrefixFacts(shape=HYBRID, stateful=True)
 

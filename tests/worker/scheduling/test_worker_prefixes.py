@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 
 import pytest
-from worker_bench import Bench, submit
 
 from mlx_dp.kvcache.prefix.cached_prefix import Save
 from mlx_dp.proto.messages.protocol import (
@@ -20,6 +19,7 @@ from mlx_dp.proto.messages.protocol import (
 )
 from mlx_dp.worker.contract.engine import Drawn, PrefillChunk, StepPlan
 from mlx_dp.worker.fake.engine import FakeEngine
+from tests.support.worker.worker_bench import Bench, submit
 
 HYBRID = FakeEngineOptions(hybrid=True)
 DENSE = FakeEngineOptions()

@@ -6,10 +6,10 @@ mx = pytest.importorskip("mlx.core")
 
 import mlx.nn as nn  # noqa: E402
 from mlx_lm.models.cache import make_prompt_cache  # noqa: E402
-from tiny_models import ARCHITECTURES  # noqa: E402
 
 from mlx_dp.worker.contract.engine import UnsupportedModelError  # noqa: E402
 from mlx_dp.worker.shards.sharded_load import shard_model  # noqa: E402
+from tests.support.models.tiny_models import ARCHITECTURES  # noqa: E402
 
 pytestmark = pytest.mark.mlx
 

@@ -5,13 +5,13 @@ import pytest
 mx = pytest.importorskip("mlx.core")
 
 import mlx.nn as nn  # noqa: E402
-from tiny_models import ARCHITECTURES  # noqa: E402
 
 from mlx_dp.worker.shards.block_finder import find_blocks  # noqa: E402
 from mlx_dp.worker.shards.block_trace import trace_blocks  # noqa: E402
 from mlx_dp.worker.shards.row_arguments import ArgumentShape, RowArguments  # noqa: E402
 from mlx_dp.worker.shards.sharded_block import ShardedBlock  # noqa: E402
 from mlx_dp.worker.shards.vocabulary_shard import ID_DTYPE, ShardedEmbedding  # noqa: E402
+from tests.support.models.tiny_models import ARCHITECTURES  # noqa: E402
 
 pytestmark = pytest.mark.mlx
 

@@ -5,15 +5,15 @@ import pytest
 mx = pytest.importorskip("mlx.core")
 
 import mlx.nn as nn  # noqa: E402
-from architectures.tiny_model import TinyModel  # noqa: E402
-from local_ranks import LocalRanks, logits, relative_error  # noqa: E402
 from mlx.utils import tree_flatten  # noqa: E402
 from mlx_lm.utils import load_model  # noqa: E402
-from tiny_models import ARCHITECTURES  # noqa: E402
 
 from mlx_dp.worker.contract.engine import UnsupportedModelError  # noqa: E402
 from mlx_dp.worker.loading.model_measure import weights_nbytes  # noqa: E402
 from mlx_dp.worker.shards.sharded_load import shard_model, shard_nbytes  # noqa: E402
+from tests.support.architectures.tiny_model import TinyModel  # noqa: E402
+from tests.support.models.local_ranks import LocalRanks, logits, relative_error  # noqa: E402
+from tests.support.models.tiny_models import ARCHITECTURES  # noqa: E402
 
 pytestmark = pytest.mark.mlx
 

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from control_world import VOCAB, generation
 
 from mlx_dp.orchestrator.api import Generation, RefusedError
 from mlx_dp.orchestrator.control.requests.admission import (
@@ -13,6 +12,7 @@ from mlx_dp.orchestrator.control.requests.admission import (
 )
 from mlx_dp.proto.capacity.request_limits import AdmissionLimits
 from mlx_dp.proto.messages.sampling_params import SamplingParams
+from tests.support.control.fake_worker import VOCAB, generation
 
 LIMITS = AdmissionLimits(context_length=100, pool_tokens=50)
 

@@ -1,9 +1,9 @@
 """A flush reaches every ready owner, and one result comes back from each."""
 
-from control_world import World, generation, serve_options
-
 from mlx_dp.orchestrator.api import FlushOutcome, OwnerFlush
 from mlx_dp.proto.messages.protocol import Flushed
+from tests.support.control.control_world import World, serve_options
+from tests.support.control.fake_worker import generation
 
 
 def answered(owner: int, num_tokens: int = 0) -> OwnerFlush:

@@ -1,7 +1,6 @@
 """How long an answer may be: what is left at its owner, wherever it goes and whatever is lost."""
 
 import pytest
-from control_world import Reader, World, expected, generation, ready, serve_options
 
 from mlx_dp.orchestrator.api import Ended, RefusedError
 from mlx_dp.orchestrator.control.limits import ControlLimits
@@ -9,6 +8,8 @@ from mlx_dp.orchestrator.control.workers.supervisor import SupervisorLimits
 from mlx_dp.orchestrator.options import QueueOptions
 from mlx_dp.orchestrator.restart_budget import RestartLimits
 from mlx_dp.proto.messages.protocol import FinishReason
+from tests.support.control.control_world import Reader, World, serve_options
+from tests.support.control.fake_worker import expected, generation, ready
 
 LENGTH = Ended(reason=FinishReason.LENGTH)
 STRICT = QueueOptions(strict_max_tokens=True)

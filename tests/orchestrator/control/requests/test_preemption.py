@@ -3,12 +3,13 @@
 from dataclasses import replace
 
 import pytest
-from control_world import Reader, World, expected, generation, ready, serve_options
 
 from mlx_dp.orchestrator.api import Generation
 from mlx_dp.orchestrator.control.routing.rank import Owner
 from mlx_dp.proto.capacity.request_limits import NEXT_ANSWER_TOKENS, reserved_tokens
 from mlx_dp.proto.messages.protocol import FinishReason
+from tests.support.control.control_world import Reader, World, serve_options
+from tests.support.control.fake_worker import expected, generation, ready
 
 
 def submit(world: World, *args, **kwargs) -> Reader:

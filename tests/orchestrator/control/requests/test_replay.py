@@ -1,7 +1,6 @@
 """What becomes of a request whose owner is lost: the table of outcomes."""
 
 import pytest
-from control_world import generation, ready, request_table
 
 from mlx_dp.orchestrator.api import Ended
 from mlx_dp.orchestrator.control.requests.replay import after_loss, on_trial
@@ -11,6 +10,8 @@ from mlx_dp.orchestrator.control.state.request_entry import RequestEntry
 from mlx_dp.orchestrator.control.workers.actions import Loss
 from mlx_dp.orchestrator.worker_states import LossKind
 from mlx_dp.proto.messages.protocol import FinishReason
+from tests.support.control.control_world import request_table
+from tests.support.control.fake_worker import generation, ready
 
 
 class Life:

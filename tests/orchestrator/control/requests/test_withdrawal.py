@@ -1,9 +1,10 @@
 """A grant that is not accepted in time is taken back, where another owner could run it."""
 
 import pytest
-from control_world import Reader, World, expected, generation, serve_options
 
 from mlx_dp.proto.messages.protocol import FinishReason
+from tests.support.control.control_world import Reader, World, serve_options
+from tests.support.control.fake_worker import expected, generation
 
 
 def submit(world: World, seed: int = 0, rank: int | None = None, max_tokens: int = 30) -> Reader:

@@ -4,7 +4,6 @@ import random
 from dataclasses import dataclass, field
 
 import pytest
-from control_world import Reader, World, expected, generation, ready, serve_options
 
 from mlx_dp.orchestrator.api import Generation, Granted
 from mlx_dp.orchestrator.control.routing.policies import EXPLICIT_RANK
@@ -17,6 +16,8 @@ from mlx_dp.orchestrator.control.routing.prefix_affinity import (
 )
 from mlx_dp.orchestrator.control.routing.prefix_index import BLOCK_TOKENS
 from mlx_dp.orchestrator.options import QueueOptions
+from tests.support.control.control_world import Reader, World, serve_options
+from tests.support.control.fake_worker import expected, generation, ready
 
 LONG = (5,) * 1024
 """Worth as much as four requests in a batch."""

@@ -4,7 +4,6 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from control_world import generation, ready, request_table
 
 from mlx_dp.orchestrator.control.routing import policies
 from mlx_dp.orchestrator.control.routing.policies import (
@@ -19,6 +18,8 @@ from mlx_dp.orchestrator.control.state.grant import Grant
 from mlx_dp.orchestrator.control.state.request_entry import RequestEntry
 from mlx_dp.orchestrator.control.state.request_table import RequestTable
 from mlx_dp.proto.errors import ConfigError
+from tests.support.control.control_world import request_table
+from tests.support.control.fake_worker import generation, ready
 
 FLAGS = ("closed", "suspicious", "congested", "short")
 """With any of them, an owner takes nothing."""

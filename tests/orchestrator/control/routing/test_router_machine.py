@@ -3,7 +3,6 @@
 import random
 
 import pytest
-from control_world import generation, ready, request_table
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -23,6 +22,8 @@ from mlx_dp.orchestrator.control.state.grant import Grant
 from mlx_dp.orchestrator.control.state.request_entry import RequestEntry
 from mlx_dp.proto.capacity.request_limits import next_tokens
 from mlx_dp.proto.messages.protocol import FinishReason
+from tests.support.control.control_world import request_table
+from tests.support.control.fake_worker import generation, ready
 
 FLAGS = ("closed", "suspicious", "congested", "short")
 """With any of them, an owner takes nothing."""

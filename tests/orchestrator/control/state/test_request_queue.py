@@ -1,9 +1,8 @@
 """The one queue and its lanes."""
 
-from control_world import generation
-
 from mlx_dp.orchestrator.control.state.request_entry import RequestEntry
 from mlx_dp.orchestrator.control.state.request_queue import RequestQueue
+from tests.support.control.fake_worker import generation
 
 
 def entries(*ranks: int | None) -> list[RequestEntry]:

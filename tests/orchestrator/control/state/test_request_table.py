@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 import pytest
-from control_world import generation, request_table
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -16,6 +15,8 @@ from mlx_dp.orchestrator.control.state.transitions import IllegalStepError
 from mlx_dp.orchestrator.options import QueueOptions
 from mlx_dp.proto.errors import ProtocolError
 from mlx_dp.proto.messages.protocol import FinishReason
+from tests.support.control.control_world import request_table
+from tests.support.control.fake_worker import generation
 
 STOP = Ended(reason=FinishReason.STOP)
 TIMES = QueueOptions(queue_timeout_s=5.0, request_timeout_s=60.0)

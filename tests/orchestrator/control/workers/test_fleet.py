@@ -4,9 +4,10 @@ import logging
 from dataclasses import replace
 
 import pytest
-from control_world import FakeWorker, World, ready
 
 from mlx_dp.proto.messages.batching import Batching
+from tests.support.control.control_world import World
+from tests.support.control.fake_worker import FakeWorker, ready
 
 
 def one_loading() -> tuple[World, FakeWorker]:

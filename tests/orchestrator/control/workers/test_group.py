@@ -3,12 +3,13 @@
 from itertools import permutations
 
 import pytest
-from control_world import FakeWorker, Reader, World, expected, generation, serve_options
 
 from mlx_dp.orchestrator.api import ServiceStatus, WorkerStatus
 from mlx_dp.orchestrator.control.workers.actions import RemoveOwner
 from mlx_dp.proto.exit_codes import ExitCode
 from mlx_dp.proto.messages.protocol import FailureKind, WorkerPhase
+from tests.support.control.control_world import Reader, World, serve_options
+from tests.support.control.fake_worker import FakeWorker, expected, generation
 
 
 def group(size: int = 2) -> World:

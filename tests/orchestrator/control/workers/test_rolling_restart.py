@@ -1,13 +1,14 @@
 """Restarts that were asked for: one group after another, and no request is the worse for it."""
 
 import pytest
-from control_world import Reader, World, expected, generation, serve_options
 
 from mlx_dp.orchestrator.api import RETRY_ABSENT_S, OverloadedError, ServiceStatus, WorkerStatus
 from mlx_dp.orchestrator.control.limits import ControlLimits
 from mlx_dp.orchestrator.options import QueueOptions, ServeOptions
 from mlx_dp.orchestrator.worker_states import RestartRefusedError
 from mlx_dp.proto.messages.protocol import FailureKind, FinishReason, Submit
+from tests.support.control.control_world import Reader, World, serve_options
+from tests.support.control.fake_worker import expected, generation
 
 
 def submit(world: World, seed: int, max_tokens: int = 40) -> Reader:

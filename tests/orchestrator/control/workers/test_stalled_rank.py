@@ -1,11 +1,11 @@
 """Of several ranks that look stuck, the one that the others wait for."""
 
 import pytest
-from heartbeats import heartbeat
 
 from mlx_dp.orchestrator.control.routing.heartbeats import Heartbeats
 from mlx_dp.orchestrator.control.workers.liveness import LivenessLimits
 from mlx_dp.orchestrator.control.workers.stalled_rank import stalled_rank
+from tests.support.control.heartbeats import heartbeat
 
 LIMITS = LivenessLimits()
 NOW = 100.0

@@ -3,10 +3,11 @@
 from dataclasses import replace
 
 import pytest
-from control_world import World, ready, serve_options
 
 from mlx_dp.orchestrator.control.workers.start_messages import StartMessages
 from mlx_dp.proto.messages.group import DistributedBackend
+from tests.support.control.control_world import World, serve_options
+from tests.support.control.fake_worker import ready
 
 
 def test_a_group_is_told_what_the_flags_say() -> None:

@@ -7,8 +7,6 @@ from typing import Any
 
 import httpx
 import pytest
-from http_calls import CHAT, HI, call, chat, error, events
-from scripted_service import OPTIONS, ScriptedService, granted, says
 
 from mlx_dp.orchestrator.api import Ended, NewTokens
 from mlx_dp.orchestrator.http.app import create_app
@@ -19,6 +17,8 @@ from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
 from mlx_dp.orchestrator.text.text_model import Chat, RenderedChat
 from mlx_dp.proto.messages.protocol import FinishReason
 from mlx_dp.proto.messages.token_chunk import TokenLogprob
+from tests.support.http.http_calls import CHAT, HI, call, chat, error, events
+from tests.support.http.scripted_service import OPTIONS, ScriptedService, granted, says
 
 
 def deltas(response: httpx.Response, index: int = 0) -> str:

@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
-from http_calls import CHAT, HI, call, error
-from recording_model import RecordingModel
-from scripted_service import ScriptedService
+
+from tests.support.http.http_calls import CHAT, HI, call, error
+from tests.support.http.recording_model import RecordingModel
+from tests.support.http.scripted_service import ScriptedService
 
 USER = {"role": "user", "content": "and then?"}
 

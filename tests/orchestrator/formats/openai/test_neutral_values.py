@@ -4,11 +4,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from http_calls import CHAT, HI, call, chat, complete, error
-from recording_model import RecordingModel
-from scripted_service import ScriptedService
 
 from mlx_dp.orchestrator.api import Generation
+from tests.support.http.http_calls import CHAT, HI, call, chat, complete, error
+from tests.support.http.recording_model import RecordingModel
+from tests.support.http.scripted_service import ScriptedService
 
 BOTH = (chat, complete)
 

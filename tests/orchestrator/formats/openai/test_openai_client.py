@@ -4,13 +4,13 @@ import asyncio
 
 import openai
 import pytest
-from http_calls import HI
-from scripted_service import ScriptedService, granted, says
-from served_app import served
 
 from mlx_dp.orchestrator.api import Ended, NewTokens
 from mlx_dp.orchestrator.options import HttpOptions
 from mlx_dp.proto.messages.protocol import FinishReason
+from tests.support.http.http_calls import HI
+from tests.support.http.scripted_service import ScriptedService, granted, says
+from tests.support.http.served_app import served
 
 pytestmark = pytest.mark.system
 

@@ -13,11 +13,11 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
-from scripted_service import OPTIONS, ScriptedService
 
 from mlx_dp.orchestrator.http.access.open_routes import OPEN_PATHS
 from mlx_dp.orchestrator.http.app import create_app
 from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
+from tests.support.http.scripted_service import OPTIONS, ScriptedService
 
 SERVICE = ScriptedService()
 KEYED = replace(OPTIONS, api_key="sk-test")

@@ -5,13 +5,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from http_calls import CHAT, HI, call, error
-from scripted_service import ScriptedService
 
 from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
 from mlx_dp.orchestrator.text.text_model import ModelFacts
 from mlx_dp.proto.fields import MAX_GRAMMAR_CHARS
 from mlx_dp.proto.messages.grammar import Grammar, GrammarKind
+from tests.support.http.http_calls import CHAT, HI, call, error
+from tests.support.http.scripted_service import ScriptedService
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 SCHEMA_TEXT = json.dumps(SCHEMA, separators=(",", ":"))

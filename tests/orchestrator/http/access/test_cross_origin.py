@@ -6,9 +6,6 @@ from dataclasses import replace
 import httpx
 import pytest
 from fastapi.routing import APIRoute
-from http_calls import CHAT, COMPLETIONS, HI, call
-from scripted_service import API_KEY, OPTIONS, STATE, ScriptedService
-from served_app import served
 
 from mlx_dp.orchestrator.api import ServiceStatus
 from mlx_dp.orchestrator.formats.table import api_formats
@@ -17,6 +14,9 @@ from mlx_dp.orchestrator.http.access.host_policy import normal_origin
 from mlx_dp.orchestrator.http.app import create_app
 from mlx_dp.orchestrator.options import HttpOptions
 from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
+from tests.support.http.http_calls import CHAT, COMPLETIONS, HI, call
+from tests.support.http.scripted_service import API_KEY, OPTIONS, STATE, ScriptedService
+from tests.support.http.served_app import served
 
 PAGE = "https://chat.example.com"
 OTHER = "https://evil.example.com"

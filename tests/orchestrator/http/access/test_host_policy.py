@@ -4,11 +4,11 @@ import re
 from dataclasses import replace
 
 import pytest
-from http_calls import CHAT, HI, call, error
-from scripted_service import OPTIONS, ScriptedService
 
 from mlx_dp.orchestrator.http.access.host_policy import HostPolicy
 from mlx_dp.orchestrator.options import HttpOptions
+from tests.support.http.http_calls import CHAT, HI, call, error
+from tests.support.http.scripted_service import OPTIONS, ScriptedService
 
 LOOPBACK = HostPolicy(["llm.example.com"], loopback=True, hostname="Studio.lan")
 

@@ -6,16 +6,16 @@ from dataclasses import replace
 import httpx
 import pytest
 from fastapi.routing import APIRoute
-from http_calls import CHAT, COMPLETIONS, HI, call, error
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted_service import API_KEY, OPTIONS, ScriptedService
-from served_app import served
 
 from mlx_dp.orchestrator.http.access.route_paths import RoutePaths
 from mlx_dp.orchestrator.http.app import create_app
 from mlx_dp.orchestrator.options import HttpOptions
 from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
+from tests.support.http.http_calls import CHAT, COMPLETIONS, HI, call, error
+from tests.support.http.scripted_service import API_KEY, OPTIONS, ScriptedService
+from tests.support.http.served_app import served
 
 KEYED = replace(OPTIONS, api_key=API_KEY)
 NAMED = HttpOptions(

@@ -8,16 +8,16 @@ from urllib.parse import quote
 import httpx
 import pytest
 from fastapi.routing import APIRoute
-from http_calls import CHAT, COMPLETIONS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from scripted_service import OPTIONS, ScriptedService
 
 from mlx_dp.orchestrator.formats.openai.chat_request import ChatRequest
 from mlx_dp.orchestrator.formats.openai.completion_request import CompletionRequest
 from mlx_dp.orchestrator.formats.openai.unsupported import NEUTRAL
 from mlx_dp.orchestrator.http.app import create_app
 from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
+from tests.support.http.http_calls import CHAT, COMPLETIONS
+from tests.support.http.scripted_service import OPTIONS, ScriptedService
 
 SERVICE = ScriptedService()
 APP = create_app(SERVICE, OPTIONS, FakeTextModel(512))

@@ -6,7 +6,6 @@ import sys
 from typing import Any
 
 import pytest
-from http_calls import HI
 
 from mlx_dp.orchestrator.formats.common.errors import ApiError
 from mlx_dp.orchestrator.formats.common.generation_request import GenerationRequest
@@ -20,6 +19,7 @@ from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
 from mlx_dp.orchestrator.text.grammar_check import GrammarCheck
 from mlx_dp.orchestrator.text.text_model import ModelFacts
 from mlx_dp.proto.messages.grammar import Grammar
+from tests.support.http.http_calls import HI
 
 
 def refusal(caught: pytest.ExceptionInfo[ApiError]) -> tuple[int, dict[str, str]]:

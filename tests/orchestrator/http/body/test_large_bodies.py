@@ -8,10 +8,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from http_calls import CHAT, COMPLETIONS, call, error
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted_service import OPTIONS, ScriptedService
 
 from mlx_dp.orchestrator.formats.common.errors import ApiError
 from mlx_dp.orchestrator.formats.openai.chat_request import ChatRequest
@@ -30,6 +28,8 @@ from mlx_dp.orchestrator.http.body.packed_body import (
     pack,
     unpack,
 )
+from tests.support.http.http_calls import CHAT, COMPLETIONS, call, error
+from tests.support.http.scripted_service import OPTIONS, ScriptedService
 
 MANY = 10 * INLINE_SIGNS
 JSON_TYPE = {"content-type": "application/json"}

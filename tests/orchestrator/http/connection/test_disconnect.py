@@ -7,15 +7,15 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
-from http_calls import CHAT, HI
-from owner_states import READY
-from scripted_service import ScriptedAnswer, ScriptedService, granted
-from served_app import served
 
 from mlx_dp.orchestrator.api import NewTokens, StreamEvent
 from mlx_dp.orchestrator.http.preparation.prompt import INLINE_CHARS
 from mlx_dp.orchestrator.options import HttpOptions
 from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
+from tests.support.control.owner_states import READY
+from tests.support.http.http_calls import CHAT, HI
+from tests.support.http.scripted_service import ScriptedAnswer, ScriptedService, granted
+from tests.support.http.served_app import served
 
 pytestmark = pytest.mark.system
 

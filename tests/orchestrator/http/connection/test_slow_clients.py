@@ -10,12 +10,12 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
-from http_calls import CHAT, HI
-from scripted_service import OPTIONS, ScriptedAnswer, ScriptedService, granted
-from served_app import served
 
 from mlx_dp.orchestrator.api import NewTokens, StreamEvent
 from mlx_dp.orchestrator.http.connection.client_protocol import ClientProtocol
+from tests.support.http.http_calls import CHAT, HI
+from tests.support.http.scripted_service import OPTIONS, ScriptedAnswer, ScriptedService, granted
+from tests.support.http.served_app import served
 
 pytestmark = pytest.mark.system
 

@@ -5,11 +5,11 @@ from collections import Counter
 
 import httpx
 import pytest
-from http_calls import CHAT, COMPLETIONS, HI
-from scripted_service import OPTIONS, STATE, ScriptedService
 
 from mlx_dp.orchestrator.http.app import create_app
 from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
+from tests.support.http.http_calls import CHAT, COMPLETIONS, HI
+from tests.support.http.scripted_service import OPTIONS, STATE, ScriptedService
 
 SLOTS = sum(owner.capacity.request_slots for owner in STATE.owners if owner.capacity)
 FREE = SLOTS - sum(owner.running for owner in STATE.owners)

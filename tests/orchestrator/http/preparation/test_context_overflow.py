@@ -6,13 +6,13 @@ from typing import Any
 
 import httpx
 import pytest
-from http_calls import CHAT, COMPLETIONS, call, chat, complete, error
-from scripted_service import OPTIONS, ScriptedService, says
 
 from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
 from mlx_dp.proto.capacity.request_limits import AdmissionLimits
 from mlx_dp.proto.fields import MAX_REQUEST_TOKENS
 from mlx_dp.proto.messages.protocol import FinishReason
+from tests.support.http.http_calls import CHAT, COMPLETIONS, call, chat, complete, error
+from tests.support.http.scripted_service import OPTIONS, ScriptedService, says
 
 POOL = AdmissionLimits(context_length=512, pool_tokens=99)
 CONTEXT = AdmissionLimits(context_length=100, pool_tokens=None)

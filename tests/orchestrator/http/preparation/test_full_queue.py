@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import httpx
 import pytest
-from http_calls import CHAT, COMPLETIONS, HI, call, error
-from request_timings import timings
-from scripted_service import STATE, ScriptedService
 
 from mlx_dp.orchestrator.http.stream.queue_pace import QueuePace
 from mlx_dp.orchestrator.service_counters import RequestObserver
+from tests.support.control.request_timings import timings
+from tests.support.http.http_calls import CHAT, COMPLETIONS, HI, call, error
+from tests.support.http.scripted_service import STATE, ScriptedService
 
 BUSY = tuple(replace(owner, running=8) for owner in STATE.owners)
 

@@ -3,8 +3,9 @@
 from typing import Any
 
 import pytest
-from http_calls import chat, complete, error, events
-from scripted_service import ScriptedService, says
+
+from tests.support.http.http_calls import chat, complete, error, events
+from tests.support.http.scripted_service import ScriptedService, says
 
 BOTH = (chat, complete)
 

@@ -3,13 +3,13 @@
 from dataclasses import replace
 
 import pytest
-from scripted_service import STATE
 
 from mlx_dp.orchestrator.api import ServiceState, ServiceStatus, WorkerStatus
 from mlx_dp.orchestrator.formats.common.errors import ApiError
 from mlx_dp.orchestrator.http.preparation.prechecks import refuse_overload, vocab_size
 from mlx_dp.orchestrator.http.stream.queue_pace import QueueLoad
 from mlx_dp.proto.capacity.model_shape import ModelShape
+from tests.support.http.scripted_service import STATE
 
 SLOTS = 16
 """Of both owners together; the queue holds as many."""

@@ -3,8 +3,9 @@
 from typing import Any
 
 import pytest
-from http_calls import CHAT, COMPLETIONS, HI, call, error
-from scripted_service import ScriptedService
+
+from tests.support.http.http_calls import CHAT, COMPLETIONS, HI, call, error
+from tests.support.http.scripted_service import ScriptedService
 
 RANK = "X-Data-Parallel-Rank"
 

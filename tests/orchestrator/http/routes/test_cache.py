@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 import pytest
-from http_calls import call
-from scripted_service import ScriptedService
 
 from mlx_dp.orchestrator.api import FlushOutcome, OwnerFlush
 from mlx_dp.orchestrator.options import HttpOptions
+from tests.support.http.http_calls import call
+from tests.support.http.scripted_service import ScriptedService
 
 
 @pytest.mark.parametrize("method", ["POST", "GET"])

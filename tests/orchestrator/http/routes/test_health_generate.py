@@ -4,9 +4,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from http_calls import call, error
-from owner_states import LOADING
-from scripted_service import STATE, ScriptedService, granted, says
 
 from mlx_dp.orchestrator.api import (
     Ended,
@@ -19,6 +16,9 @@ from mlx_dp.orchestrator.api import (
 )
 from mlx_dp.orchestrator.options import HttpOptions
 from mlx_dp.proto.messages.protocol import FinishReason
+from tests.support.control.owner_states import LOADING
+from tests.support.http.http_calls import call, error
+from tests.support.http.scripted_service import STATE, ScriptedService, granted, says
 
 PATH = "/health_generate"
 

@@ -3,16 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from control_world import SHAPE
-from http_calls import call
-from metrics_page import assert_joinable
-from owner_states import LOADING, QUEUED, READY
-from scripted_service import STATE, ScriptedService
-
 from mlx_dp.orchestrator.api import OwnerState, ServiceStatus, WorkerStatus
 from mlx_dp.orchestrator.control.routing.policies import METHODS
 from mlx_dp.orchestrator.control.routing.prefix_affinity import PREFIX_AFFINITY
 from mlx_dp.proto.messages.pass_totals import PassTotals
+from tests.support.control.fake_worker import SHAPE
+from tests.support.control.owner_states import LOADING, QUEUED, READY
+from tests.support.http.http_calls import call
+from tests.support.http.metrics_page import assert_joinable
+from tests.support.http.scripted_service import STATE, ScriptedService
 
 SERVED = replace(READY, shape=SHAPE, prompt_tokens_total=3, generated_tokens_total=5)
 LOST = replace(QUEUED, status=WorkerStatus.LOST, restarts=1, message="exited")

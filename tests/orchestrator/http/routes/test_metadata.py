@@ -7,15 +7,15 @@ from unittest.mock import ANY
 
 import pytest
 from fastapi.routing import APIRoute
-from http_calls import CHAT, call, error
-from owner_states import LOADING
-from scripted_service import API_KEY, STATE, ScriptedService
 
 from mlx_dp.orchestrator.api import ServiceStatus, WorkerStatus
 from mlx_dp.orchestrator.http.app import create_app
 from mlx_dp.orchestrator.options import HttpOptions
 from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
 from mlx_dp.proto.capacity.model_shape import ModelShape
+from tests.support.control.owner_states import LOADING
+from tests.support.http.http_calls import CHAT, call, error
+from tests.support.http.scripted_service import API_KEY, STATE, ScriptedService
 
 KEYED = HttpOptions(served_model_name="m", api_key=API_KEY)
 

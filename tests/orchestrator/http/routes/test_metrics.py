@@ -7,13 +7,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import httpx
-from control_world import SHAPE, World, ready, serve_options
 from fastapi import FastAPI
-from http_calls import CHAT, COMPLETIONS, HI, call
-from metrics_page import assert_joinable
-from owner_states import READY
 from prometheus_client.parser import text_string_to_metric_families
-from scripted_service import OPTIONS, ScriptedService
 
 from mlx_dp.orchestrator.api import Service, WorkerStatus
 from mlx_dp.orchestrator.control.controller import Controller
@@ -33,6 +28,12 @@ from mlx_dp.orchestrator.worker_states import LossKind
 from mlx_dp.proto.messages.batching import Batching
 from mlx_dp.proto.messages.pass_totals import PassTotals
 from mlx_dp.proto.messages.protocol import FinishReason
+from tests.support.control.control_world import World, serve_options
+from tests.support.control.fake_worker import SHAPE, ready
+from tests.support.control.owner_states import READY
+from tests.support.http.http_calls import CHAT, COMPLETIONS, HI, call
+from tests.support.http.metrics_page import assert_joinable
+from tests.support.http.scripted_service import OPTIONS, ScriptedService
 
 ROUTERS_NAMES = (
     "vllm:num_requests_running",

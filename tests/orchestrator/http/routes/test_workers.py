@@ -4,11 +4,11 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
-from http_calls import call, error
-from scripted_service import STATE, ScriptedService
 
 from mlx_dp.orchestrator.api import WorkerStatus
 from mlx_dp.proto.messages.batching import Batching
+from tests.support.http.http_calls import call, error
+from tests.support.http.scripted_service import STATE, ScriptedService
 
 
 def test_each_worker_has_an_entry_with_its_process_and_its_past() -> None:

@@ -9,8 +9,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from http_calls import CHAT, COMPLETIONS, HI, chat, complete, error, events
-from scripted_service import OPTIONS, ScriptedService, granted
 
 from mlx_dp.orchestrator.api import Ended, Generation, NewTokens, StreamEvent
 from mlx_dp.orchestrator.http.app import create_app
@@ -21,6 +19,8 @@ from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
 from mlx_dp.proto.capacity.request_limits import AdmissionLimits
 from mlx_dp.proto.messages.protocol import FinishReason
 from mlx_dp.proto.messages.token_chunk import TokenLogprob
+from tests.support.http.http_calls import CHAT, COMPLETIONS, HI, chat, complete, error, events
+from tests.support.http.scripted_service import OPTIONS, ScriptedService, granted
 
 NUM_TOP = 20
 NUM_TOKENS = 2000

@@ -1,7 +1,6 @@
 """A client that finds the queue full is told when there will be room, by a clock of the test."""
 
 import pytest
-from request_timings import timings
 
 from mlx_dp.orchestrator.http.stream.queue_pace import (
     LONGEST_RETRY_S,
@@ -11,6 +10,7 @@ from mlx_dp.orchestrator.http.stream.queue_pace import (
     end_interval_s,
     next_promise_s,
 )
+from tests.support.control.request_timings import timings
 
 MANY = 10_000
 """Places of a queue whose length bounds nothing."""

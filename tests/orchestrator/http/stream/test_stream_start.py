@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from http_calls import CHAT, HI
-from scripted_service import ScriptedService, granted, says
-from served_app import served
 
 from mlx_dp.orchestrator.api import Ended, NewTokens, Started
 from mlx_dp.orchestrator.http.stream.streamed_response import EventStream
 from mlx_dp.proto.messages.protocol import FinishReason
+from tests.support.http.http_calls import CHAT, HI
+from tests.support.http.scripted_service import ScriptedService, granted, says
+from tests.support.http.served_app import served
 
 DEADLINE_S = 30.0
 GRACE = f"{EventStream.__module__}.GRANT_GRACE_S"

@@ -8,8 +8,9 @@ from typing import Any, Final
 
 import jinja2.defaults
 import pytest
-from template_grammar import Grammar
-from template_oracle import ARGUMENTS, CONVERSATIONS, Oracle, as_ours, rendered
+
+from tests.support.text.template_grammar import Grammar
+from tests.support.text.template_oracle import ARGUMENTS, CONVERSATIONS, Oracle, as_ours, rendered
 
 TEMPLATES: Final = Path(__file__).parent / "templates"
 FAMILIES: Final = sorted(TEMPLATES.glob("*.jinja"))

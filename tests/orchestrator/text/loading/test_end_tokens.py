@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
-from tiny_tokenizer import EOS_TOKEN_ID, VOCAB_SIZE, write_tokenizer
-from tokenizer_kinds import KINDS, write_kind
 
 from mlx_dp.orchestrator.text.loading.tokenizer import load_text_model
 from mlx_dp.proto.errors import ConfigError
+from tests.support.text.tiny_tokenizer import EOS_TOKEN_ID, VOCAB_SIZE, write_tokenizer
+from tests.support.text.tokenizer_kinds import KINDS, write_kind
 
 
 @pytest.fixture

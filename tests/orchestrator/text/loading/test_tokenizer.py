@@ -6,13 +6,19 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_tokenizer import CHAT_TEMPLATE, CONTEXT_LENGTH, EOS_TOKEN_ID, VOCAB_SIZE, write_tokenizer
 
 from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
 from mlx_dp.orchestrator.text.loading.tokenizer import load_text_model
 from mlx_dp.orchestrator.text.text_model import Chat
 from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.messages.sampling_params import SamplingParams
+from tests.support.text.tiny_tokenizer import (
+    CHAT_TEMPLATE,
+    CONTEXT_LENGTH,
+    EOS_TOKEN_ID,
+    VOCAB_SIZE,
+    write_tokenizer,
+)
 
 CONVERSATIONS = [
     [{"role": "user", "content": "hi"}],

@@ -9,10 +9,16 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizer_kinds import CORPUS, IN_CONFIG_ONLY, KINDS, write_kind, write_sentencepiece
 
 from mlx_dp.orchestrator.text.loading.tokenizer import load_text_model
 from mlx_dp.orchestrator.text.text_model import Chat, TextModel
+from tests.support.text.tokenizer_kinds import (
+    CORPUS,
+    IN_CONFIG_ONLY,
+    KINDS,
+    write_kind,
+    write_sentencepiece,
+)
 
 TEXTS = st.lists(
     st.one_of(

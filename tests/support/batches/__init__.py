@@ -1,0 +1,1 @@
+"""Batches of tiny models, and slow references for KV, sampling and prefixes."""

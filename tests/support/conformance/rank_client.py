@@ -1,0 +1,35 @@
+"""The controller's side of the wire for one rank, whose worker lives until all ranks are done."""
+
+import select
+from collections.abc import Callable, Sequence
+
+from mlx_dp.proto.messages.protocol import Down, Shutdown, Start
+from tests.support.conformance.client import Client
+from tests.support.conformance.scenario import Ask
+
+GLANCE_S = 0.02
+"""So long an idle worker waits for its peers before its client looks whether all are done."""
+
+
+class RankClient(Client):
+    """Says when its own requests have ended, and goes on being idle until the others' have."""
+
+    def __init__(
+        self, start: Start, asks: Sequence[Ask], *, at_once: int, all_done: Callable[[], bool]
+    ) -> None:
+        super().__init__(start, asks, at_once=at_once)
+        self._all_done = all_done
+        self.idle_turns = 0
+
+    def wait(self, timeout_s: float, beside: int | None = None) -> bool:
+        if beside is not None:
+            select.select([beside], [], [], GLANCE_S)
+        return super().wait(timeout_s)
+
+    def drain(self) -> list[Down]:
+        verbs = super().drain()
+        if any(isinstance(verb, Shutdown) for verb in verbs) and not self._all_done():
+            self.idle_turns += 1
+            self._turn = 0
+            return []
+        return verbs

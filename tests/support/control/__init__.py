@@ -1,0 +1,1 @@
+"""The control plane without processes: virtual time, and workers to drive it."""

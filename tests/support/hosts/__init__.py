@@ -1,0 +1,1 @@
+"""Real services, on this machine and on imitated hosts."""

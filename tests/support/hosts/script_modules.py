@@ -1,0 +1,6 @@
+"""Where the scripts are."""
+
+from pathlib import Path
+from typing import Final
+
+SCRIPTS: Final = Path(__file__).resolve().parents[3] / "scripts"

@@ -1,0 +1,1 @@
+"""The HTTP application without a controller, and calls to it."""

@@ -1,0 +1,1 @@
+"""Tiny models, and mlx-lm's own answers to compare with."""

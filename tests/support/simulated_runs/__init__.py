@@ -1,0 +1,1 @@
+"""Runs of the simulation: drawn by seed, harmed, held to invariants, replayed."""

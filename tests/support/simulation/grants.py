@@ -1,0 +1,255 @@
+"""What the wire shows of each request: who has it, what was lost, and what must not be sent."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from mlx_dp.orchestrator.control.workers.actions import BLAMELESS, RemoveOwner
+from mlx_dp.orchestrator.worker_states import LossKind
+from mlx_dp.proto.errors import ProtocolError
+from mlx_dp.proto.messages.protocol import (
+    Abort,
+    Accepted,
+    Down,
+    Failed,
+    Finished,
+    Preempted,
+    Prefilled,
+    Ready,
+    Rejected,
+    Submit,
+    Tokens,
+    Up,
+)
+from tests.support.simulation.agenda import Agenda
+from tests.support.simulation.schedule import POISON
+
+POISON_DEATHS = 2
+TOGETHER_S = 0.25
+
+
+@dataclass(slots=True)
+class Grant:
+    """One grant, from its ``Submit`` to the word that gives it back, or the loss of its owner."""
+
+    identity: str
+    epoch: int
+    sent_at: float
+    accepted: bool = False
+    prefilled: bool = False
+    suspect: bool = False
+    fruitful: bool = False
+
+    @property
+    def on_trial(self) -> bool:
+        return self.suspect and self.accepted and not self.fruitful
+
+
+@dataclass(slots=True)
+class Life:
+    """One request, as far as the controller was told."""
+
+    prompt: tuple[int, ...]
+    grant: Grant | None = None
+    epochs: int = 0
+    emitted: list[int] = field(default_factory=list)
+    losses: int = 0
+    """Owners lost after they had accepted it, since its last token, unless it was no fault of it
+    or theirs."""
+    silent_losses: int = 0
+    """The same of those that had not accepted it."""
+    deaths: int = 0
+    poisoned: bool = False
+    cached: int | None = None
+    """Tokens of its prompt that the first owner to prefill it had; None before that."""
+
+
+class GrantWatch:
+    """A second account of grants, kept from messages and losses, which the controller's must equal.
+
+    ``has_ended`` says whether the answer of a request is complete, as its client would see it.
+    """
+
+    def __init__(
+        self,
+        agenda: Agenda,
+        has_ended: Callable[[int], bool],
+        *,
+        max_attempts: int,
+        accept_timeout_s: float,
+    ) -> None:
+        self._agenda = agenda
+        self._has_ended = has_ended
+        self._max_attempts = max_attempts
+        self._accept_timeout_s = accept_timeout_s
+        self.lives: dict[int, Life] = {}
+        self.grants: dict[tuple[str, int], Grant] = {}
+        """By incarnation and request, those included that were withdrawn and are not let go."""
+        self.lost: set[str] = set()
+        """Incarnations that were given up."""
+        self.deaths = 0
+        self._died: list[tuple[float, set[int]]] = []
+        """When workers died by their own fault, and what each had accepted."""
+        self.exited: set[str] = set()
+        """Those whose exit the controller has seen."""
+        self.ready: set[str] = set()
+        self.failed: set[str] = set()
+        """Those that have said that they give up."""
+
+    def sent(self, identity: str, message: Down) -> None:
+        """The controller's socket has taken a message."""
+        match message:
+            case Submit():
+                self._submitted(identity, message)
+            case Abort():
+                # I12: what has ended is not aborted.
+                grant = self.grants.get((identity, message.request_id))
+                assert grant is not None, f"I12: {message} to {identity}, which has no such grant"
+                assert grant.epoch == message.epoch, f"I5: {message} to {identity}: {grant}"
+            case _:
+                pass
+
+    def _submitted(self, identity: str, submit: Submit) -> None:
+        life = self.lives.setdefault(submit.request_id, Life(submit.prompt_ids))
+        told = f"{submit} to {identity}"
+        assert identity in self.ready, f"I7: not ready: {told}"
+        assert identity not in self.lost, f"I7: given up: {told}"
+        assert identity not in self.exited, f"I7: its process is gone: {told}"
+        assert (identity, submit.request_id) not in self.grants, f"I2: it has it: {told}"
+        assert life.grant is None or self._may_be_withdrawn(life.grant), f"I2: {life}: {told}"
+        assert not self._has_ended(submit.request_id), f"I3: it has ended: {told}"
+        # One that could not be sent has taken an epoch too.
+        assert submit.epoch > life.epochs, f"I5: epoch {life.epochs} was the last: {told}"
+        assert list(submit.output_ids) == life.emitted, f"I4: {life.emitted} is out: {told}"
+        assert not life.poisoned, f"I6: {life}: {told}"
+        assert not self.spent(life), f"I6: {life}: {told}"
+        life.epochs = submit.epoch
+        trials = [
+            self.lives[request_id]
+            for (at, request_id), grant in self.grants.items()
+            if at == identity and grant.suspect and not grant.fruitful
+        ]
+        assert not trials, f"I6: it tries {trials}: {told}"
+        life.grant = Grant(identity, submit.epoch, self._agenda.now, suspect=life.deaths > 0)
+        self.grants[identity, submit.request_id] = life.grant
+
+    def spent(self, life: Life) -> bool:
+        """Whether it was lost as often as it may be; silent losses have a bound of their own."""
+        silent = self._max_attempts + POISON_DEATHS
+        return life.losses >= self._max_attempts or life.silent_losses >= silent
+
+    def _may_be_withdrawn(self, grant: Grant) -> bool:
+        late = self._agenda.now - grant.sent_at > self._accept_timeout_s
+        return late and not grant.accepted
+
+    def heard(self, identity: str, fact: Up | ProtocolError) -> None:
+        """The controller takes in a message of an incarnation that it knows."""
+        if identity in self.lost:
+            return
+        match fact:
+            case Ready():
+                self.ready.add(identity)
+            case Failed():
+                self.failed.add(identity)
+            case Tokens():
+                self._emitted(identity, fact)
+            case Prefilled():
+                self._prefilled(identity, fact)
+            case Accepted():
+                grant = self._grant(identity, fact.request_id, fact.epoch)
+                if grant is not None:
+                    grant.accepted = True
+            case Rejected():
+                grant = self._grant(identity, fact.request_id, fact.epoch)
+                if grant is not None and not grant.accepted:
+                    self._release(grant, fact.request_id)
+            case Finished() | Preempted():
+                self._given_back(identity, fact)
+            case _:
+                pass
+
+    def _prefilled(self, identity: str, fact: Prefilled) -> None:
+        grant = self._grant(identity, fact.request_id, fact.epoch)
+        if grant is None or grant.prefilled or not grant.accepted:
+            return
+        grant.prefilled = True
+        life = self._current(identity, fact.request_id, fact.epoch)
+        if life is not None and life.cached is None:
+            life.cached = min(fact.cached_tokens, len(life.prompt))
+
+    def _emitted(self, identity: str, fact: Tokens) -> None:
+        for chunk in fact.chunks:
+            life = self._current(identity, chunk.request_id, chunk.epoch)
+            if life is None or life.grant is None:
+                continue
+            if not life.grant.prefilled or chunk.index > len(life.emitted):
+                # Whoever says so is lost, and not heard to its end.
+                return
+            if chunk.index == len(life.emitted):
+                life.emitted += chunk.ids
+                life.grant.fruitful = True
+                life.losses = life.silent_losses = 0
+
+    def _given_back(self, identity: str, fact: Finished | Preempted) -> None:
+        grant = self._grant(identity, fact.request_id, fact.epoch)
+        if grant is None or not grant.accepted:
+            return
+        life = self._current(identity, fact.request_id, fact.epoch)
+        # With tokens missing it is no end, but the end of its owner.
+        if life is None or fact.num_tokens == len(life.emitted):
+            self._release(grant, fact.request_id)
+
+    def _grant(self, identity: str, request_id: int, epoch: int) -> Grant | None:
+        grant = self.grants.get((identity, request_id))
+        return grant if grant is not None and grant.epoch == epoch else None
+
+    def _current(self, identity: str, request_id: int, epoch: int) -> Life | None:
+        """The request, if this is its present grant and somebody still waits for the answer."""
+        grant = self._grant(identity, request_id, epoch)
+        life = self.lives.get(request_id)
+        if grant is None or life is None or life.grant is not grant:
+            return None
+        return None if self._has_ended(request_id) else life
+
+    def _release(self, grant: Grant, request_id: int) -> None:
+        del self.grants[grant.identity, request_id]
+        life = self.lives[request_id]
+        if life.grant is grant:
+            life.grant = None
+
+    def gave_up(self, gone: RemoveOwner) -> None:
+        """The controller has given an incarnation up."""
+        assert gone.identity not in self.lost, f"I20: {gone} is lost twice"
+        self.lost.add(gone.identity)
+        self.deaths += gone.loss.kind is not LossKind.RESTART
+        lost = {key: grant for key, grant in self.grants.items() if key[0] == gone.identity}
+        tried = gone.culprit and any(grant.on_trial for grant in lost.values())
+        if gone.culprit:
+            had = {request_id for (_, request_id), grant in lost.items() if grant.accepted}
+            self._died.append((self._agenda.now, had))
+        for (_, request_id), grant in lost.items():
+            life = self.lives[request_id]
+            if life.grant is grant and (grant.on_trial or not tried):
+                laid = gone.culprit and not self._is_accident(request_id)
+                self._count_loss(life, grant, gone, laid=laid)
+            self._release(grant, request_id)
+
+    def _is_accident(self, request_id: int) -> bool:
+        """Whether workers have died together, some of them with this request and some without."""
+        since = self._agenda.now - TOGETHER_S
+        recent = [request_id in had for at, had in self._died if at >= since]
+        return recent.count(True) >= 2 and False in recent
+
+    def _count_loss(self, life: Life, grant: Grant, gone: RemoveOwner, *, laid: bool) -> None:
+        if gone.loss.kind in BLAMELESS:
+            return
+        if not grant.accepted:
+            life.silent_losses += 1
+            return
+        life.losses += not grant.fruitful
+        life.deaths += laid
+        most = POISON_DEATHS + (self._max_attempts if grant.fruitful else 0)
+        life.poisoned = laid and life.deaths >= most
+
+    @property
+    def poisons(self) -> list[Life]:
+        return [life for life in self.lives.values() if life.prompt[0] == POISON]

@@ -1,0 +1,1 @@
+"""Chat templates and tokenizers, and transformers' own rendering."""
