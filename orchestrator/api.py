@@ -126,7 +126,7 @@ class Ended:
 StreamEvent = Granted | Started | NewTokens | Ended
 
 
-class Answer(Protocol):
+class ResponseStream(Protocol):
     """The response stream of one request: its events in order, the last one ``Ended``."""
 
     @property
@@ -240,7 +240,7 @@ class Service(Protocol):
     def limits(self) -> AdmissionLimits | None:
         """Limits of the largest owner, ready or restarting; None before any was ready."""
 
-    def submit(self, generation: Generation) -> Answer:
+    def submit(self, generation: Generation) -> ResponseStream:
         """Queue a request and return its response stream.
 
         Raises OverloadedError or RefusedError; then nothing was queued.

@@ -63,7 +63,7 @@ class Transport(Protocol):
         """Deliver no event of this identity any more."""
 
     def send(self, identity: str, message: Down) -> None:
-        """Raises PeerLostError, PeerCongestedError or ProtocolError; then nothing was sent."""
+        """Raises NotConnectedError, PeerCongestedError or ProtocolError; then nothing was sent."""
 
     def drain(self) -> list[tuple[str, Up | ProtocolError]]: ...
 

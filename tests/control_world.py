@@ -52,7 +52,7 @@ from mlx_dp.proto.messages.protocol import (
 )
 from mlx_dp.proto.messages.sampling_params import SamplingParams
 from mlx_dp.proto.wire.codec import decode_down, decode_up, encode
-from mlx_dp.proto.wire.controller_channel import PeerCongestedError, PeerLostError
+from mlx_dp.proto.wire.controller_channel import NotConnectedError, PeerCongestedError
 
 VOCAB = 97
 SHAPE = ModelShape(
@@ -420,7 +420,7 @@ class World:
     def send(self, identity: str, message: Down) -> None:
         worker = next((each for each in self.workers if each.identity == identity), None)
         if worker is None or not worker.alive or identity in self.cut:
-            raise PeerLostError(f"{identity}: not connected")
+            raise NotConnectedError(f"{identity}: not connected")
         if identity in self.congested:
             raise PeerCongestedError(f"{identity}: full")
         worker.inbox.append(decode_down(encode(message)))

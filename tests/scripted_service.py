@@ -7,7 +7,6 @@ from dataclasses import replace
 from owner_states import READY
 
 from mlx_dp.orchestrator.api import (
-    Answer,
     Ended,
     FlushOutcome,
     Generation,
@@ -16,6 +15,7 @@ from mlx_dp.orchestrator.api import (
     OverloadedError,
     OwnerFlush,
     OwnerState,
+    ResponseStream,
     ServiceState,
     ServiceStatus,
     Started,
@@ -159,7 +159,7 @@ class ScriptedService:
     def observe(self, observer: RequestObserver) -> None:
         self.observers.append(observer)
 
-    def submit(self, generation: Generation) -> Answer:
+    def submit(self, generation: Generation) -> ResponseStream:
         if self.refuse_from is not None and len(self.answers) >= self.refuse_from:
             raise OverloadedError("the queue is full", status=429, retry_after_s=3)
         if self.bounds is not None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Final, NoReturn
 
-from mlx_dp.orchestrator.api import Answer, Generation, OwnerFlush, ServiceState
+from mlx_dp.orchestrator.api import Generation, OwnerFlush, ResponseStream, ServiceState
 from mlx_dp.orchestrator.control.core import ControlCore
 from mlx_dp.orchestrator.control.limits import ControlLimits, control_limits
 from mlx_dp.orchestrator.control.workers.fleet import Outside
@@ -57,7 +57,7 @@ class Controller:
             self._settle_after,
         )
         self._clock: Final = clock
-        self.submit: Final[Callable[[Generation], Answer]] = self._core.submit
+        self.submit: Final[Callable[[Generation], ResponseStream]] = self._core.submit
         self._host_of: Final = host_of
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = False

@@ -14,7 +14,7 @@ from mlx_dp.orchestrator.control.requests.admission import Admission
 from mlx_dp.orchestrator.control.requests.cache_flush import CacheFlushes
 from mlx_dp.orchestrator.control.requests.dispatch import Dispatcher
 from mlx_dp.orchestrator.control.requests.lifecycle import RequestLifecycle
-from mlx_dp.orchestrator.control.requests.response_stream import OpenStreams, ResponseStream
+from mlx_dp.orchestrator.control.requests.response_stream import BufferedStream, OpenStreams
 from mlx_dp.orchestrator.control.requests.worker_events import WorkerEvents
 from mlx_dp.orchestrator.control.routing.rank import RankTable
 from mlx_dp.orchestrator.control.routing.router import Router
@@ -110,7 +110,7 @@ class ControlCore:
         self.fleet.carry_out(self.supervisor.start(now), now)
         self._run_once(now)
 
-    def submit(self, generation: Generation) -> ResponseStream:
+    def submit(self, generation: Generation) -> BufferedStream:
         """Queue a request. Raises OverloadedError or RefusedError; then nothing was queued."""
         with self._watched():
             max_tokens = self._admission.check(generation, self.status())

@@ -12,7 +12,7 @@ from faults.lane import Lane
 from mlx_dp.proto.errors import ProtocolError
 from mlx_dp.proto.messages.protocol import Down, Up
 from mlx_dp.proto.wire.codec import decode_up, encode
-from mlx_dp.proto.wire.controller_channel import PeerCongestedError, PeerLostError
+from mlx_dp.proto.wire.controller_channel import NotConnectedError, PeerCongestedError
 
 FULL_FRAMES = 40
 """A worker with so many frames unread has to wait for the controller."""
@@ -116,7 +116,7 @@ class Wire:
         link = self._links.get(identity)
         gone = link is not None and link.down.closed
         if link is None or link.cut or (gone and self._rng.random() < 0.5):
-            raise PeerLostError(f"{identity}: not connected")
+            raise NotConnectedError(f"{identity}: not connected")
         if link.congested:
             raise PeerCongestedError(f"{identity}: full")
         self._watch.sent(identity, message)

@@ -6,7 +6,7 @@ from mlx_dp.orchestrator.api import Ended, Generation
 from mlx_dp.orchestrator.control.requests.correlated_crashes import CorrelatedCrashes
 from mlx_dp.orchestrator.control.requests.dispatch import Dispatcher
 from mlx_dp.orchestrator.control.requests.replay import after_loss, complete, on_trial, refit
-from mlx_dp.orchestrator.control.requests.response_stream import OpenStreams, ResponseStream
+from mlx_dp.orchestrator.control.requests.response_stream import BufferedStream, OpenStreams
 from mlx_dp.orchestrator.control.routing.rank import Owner, RankTable, terms
 from mlx_dp.orchestrator.control.state.grant import Grant
 from mlx_dp.orchestrator.control.state.request_entry import RequestEntry, RequestStatus
@@ -44,7 +44,7 @@ class RequestLifecycle:
         """No request is queued or running."""
         return len(self._table) == 0
 
-    def submit(self, generation: Generation, max_tokens: int | None, now: float) -> ResponseStream:
+    def submit(self, generation: Generation, max_tokens: int | None, now: float) -> BufferedStream:
         """Queue a request that admission has let in, see ``RequestTable.open``."""
         return self._streams.open(self._table.open(generation, max_tokens, now))
 

@@ -15,7 +15,7 @@ from mlx_dp.proto.messages.protocol import FinishReason, TokenChunk, TokenLogpro
 _logger = logging.getLogger(__name__)
 
 
-class Leave(Protocol):
+class RequestEnder(Protocol):
     """What a client that stops reading asks for; both end the request and free its slot."""
 
     def cancel(self, request_id: int) -> None: ...
@@ -23,18 +23,18 @@ class Leave(Protocol):
     def complete(self, request_id: int) -> None: ...
 
 
-class ResponseStream:
+class BufferedStream:
     """The events of one request, for one reader.
 
     Tokens that arrive faster than they are read are joined into one event, so that a slow reader
     costs one wake-up, and no more memory than the answer itself.
     """
 
-    __slots__ = ("_ended", "_events", "_ids", "_leave", "_logprobs", "_request_id", "_waiter")
+    __slots__ = ("_ended", "_ender", "_events", "_ids", "_logprobs", "_request_id", "_waiter")
 
-    def __init__(self, request_id: int, leave: Leave) -> None:
+    def __init__(self, request_id: int, ender: RequestEnder) -> None:
         self._request_id: Final = request_id
-        self._leave: Final = leave
+        self._ender: Final = ender
         self._events: Final[deque[StreamEvent]] = deque()
         self._ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
@@ -48,12 +48,12 @@ class ResponseStream:
     def cancel(self) -> None:
         """End the request as ABORT: the client is gone. Idempotent, in every state."""
         if not self._ended:
-            self._leave.cancel(self._request_id)
+            self._ender.cancel(self._request_id)
 
     def complete(self) -> None:
         """End the request as STOP: the client has all it asked for. Idempotent, in every state."""
         if not self._ended:
-            self._leave.complete(self._request_id)
+            self._ender.complete(self._request_id)
 
     def __aiter__(self) -> AsyncIterator[StreamEvent]:
         return self
@@ -108,10 +108,10 @@ class OpenStreams:
     Counts what happens to requests, and tells the observers.
     """
 
-    def __init__(self, counters: Counters, leave: Leave) -> None:
+    def __init__(self, counters: Counters, ender: RequestEnder) -> None:
         self._counters: Final = counters
-        self._leave: Final = leave
-        self._streams: Final[dict[int, ResponseStream]] = {}
+        self._ender: Final = ender
+        self._streams: Final[dict[int, BufferedStream]] = {}
         self._observers: Final[list[RequestObserver]] = []
 
     def __len__(self) -> int:
@@ -120,9 +120,9 @@ class OpenStreams:
     def observe(self, observer: RequestObserver) -> None:
         self._observers.append(observer)
 
-    def open(self, entry: RequestEntry) -> ResponseStream:
+    def open(self, entry: RequestEntry) -> BufferedStream:
         """Open the stream of a new request."""
-        stream = ResponseStream(entry.request_id, self._leave)
+        stream = BufferedStream(entry.request_id, self._ender)
         self._streams[entry.request_id] = stream
         self._counters.requests_started += 1
         return stream

@@ -28,7 +28,7 @@ from mlx_dp.orchestrator.control.workers.supervisor import Supervisor
 from mlx_dp.orchestrator.ports import AddressSource, Launcher, Transport, WorkerProcess
 from mlx_dp.orchestrator.worker_states import LossKind
 from mlx_dp.proto.messages.protocol import Down, Drain, Heartbeat, Ready, Shutdown
-from mlx_dp.proto.wire.controller_channel import PeerCongestedError, PeerLostError
+from mlx_dp.proto.wire.controller_channel import NotConnectedError, PeerCongestedError
 
 _logger = logging.getLogger(__name__)
 
@@ -151,7 +151,7 @@ class Fleet:
         try:
             start = self._starts.start_for(index, self._supervisor.workers[index].epoch)
             self._transport.send(identity, start)
-        except (PeerLostError, PeerCongestedError, OSError) as error:
+        except (NotConnectedError, PeerCongestedError, OSError) as error:
             loss = Loss(kind=LossKind.DISCONNECTED, detail=str(error))
             return self._supervisor.lost(index, loss, now)
         return []
@@ -194,7 +194,7 @@ class Fleet:
         except PeerCongestedError:
             owner.congested = True
             return False
-        except PeerLostError as error:
+        except NotConnectedError as error:
             # Its loss is handled later: the caller may be in the middle of granting.
             owner.congested = True
             self._unreachable[owner.index] = str(error)
@@ -225,7 +225,7 @@ class Fleet:
     def _dismiss(self, index: int, identity: str) -> None:
         try:
             self._transport.send(identity, Shutdown())
-        except (PeerLostError, PeerCongestedError):
+        except (NotConnectedError, PeerCongestedError):
             # It ignores SIGTERM, and no message reaches it.
             self._processes[index].kill()
 

@@ -7,7 +7,7 @@ import pytest
 
 from mlx_dp.orchestrator.api import Ended, Granted, NewTokens
 from mlx_dp.orchestrator.control.awaitable_predicates import AwaitablePredicates
-from mlx_dp.orchestrator.control.requests.response_stream import ResponseStream
+from mlx_dp.orchestrator.control.requests.response_stream import BufferedStream
 from mlx_dp.proto.messages.protocol import FinishReason, TokenLogprob
 
 GRANTED = Granted(owner=0, reason="round_robin")
@@ -27,8 +27,8 @@ class Left:
         self.calls.append(("complete", request_id))
 
 
-def answer(left: Left | None = None) -> ResponseStream:
-    return ResponseStream(7, left or Left())
+def answer(left: Left | None = None) -> BufferedStream:
+    return BufferedStream(7, left or Left())
 
 
 def test_tokens_at_hand_are_joined_and_keep_their_place_among_events() -> None:
