@@ -12,9 +12,9 @@ from typing import Any
 from mlx_dp.orchestrator.api import Ended, Generation, Granted, NewTokens, Started
 from mlx_dp.orchestrator.control.core import ControlCore
 from mlx_dp.orchestrator.control.limits import ControlLimits
-from mlx_dp.orchestrator.control.requests.response_stream import ResponseStream
+from mlx_dp.orchestrator.control.requests.response_stream import BufferedStream
 from mlx_dp.orchestrator.control.state.request_table import RequestTable
-from mlx_dp.orchestrator.control.workers.fleet import Outside
+from mlx_dp.orchestrator.control.workers.fleet import ControlPorts
 from mlx_dp.orchestrator.options import HttpOptions, QueueOptions, ServeOptions, WorkerOptions
 from mlx_dp.orchestrator.ports import GroupAddresses
 from mlx_dp.proto.capacity.model_shape import ModelShape
@@ -399,7 +399,7 @@ class World:
         self.limits = limits or ControlLimits()
         self.core = ControlCore(
             options or serve_options(),
-            Outside(self, self, self),
+            ControlPorts(self, self, self),
             self.limits,
             self.clock,
             random.Random(seed),
@@ -489,7 +489,7 @@ class World:
         for worker in self.alive():
             if self.core.supervisor.workers[worker.index].identity == worker.identity:
                 record = self.core.supervisor.workers[worker.index]
-                if not record.greeted and not worker.serving:
+                if not record.hello_received and not worker.serving:
                     worker.hello()
         self.core.on_arrival()
 
@@ -530,7 +530,7 @@ class World:
 class Reader:
     """Reads an answer without an event loop, as far as it has come."""
 
-    def __init__(self, answer: ResponseStream) -> None:
+    def __init__(self, answer: BufferedStream) -> None:
         self.answer = answer
         self.ids: list[int] = []
         self.grants: list[Granted] = []

@@ -112,11 +112,11 @@ def test_conditions_wake_who_waits_for_what_is_the_case() -> None:
         facts: set[str] = set()
         waiter = asyncio.create_task(predicates.wait(lambda: "done" in facts))
         await asyncio.sleep(0)
-        predicates.check()
+        predicates.wake()
         await asyncio.sleep(0)
         early = waiter.done()
         facts.add("done")
-        predicates.check()
+        predicates.wake()
         return early, await waiter, await predicates.wait(lambda: False, 0.001)
 
     assert asyncio.run(run()) == (False, True, False)
