@@ -71,7 +71,7 @@ def check_flags(flags: Flags) -> None:
     _check_names(flags.model)
     _check_fake(flags.fake)
     _check_revision(flags.model)
-    # Last: that a value is out of range says more than that the flag has no effect.
+    # Last, since a value that is out of range is the more useful error.
     refuse_unused_flags(flags)
     if flags.model.chat_template is not None:
         read_template(flags.model.chat_template)
@@ -190,7 +190,7 @@ def _check_hang_timeout(flags: OwnerFlags) -> None:
 
 
 def _check_key(flags: HttpFlags) -> None:
-    # An empty key from the environment would look like protection but be none.
+    # An empty key from the environment would look like protection, but protect nothing.
     if flags.api_key is not None and not flags.api_key.strip():
         raise ConfigError("--api-key (or MLX_DP_API_KEY) is empty: give a key, or omit it")
 

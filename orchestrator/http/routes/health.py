@@ -38,7 +38,7 @@ def _json(status: int, body: Mapping[str, Any]) -> Response:
 
 
 def live() -> Response:
-    """200 while the event loop runs. Only when this fails does a restart help."""
+    """200 while the event loop runs. A restart helps only if this fails."""
     return _json(200, {"status": "alive"})
 
 

@@ -20,7 +20,7 @@ from mlx_dp.orchestrator.control.state.request_entry import RequestEntry
 from mlx_dp.orchestrator.control.state.request_table import RequestTable
 from mlx_dp.proto.errors import ConfigError
 
-FLAGS = ("closed", "suspicious", "congested", "short")
+FLAGS = ("closed", "suspicious", "congested", "short_of_memory")
 """With any of them, an owner takes nothing."""
 
 

@@ -24,7 +24,7 @@ from mlx_dp.orchestrator.control.state.request_entry import RequestEntry
 from mlx_dp.proto.capacity.request_limits import next_tokens
 from mlx_dp.proto.messages.protocol import FinishReason
 
-FLAGS = ("closed", "suspicious", "congested", "short")
+FLAGS = ("closed", "suspicious", "congested", "short_of_memory")
 """With any of them, an owner takes nothing."""
 LOADS = {
     "total_requests": len,
