@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from scripted_service import OPTIONS
 
-from mlx_dp.orchestrator.cli.commands import serve
+from mlx_dp.orchestrator.cli import serve
 
 
 @pytest.fixture
