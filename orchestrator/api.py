@@ -52,8 +52,8 @@ class OverloadedError(Exception):
         self.retry_after_s = retry_after_s
 
 
-def queue_full(queued: int, limit: int) -> str:
-    """The words of a refusal because of a full queue."""
+def queue_full_message(queued: int, limit: int) -> str:
+    """Return the message of a refusal because the queue is full."""
     return f"the queue is full: {queued} of {limit} requests queued"
 
 
@@ -72,23 +72,23 @@ class Generation:
 
     prompt_ids: tuple[int, ...]
     max_tokens: int | None
-    """None: the rest of the context, or of the owner's tokens if that is less. A larger value is
-    clamped to that, unless ``strict_max_tokens`` is set."""
+    """None: the rest of the context, or of the owner's KV tokens if those are fewer. A larger value
+    is clamped, unless ``strict_max_tokens`` is set."""
     stop_token_ids: tuple[int, ...]
     params: SamplingParams
     routed_dp_rank: int | None = None
     cache_salt: str = ""
     """Cached prefixes are shared only among requests with the same salt."""
     grammar: Grammar | None = None
-    """The grammar of the output. It was already checked for the client."""
+    """The grammar of the output. HTTP has already checked it."""
     label: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Granted:
-    """The request was granted to an owner, for this ``reason``.
+    """The request was granted to an owner. ``reason``: why the router chose it.
 
-    It precedes any event of the owner, and comes again whenever the request moves.
+    It precedes all other events of that owner, and comes again for each further owner.
     """
 
     owner: int
@@ -106,7 +106,7 @@ class Started:
 class NewTokens:
     """Further tokens: all that are available when the event is read.
 
-    ``logprobs`` has one entry per token if requested. A stop token comes last.
+    ``logprobs`` has one entry per token if requested. A stop token is included, as the last one.
     """
 
     ids: tuple[int, ...]
@@ -126,7 +126,7 @@ class Ended:
 StreamEvent = Granted | Started | NewTokens | Ended
 
 
-class Answer(Protocol):
+class ResponseStream(Protocol):
     """The response stream of one request: its events in order, the last one ``Ended``."""
 
     @property
@@ -174,7 +174,7 @@ class OwnerState:
     context_length: int | None
     device: str
     running: int
-    """Its slots in use: by running requests, and by cancelled ones until it releases them."""
+    """Slots in use: by running requests, and by cancelled ones until the owner releases them."""
     prefilling: int
     used_tokens: int
     reserved_tokens: int
@@ -189,7 +189,7 @@ class OwnerState:
     held_buffers: int
     """Device buffers of these and the weights."""
     buffer_limit: int | None
-    """The limit of ``held_buffers``; None: there is none, or it is not known yet."""
+    """The limit of ``held_buffers``; None: unlimited, or not known yet."""
     step: int
     prompt_tokens_total: int
     cached_tokens_total: int
@@ -215,7 +215,7 @@ class OwnerState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceState:
-    """The state that the metadata routes show. Making it costs workers nothing."""
+    """The state that the metadata routes show, made without asking the workers."""
 
     status: ServiceStatus
     mode: ReplicaMode
@@ -227,20 +227,20 @@ class ServiceState:
     owners: tuple[OwnerState, ...]
 
     @property
-    def in_hand(self) -> int:
+    def num_open_requests(self) -> int:
         """Requests that are queued or have a slot."""
         return self.queued_requests + sum(owner.running for owner in self.owners)
 
 
 class Service(Protocol):
-    """The control plane, as HTTP uses it. Call it only from the event loop."""
+    """The control plane as HTTP sees it. Call it only from the event loop."""
 
     def state(self) -> ServiceState: ...
 
     def limits(self) -> AdmissionLimits | None:
-        """Limits of the largest owner, ready or restarting; None before any was ready."""
+        """Return the limits of the largest owner; None before any was ready."""
 
-    def submit(self, generation: Generation) -> Answer:
+    def submit(self, generation: Generation) -> ResponseStream:
         """Queue a request and return its response stream.
 
         Raises OverloadedError or RefusedError; then nothing was queued.

@@ -25,7 +25,7 @@ def describe_exit(status: int, *, expected: bool = False) -> str:
 
 
 def failure_of(status: int) -> FailureKind:
-    """The kind of failure that an exit status means, where no ``Failed`` has come."""
+    """Return the kind of failure that an exit status means, if no ``Failed`` has arrived."""
     match status:
         case ExitCode.CONFIG | ExitCode.USAGE:
             return FailureKind.CONFIG

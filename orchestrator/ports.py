@@ -1,6 +1,6 @@
-"""Ports: what the control plane needs of processes, of the channel and of the network.
+"""Ports: the protocols by which the control plane reaches processes, the channel and the network.
 
-``process`` and ``proto`` have the real ones, tests have fakes.
+``process`` and ``proto`` implement them; tests have fakes.
 """
 
 import asyncio
@@ -14,9 +14,10 @@ from mlx_dp.proto.messages.protocol import Down, Up
 
 
 class WorkerProcess(Protocol):
-    """One child process. Each method does nothing once the child has exited, and none waits.
+    """One child process. No method waits, and all do nothing once the child has exited.
 
-    There is no SIGTERM: workers ignore it, since systemd sends it to every process of a service.
+    No method sends SIGTERM: workers ignore it, since systemd sends it to every process of a
+    service.
     """
 
     @property
@@ -27,7 +28,7 @@ class WorkerProcess(Protocol):
         """Whether it was stopped by a signal and not continued, as far as the system tells."""
 
     def abort(self) -> None:
-        """Have the child write its stacks to the log. It may live on: ``kill`` follows."""
+        """Make the child write its stacks to the log. It may survive that; ``kill`` follows."""
 
     def kill(self) -> None:
         """Send SIGKILL to the whole process group of the child."""
@@ -48,7 +49,7 @@ class Launcher(Protocol):
 
 
 class Transport(Protocol):
-    """Messages to and from workers by identity. A send acknowledges nothing."""
+    """Messages to and from workers by identity. Sends are not acknowledged."""
 
     @property
     def endpoint(self) -> str: ...
@@ -63,7 +64,7 @@ class Transport(Protocol):
         """Deliver no event of this identity any more."""
 
     def send(self, identity: str, message: Down) -> None:
-        """Raises PeerLostError, PeerCongestedError or ProtocolError; then nothing was sent."""
+        """Raises NotConnectedError, PeerCongestedError or ProtocolError; then nothing was sent."""
 
     def drain(self) -> list[tuple[str, Up | ProtocolError]]: ...
 
@@ -83,7 +84,7 @@ class GroupAddresses:
 
 
 class AddressSource(Protocol):
-    """Finds the addresses at which the ranks of a group meet, other ones at each start."""
+    """Finds the addresses at which the ranks of a group meet, new ones for each start."""
 
     def fresh(self, size: int, generation: int) -> GroupAddresses:
         """Return addresses that are free now, and that no earlier generation has used.

@@ -1,4 +1,4 @@
-"""What the control plane counts, and what it tells of each request: values for HTTP and metrics."""
+"""Counters of the control plane and timings of requests: values for HTTP and metrics."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -60,13 +60,13 @@ class RequestObserver(Protocol):
     """Receives the times of requests, for histograms. Called in the event loop: must be quick."""
 
     def started(self, queued_s: float) -> None:
-        """An owner has prefilled a request that had waited so long for its grant."""
+        """A request was prefilled. ``queued_s``: how long it waited for its grant."""
 
     def first_token(self, waited_s: float) -> None:
-        """The first token of a request has come, so long after its arrival."""
+        """The first token has arrived. ``waited_s``: the time since the request arrived."""
 
     def next_tokens(self, gap_s: float) -> None:
-        """Further tokens of a request have come, so long after those before."""
+        """Further tokens have arrived. ``gap_s``: the time since the previous tokens."""
 
     def ended(self, timings: RequestTimings) -> None: ...
 

@@ -18,7 +18,7 @@ class WorkerStatus(StrEnum):
 
 
 class LossKind(StrEnum):
-    """How a worker was lost. Only EXIT tells of a process that is gone already."""
+    """How a worker was lost. Only EXIT means that its process is already gone."""
 
     EXIT = "exit"
     HUNG = "hung"

@@ -20,14 +20,14 @@ from mlx_dp.proto.messages.group import DistributedBackend
 from mlx_dp.proto.messages.protocol import FailureKind
 from mlx_dp.proto.wire.controller_channel import ControllerChannel
 
-GiveUp = Callable[[str, FailureKind | None], None]
+OnGiveUp = Callable[[str, FailureKind | None], None]
 
 _PATIENCE: Final = 3.0
 """In units of the silence limit: a host that was given up may come back by itself."""
 
 
 class RemoteWorkers:
-    """The launcher and the group addresses of all workers, local and remote."""
+    """Provides the launcher and the group addresses of all workers, local and remote."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class RemoteWorkers:
         )
 
     @asynccontextmanager
-    async def running(self, give_up: GiveUp) -> AsyncIterator[None]:
+    async def running(self, give_up: OnGiveUp) -> AsyncIterator[None]:
         """Watch the hosts, and keep them launched if the plan says so.
 
         Calls ``give_up`` when they cannot be launched.
@@ -64,7 +64,7 @@ class RemoteWorkers:
                 self._launch.stop()
             await launching
 
-    async def _keep_launched(self, give_up: GiveUp) -> None:
+    async def _keep_launched(self, give_up: OnGiveUp) -> None:
         if self._launch is None:
             return
         end = await self._launch.run()

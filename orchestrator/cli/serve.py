@@ -20,7 +20,7 @@ from mlx_dp.orchestrator.config.plan import ServicePlan, make_plan
 from mlx_dp.orchestrator.config.preparation import PreparedModel, prepare_model
 from mlx_dp.orchestrator.config.remote_plan import plan_remote
 from mlx_dp.orchestrator.control.controller import Controller
-from mlx_dp.orchestrator.control.workers.fleet import Outside
+from mlx_dp.orchestrator.control.workers.fleet import ControlPorts
 from mlx_dp.orchestrator.http.app import create_app
 from mlx_dp.orchestrator.http.connection.listen_socket import bound_port, endpoint_url, open_socket
 from mlx_dp.orchestrator.http.connection.server import EmbeddedServer
@@ -104,8 +104,8 @@ async def _run(
     console: Console,
     listener: socket.socket,
 ) -> int:
-    outside = Outside(channel, side.launcher, side.addresses)
-    controller = Controller(options, outside, host_of=side.launcher.host_of)
+    ports = ControlPorts(channel, side.launcher, side.addresses)
+    controller = Controller(options, ports, host_of=side.launcher.host_of)
     app = create_app(controller, options.http, text, dropped_lines=dropped_lines)
     server = EmbeddedServer(
         app, listener, options.http, access_log=options.worker.log_level == "debug"

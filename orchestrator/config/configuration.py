@@ -5,7 +5,7 @@ from typing import Final
 from mlx_dp.orchestrator.config.flags import FakeFlags, Flags, HttpFlags, ModelFlags, OwnerFlags
 from mlx_dp.orchestrator.config.unused_flags import refuse_unused_flags
 from mlx_dp.orchestrator.control.routing.policies import policy_row
-from mlx_dp.orchestrator.control.workers.liveness import SUSPICIOUS_BEATS
+from mlx_dp.orchestrator.control.workers.liveness import MISSING_HEARTBEATS
 from mlx_dp.orchestrator.http.access.host_policy import HOST_NAME, normal_origin
 from mlx_dp.orchestrator.options import HttpOptions, QueueOptions
 from mlx_dp.orchestrator.text.chat.chat_template import read_template
@@ -71,7 +71,7 @@ def check_flags(flags: Flags) -> None:
     _check_names(flags.model)
     _check_fake(flags.fake)
     _check_revision(flags.model)
-    # Last: that a value is out of range says more than that the flag has no effect.
+    # Last, since a value that is out of range is the more useful error.
     refuse_unused_flags(flags)
     if flags.model.chat_template is not None:
         read_template(flags.model.chat_template)
@@ -180,17 +180,17 @@ def _check_group(flags: OwnerFlags) -> None:
 
 
 def _check_hang_timeout(flags: OwnerFlags) -> None:
-    least_s = SUSPICIOUS_BEATS * flags.heartbeat_interval
+    least_s = MISSING_HEARTBEATS * flags.heartbeat_interval
     if flags.hang_timeout < least_s:
         raise ConfigError(
-            f"--hang-timeout {flags.hang_timeout:g} is less than {SUSPICIOUS_BEATS} heartbeats of "
-            f"{flags.heartbeat_interval:g} s, so one late heartbeat would kill a worker: use "
+            f"--hang-timeout {flags.hang_timeout:g} is less than {MISSING_HEARTBEATS} heartbeats "
+            f"of {flags.heartbeat_interval:g} s, so one late heartbeat would kill a worker: use "
             f"at least {least_s:g}"
         )
 
 
 def _check_key(flags: HttpFlags) -> None:
-    # An empty key from the environment would look like protection but be none.
+    # An empty key from the environment would look like protection, but protect nothing.
     if flags.api_key is not None and not flags.api_key.strip():
         raise ConfigError("--api-key (or MLX_DP_API_KEY) is empty: give a key, or omit it")
 

@@ -8,12 +8,12 @@ Predicate = Callable[[], bool]
 
 
 class AwaitablePredicates:
-    """Wakes coroutines whose predicate has become true. Call ``check`` after every change."""
+    """Wakes coroutines whose predicate has become true. Call ``wake`` after every change."""
 
     def __init__(self) -> None:
         self._waiting: Final[dict[asyncio.Future[None], Predicate]] = {}
 
-    def check(self) -> None:
+    def wake(self) -> None:
         """Wake the coroutines whose predicate is true now."""
         for future, predicate in tuple(self._waiting.items()):
             if not future.done() and predicate():

@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable
 from typing import Final, NoReturn
 
-from mlx_dp.orchestrator.api import Answer, Generation, OwnerFlush, ServiceState
+from mlx_dp.orchestrator.api import Generation, OwnerFlush, ResponseStream, ServiceState
 from mlx_dp.orchestrator.control.core import ControlCore
 from mlx_dp.orchestrator.control.limits import ControlLimits, control_limits
-from mlx_dp.orchestrator.control.workers.fleet import Outside
+from mlx_dp.orchestrator.control.workers.fleet import ControlPorts
 from mlx_dp.orchestrator.options import ServeOptions
 from mlx_dp.orchestrator.service_counters import ControllerCounters, RequestObserver
 from mlx_dp.orchestrator.worker_states import WorkerState
@@ -37,27 +37,27 @@ class Controller:
     def __init__(
         self,
         options: ServeOptions,
-        outside: Outside,
+        ports: ControlPorts,
         *,
         limits: ControlLimits | None = None,
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
         host_of: Callable[[int], str | None] | None = None,
     ) -> None:
-        """``host_of``: the machine that has a place for a worker, where some are remote."""
+        """``host_of`` returns the machine that can host a worker. Only remote workers need it."""
         self._options: Final = options
         self._limits: Final = limits or control_limits(options.worker)
-        self._transport: Final = outside.transport
+        self._transport: Final = ports.transport
         self._core: Final = ControlCore(
             options,
-            outside,
+            ports,
             self._limits,
             clock,
             rng or random.SystemRandom(),
             self._settle_after,
         )
         self._clock: Final = clock
-        self.submit: Final[Callable[[Generation], Answer]] = self._core.submit
+        self.submit: Final[Callable[[Generation], ResponseStream]] = self._core.submit
         self._host_of: Final = host_of
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = False
@@ -79,11 +79,11 @@ class Controller:
         return self._core.views.workers(self._clock())
 
     def restart_worker(self, index: int) -> tuple[int, ...]:
-        return self._core.restarts.ask(index)
+        return self._core.restarts.request(index)
 
     def restart_all(self) -> tuple[int, ...]:
-        """Have every ready worker replaced, one after another. Raises RestartRefusedError."""
-        return self._core.restarts.ask_all()
+        """Replace every ready worker, one after another. Raises RestartRefusedError."""
+        return self._core.restarts.request_all()
 
     def limits(self) -> AdmissionLimits | None:
         return self._core.ranks.limits()
@@ -105,13 +105,15 @@ class Controller:
 
     async def start(self) -> None:
         """Begin to start workers; returns at once. ``state`` shows the progress."""
-        self._transport.attach(asyncio.get_running_loop(), self._guarded(self._core.on_arrival))
-        self._place()
+        self._transport.attach(
+            asyncio.get_running_loop(), self._ending_on_error(self._core.on_arrival)
+        )
+        self._update_hosts()
         self._core.begin()
         self._schedule_tick()
 
     async def watch(self) -> NoReturn:
-        """Wait until the service cannot go on. Raises ServiceDeadError, or the error of a bug."""
+        """Wait until the service cannot go on. Raises ServiceDeadError, or an internal error."""
         core, supervisor = self._core, self._core.supervisor
         await core.predicates.wait(lambda: core.failure is not None or supervisor.dead)
         if core.failure is not None:
@@ -120,27 +122,29 @@ class Controller:
         raise ServiceDeadError(supervisor.cause.detail, supervisor.cause.failure)
 
     def give_up(self, cause: str, kind: FailureKind | None) -> None:
-        """Have ``watch`` end the service, for a cause outside its workers."""
+        """End the service, for a cause outside its workers: ``watch`` raises it."""
         self._core.give_up(ServiceDeadError(cause, kind))
 
     def _schedule_tick(self) -> None:
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self._limits.tick_s, self._guarded(self._tick_on))
+        self._timer = loop.call_later(self._limits.tick_s, self._ending_on_error(self._tick_on))
 
     def _tick_on(self) -> None:
-        self._place()
+        self._update_hosts()
         self._core.tick()
         self._schedule_tick()
 
-    def _place(self) -> None:
+    def _update_hosts(self) -> None:
         if self._host_of is not None:
             self._core.supervisor.set_hosts(self._host_of)
 
     def _settle_after(self, delay_s: float) -> None:
-        asyncio.get_running_loop().call_later(delay_s, self._guarded(self._core.settle_exits))
+        asyncio.get_running_loop().call_later(
+            delay_s, self._ending_on_error(self._core.settle_exits)
+        )
 
-    def _guarded(self, act: Callable[[], None]) -> Callable[[], None]:
-        """Wrap a callback: its error ends the service. The loop would only log it."""
+    def _ending_on_error(self, act: Callable[[], None]) -> Callable[[], None]:
+        """Wrap a callback, so that its error ends the service: the loop would only log it."""
 
         def run() -> None:
             if self._stopped:
@@ -148,7 +152,7 @@ class Controller:
             try:
                 act()
             except Exception as error:
-                self._core.broke(error)
+                self._core.on_internal_error(error)
 
         return run
 
@@ -163,31 +167,31 @@ class Controller:
     async def stop(self) -> None:
         """End all requests and workers, by SIGKILL if necessary. Idempotent.
 
-        Only a process that the system itself cannot kill may be left when this returns.
+        When this returns, only processes that the system itself cannot kill may be left.
         """
         if self._stopped:
             return
         core = self._core
         core.stop()
-        if not await core.predicates.wait(self._gone, self._limits.stop_grace_s):
-            _logger.warning("some workers do not exit when asked: they are killed")
+        if not await core.predicates.wait(self._all_exited, self._limits.stop_grace_s):
+            _logger.warning("some workers did not exit when asked: killing them")
             self.kill_all()
-            await core.predicates.wait(self._gone, self._limits.stop_grace_s)
+            await core.predicates.wait(self._all_exited, self._limits.stop_grace_s)
         self.close()
-        core.predicates.check()
+        core.predicates.wake()
 
-    def _gone(self) -> bool:
-        return self._core.supervisor.gone
+    def _all_exited(self) -> bool:
+        return self._core.supervisor.all_exited
 
     def abandon(self) -> None:
         """End every request with an error and every worker by SIGKILL, without waiting.
 
-        A ``drain`` or ``stop`` that is under way then soon ends.
+        A ``drain`` or ``stop`` in progress then ends soon.
         """
         if not self._stopped:
             self._core.stop()
             self.kill_all()
-            self._core.predicates.check()
+            self._core.predicates.wake()
 
     def kill_all(self) -> None:
         """Send SIGKILL to every worker, without waiting."""

@@ -14,7 +14,7 @@ from mlx_dp.orchestrator.control.requests.admission import Admission
 from mlx_dp.orchestrator.control.requests.cache_flush import CacheFlushes
 from mlx_dp.orchestrator.control.requests.dispatch import Dispatcher
 from mlx_dp.orchestrator.control.requests.lifecycle import RequestLifecycle
-from mlx_dp.orchestrator.control.requests.response_stream import OpenStreams, ResponseStream
+from mlx_dp.orchestrator.control.requests.response_stream import BufferedStream, OpenStreams
 from mlx_dp.orchestrator.control.requests.worker_events import WorkerEvents
 from mlx_dp.orchestrator.control.routing.rank import RankTable
 from mlx_dp.orchestrator.control.routing.router import Router
@@ -23,7 +23,7 @@ from mlx_dp.orchestrator.control.state.grant import Grant
 from mlx_dp.orchestrator.control.state.request_table import RequestTable
 from mlx_dp.orchestrator.control.state_views import StateViews
 from mlx_dp.orchestrator.control.workers.actions import Loss, RemoveOwner
-from mlx_dp.orchestrator.control.workers.fleet import Fleet, Outside
+from mlx_dp.orchestrator.control.workers.fleet import ControlPorts, Fleet
 from mlx_dp.orchestrator.control.workers.health import HealthMonitor
 from mlx_dp.orchestrator.control.workers.record import ALIVE
 from mlx_dp.orchestrator.control.workers.rolling_restart import RollingRestart
@@ -36,28 +36,28 @@ _logger = logging.getLogger(__name__)
 
 
 class ControlCore:
-    """Connects the parts; every decision is made inside one of them.
+    """Wires the parts together; the parts make every decision.
 
-    Entry points are arrivals, exits, ticks and calls. Each ends with ``_run_once``, which grants
-    what can be granted and wakes the coroutines whose predicate has become true.
+    Entry points are arrivals of messages, exits of processes, ticks and calls. Each of them ends
+    with ``_run_once``, which grants queued requests and wakes coroutines whose predicate is true.
     """
 
     def __init__(
         self,
         options: ServeOptions,
-        outside: Outside,
+        ports: ControlPorts,
         limits: ControlLimits,
         clock: Callable[[], float],
         rng: random.Random,
         wake_after: Callable[[float], None],
     ) -> None:
-        starts = StartMessages(options, outside.addresses)
+        starts = StartMessages(options, ports.addresses)
         mode, queue = options.ownership.mode, options.queue
         self._needs_all: Final = mode is ReplicaMode.DP_ATTENTION
         self._limits: Final = limits
         self._clock: Final = clock
         self._wake_after: Final = wake_after
-        self._transport: Final = outside.transport
+        self._transport: Final = ports.transport
         self._exits: Final[list[tuple[float, int, int]]] = []
         self.draining = False
         self.failure: Exception | None = None
@@ -66,7 +66,7 @@ class ControlCore:
         self.counters: Final = counters
         self.ranks: Final = ranks
         self.supervisor: Final = Supervisor(len(starts), mode, limits.supervisor, rng)
-        self.fleet: Final = Fleet(self.supervisor, ranks, outside, starts, counters, self)
+        self.fleet: Final = Fleet(self.supervisor, ranks, ports, starts, counters, self)
         self.restarts: Final = RollingRestart(
             self.supervisor, ranks, drain_s=limits.restart_drain_s
         )
@@ -98,7 +98,7 @@ class ControlCore:
             return ServiceStatus.DEAD
         if self.draining:
             return ServiceStatus.DRAINING
-        if self.restarts.holds_all:
+        if self.restarts.no_owner_serves:
             return ServiceStatus.RESTARTING
         needed = len(self.supervisor.workers) if self._needs_all else 1
         return ServiceStatus.READY if len(self.ranks) >= needed else ServiceStatus.STARTING
@@ -106,13 +106,13 @@ class ControlCore:
     def begin(self) -> None:
         """Start the first worker."""
         now = self._clock()
-        self._health.notice_sleep(now, self._limits.tick_s)
+        self._health.note_lag(now, self._limits.tick_s)
         self.fleet.carry_out(self.supervisor.start(now), now)
         self._run_once(now)
 
-    def submit(self, generation: Generation) -> ResponseStream:
+    def submit(self, generation: Generation) -> BufferedStream:
         """Queue a request. Raises OverloadedError or RefusedError; then nothing was queued."""
-        with self._watched():
+        with self._ending_on_error():
             max_tokens = self._admission.check(generation, self.status())
             now = self._clock()
             stream = self.lifecycle.submit(generation, max_tokens, now)
@@ -120,22 +120,22 @@ class ControlCore:
             return stream
 
     def cancel(self, request_id: int) -> None:
-        """The client is gone: end its request as ABORT, in whatever state it is."""
-        with self._watched():
+        """End a request as ABORT, in any state: its client is gone."""
+        with self._ending_on_error():
             now = self._clock()
             self.lifecycle.cancel(request_id, now)
             self._run_once(now)
 
     def complete(self, request_id: int) -> None:
-        """The client has all it asked for: end its request as STOP, in whatever state it is."""
-        with self._watched():
+        """End a request as STOP, in any state: its client has all that it requested."""
+        with self._ending_on_error():
             now = self._clock()
             self.lifecycle.complete(request_id, now)
             self._run_once(now)
 
     def begin_flush(self) -> int:
-        """Have every ready owner drop its cached prefixes. The caller ends it in ``flushes``."""
-        with self._watched():
+        """Ask every ready owner to drop its cached prefixes. The caller must end the flush."""
+        with self._ending_on_error():
             flush_id = self.flushes.begin()
             self._run_once(self._clock())
             return flush_id
@@ -150,16 +150,16 @@ class ControlCore:
         self.fleet.shut_down()
 
     @contextmanager
-    def _watched(self) -> Iterator[None]:
+    def _ending_on_error(self) -> Iterator[None]:
         try:
             yield
         except (OverloadedError, RefusedError):
             raise
         except Exception as error:
-            self.broke(error)
+            self.on_internal_error(error)
             raise
 
-    def broke(self, error: Exception) -> None:
+    def on_internal_error(self, error: Exception) -> None:
         """End the service after an internal error: its state may be wrong."""
         _logger.error("internal error in the controller", exc_info=error)
         self.give_up(error)
@@ -167,7 +167,7 @@ class ControlCore:
     def give_up(self, error: Exception) -> None:
         """End the service, for a cause outside its workers."""
         self.failure = self.failure or error
-        self.predicates.check()
+        self.predicates.wake()
 
     def on_arrival(self) -> None:
         """Handle what workers have sent."""
@@ -177,30 +177,30 @@ class ControlCore:
         self._run_once(now)
 
     def tick(self) -> None:
-        """Do what is due. Arrivals come first: an event that is late still counts."""
+        """Run everything that is due. Messages come first, so a late event still counts."""
         now = self._clock()
-        missed_s = self._health.notice_sleep(now, self._limits.tick_s)
+        missed_s = self._health.note_lag(now, self._limits.tick_s)
         if missed_s:
             _logger.warning(
-                "the controller did not run for %.1f s: no worker is judged by that time", missed_s
+                "the controller did not run for %.1f s: no worker is blamed for that time", missed_s
             )
-            self.supervisor.forgive(now, missed_s)
+            self.supervisor.extend_deadlines(now, missed_s)
         self.on_arrival()
         self._settle_exits(now)
         for index, loss in self._health.judge_owners(now):
-            self.fleet.carry_out(self.supervisor.lost(index, loss, now), now)
-        for owner, grant in self._health.unanswered(now):
+            self.fleet.carry_out(self.supervisor.on_loss(index, loss, now), now)
+        for owner, grant in self._health.unaccepted_in_time(now):
             self.lifecycle.withdraw(owner, grant, now)
         self.fleet.carry_out(self.supervisor.tick(now, self.fleet.halted), now)
         self.fleet.carry_out(self.restarts.tick(now), now)
         self.lifecycle.expire(now)
         self.flushes.retry()
-        self.views.roll(now)
+        self.views.update_rates(now)
         self._run_once(now)
 
     def _run_once(self, now: float) -> None:
         if self.ranks.take_limits_changed():
-            self.lifecycle.refit(now)
+            self.lifecycle.refit_queued(now)
         self.lifecycle.dispatch(now)
         while self.fleet.drop_unreachable(now):
             self.lifecycle.dispatch(now)
@@ -208,29 +208,28 @@ class ControlCore:
             assert self.supervisor.cause is not None, "dead without a cause"
             message = f"all workers have failed: {self.supervisor.cause.detail}"
             self.lifecycle.abandon(message, "no_worker", now)
-        self.predicates.check()
+        self.predicates.wake()
 
     def owner_lost(self, gone: RemoveOwner, grants: tuple[Grant, ...]) -> None:
         """An owner was removed from the ranks, with its grants."""
         self.flushes.owner_lost(gone.index)
-        self._router.forget(gone.index)
+        self._router.forget_owner(gone.index)
         self.lifecycle.owner_lost(grants, gone.loss, culprit=gone.culprit, now=self._clock())
 
     def worker_failed(self, index: int, loss: Loss) -> None:
         """A worker has failed for good."""
-        self.ranks.give_up(index)
+        self.ranks.drop_limits(index)
         self.lifecycle.abandon_pinned(
             index, f"owner {index} has failed: {loss.detail}", self._clock()
         )
 
     def process_exited(self, index: int, status: int) -> None:
-        """A process has exited: it gets no further request.
+        """Grant nothing more to a worker whose process has exited; handle the exit a moment later.
 
-        Its last messages may not have been read yet, and a request that finished in time must not
-        count as lost. So the loss is settled a moment later.
+        By then its last messages have been read, so a request that finished in time is not lost.
         """
         # The event loop calls this, and would only log an error.
-        with self._watched():
+        with self._ending_on_error():
             owner = self.ranks.get(index)
             if owner is not None:
                 owner.closed = True
@@ -241,7 +240,7 @@ class ControlCore:
             self._wake_after(settle_s)
 
     def settle_exits(self) -> None:
-        """Settle the exits that are due."""
+        """Handle the exits that are due."""
         self.on_arrival()
         now = self._clock()
         self._settle_exits(now)
@@ -251,7 +250,7 @@ class ControlCore:
         due = [each for each in self._exits if each[0] <= now]
         self._exits[:] = [each for each in self._exits if each[0] > now]
         for _, index, status in due:
-            self.fleet.carry_out(self.supervisor.exited(index, status, now), now)
+            self.fleet.carry_out(self.supervisor.on_exit(index, status, now), now)
 
     def check(self) -> None:
         """Assert every invariant; for idle loops and tests."""

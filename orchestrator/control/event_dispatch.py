@@ -1,4 +1,4 @@
-"""Event dispatch: every event of a worker goes to the part that handles it."""
+"""Event dispatch: hands events of workers to the parts that handle them."""
 
 from typing import Final, assert_never
 
@@ -27,9 +27,9 @@ from mlx_dp.proto.messages.protocol import (
 
 
 class EventDispatch:
-    """Hands each event of a worker to the part that handles it.
+    """Hands each event of a worker to its handler.
 
-    A worker that breaks the protocol is lost, and so replaced.
+    A worker that violates the protocol counts as lost, so it is replaced.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class EventDispatch:
         self._counters: Final = counters
 
     def handle(self, identity: str, event: Up | ProtocolError, now: float) -> None:
-        """Handle one event. Those of an incarnation that was given up are dropped."""
+        """Handle one event; drop it if it comes from an incarnation that was given up."""
         index = self._fleet.index_of(identity)
         if index is None:
             self._counters.stale_events += 1
@@ -60,35 +60,35 @@ class EventDispatch:
         except ProtocolError as error:
             self._counters.protocol_errors += 1
             loss = Loss(kind=LossKind.PROTOCOL, detail=str(error))
-            self._fleet.carry_out(self._supervisor.lost(index, loss, now), now)
+            self._fleet.carry_out(self._supervisor.on_loss(index, loss, now), now)
 
     def _handle(self, index: int, event: Up, now: float) -> None:
         events = self._worker_events
         match event:
             case Tokens():
                 owner = self._owner(index, event.tag)
-                owner.heartbeats.progressed(now)
-                events.tokens(owner, event, now)
+                owner.heartbeats.note_tokens(now)
+                events.on_tokens(owner, event, now)
             case Accepted():
-                events.accepted(self._heard(index, event.tag, now), event)
+                events.on_accepted(self._heard(index, event.tag, now), event)
             case Prefilled():
-                events.prefilled(self._heard(index, event.tag, now), event)
+                events.on_prefilled(self._heard(index, event.tag, now), event)
             case Finished():
-                events.finished(self._heard(index, event.tag, now), event, now)
+                events.on_finished(self._heard(index, event.tag, now), event, now)
             case Preempted():
-                events.preempted(self._heard(index, event.tag, now), event, now)
+                events.on_preempted(self._heard(index, event.tag, now), event, now)
             case Rejected():
-                events.rejected(self._heard(index, event.tag, now), event, now)
+                events.on_rejected(self._heard(index, event.tag, now), event, now)
             case Flushed():
-                events.flushed(self._heard(index, event.tag, now), event)
+                events.on_flushed(self._heard(index, event.tag, now), event)
             case Heartbeat():
                 self._heartbeat(index, event, now)
             case Hello():
-                self._fleet.carry_out(self._supervisor.greeted(index, now), now)
+                self._fleet.carry_out(self._supervisor.on_hello(index, now), now)
             case Ready():
-                self._fleet.ready(index, event, now)
+                self._fleet.on_ready(index, event, now)
             case Failed():
-                self._fleet.carry_out(self._supervisor.failed(index, event, now), now)
+                self._fleet.carry_out(self._supervisor.on_failed(index, event, now), now)
             case _:
                 assert_never(event)
 
@@ -100,16 +100,16 @@ class EventDispatch:
 
     def _heard(self, index: int, tag: str, now: float) -> Owner:
         owner = self._owner(index, tag)
-        owner.heartbeats.heard(now)
+        owner.heartbeats.note_message(now)
         return owner
 
     def _heartbeat(self, index: int, heartbeat: Heartbeat, now: float) -> None:
         self._fleet.on_heartbeat(index, heartbeat)
-        self._supervisor.heard(index, heartbeat.phase, now)
+        self._supervisor.on_phase(index, heartbeat.phase, now)
         owner = self._ranks.get(index)
         if owner is None:
             return
-        # Messages arrive in the order in which they were sent, so the report of an end was lost.
+        # Messages arrive in order: fewer running than accepted requests mean a lost ``Finished``.
         accepted = len(owner.grants) - len(owner.unaccepted)
         if heartbeat.running < accepted:
             raise ProtocolError(f"worker {index}: runs {heartbeat.running} of {accepted} requests")

@@ -21,9 +21,9 @@ _LONGEST_DELAY_RATIO: Final = 120.0
 class ControlLimits:
     """``ahead``: requests that an owner may be granted beyond its slots.
 
-    ``exit_settle_s``: from the exit of a process until its last messages have all been read.
-    ``stop_grace_s``: from ``Shutdown`` to SIGKILL. ``restart_drain_s``: the time in which a worker
-    that is alone may finish its requests before it is replaced on request.
+    ``exit_settle_s``: time from an exit to its handling, in which the last messages are read.
+    ``stop_grace_s``: time from ``Shutdown`` to SIGKILL. ``restart_drain_s``: time that the only
+    worker gets to finish its requests before a requested restart.
     """
 
     max_attempts: int = 3
@@ -38,7 +38,7 @@ class ControlLimits:
 
 
 def control_limits(worker: WorkerOptions) -> ControlLimits:
-    """The limits that follow from the worker options; the others keep their defaults."""
+    """Derive limits from the worker options; all others keep their defaults."""
     return ControlLimits(
         liveness=LivenessLimits(
             heartbeat_interval_s=worker.heartbeat_interval_s,

@@ -24,7 +24,7 @@ class TokenRates:
         self._before: Final[Counter[int]] = Counter()
         self._since: float | None = None
 
-    def roll(self, now: float) -> None:
+    def update(self, now: float) -> None:
         """Start a new window when the present one is full."""
         if self._since is None:
             self._since = now
@@ -58,9 +58,9 @@ class StateViews:
         self._counters: Final = counters
         self._rates: Final = TokenRates(counters.generated_by_owner)
 
-    def roll(self, now: float) -> None:
+    def update_rates(self, now: float) -> None:
         """Update the token rates."""
-        self._rates.roll(now)
+        self._rates.update(now)
 
     def owners(self) -> tuple[OwnerState, ...]:
         return tuple(self._owner(worker) for worker in self._supervisor.workers)
@@ -101,7 +101,7 @@ class StateViews:
             generation_tokens_per_s=self._rates.rate(worker.index),
             phase=worker.status.value if heartbeat is None else heartbeat.phase.value,
             message=worker.message,
-            restarting=self._restarts.replaces(worker.index),
+            restarting=self._restarts.is_replacing(worker.index),
             overdue=owner is not None and owner.overdue,
             passes=None if heartbeat is None else heartbeat.passes,
             batching=None if owner is None else owner.ready.batching,
@@ -116,14 +116,14 @@ class StateViews:
             status=worker.status,
             status_s=now - worker.since,
             phase=worker.status.value if heartbeat is None else heartbeat.phase.value,
-            pid=worker.pid if worker.process else None,
+            pid=worker.pid if worker.has_process else None,
             incarnation=worker.incarnation,
             epoch=worker.epoch,
             restarts=worker.restarts,
             restarts_in_window=budget.used(now),
             max_restarts=budget.limit,
             last_cause=worker.last_cause,
-            restart_asked=self._restarts.concerns(worker.index),
+            restart_asked=self._restarts.includes(worker.index),
             malformed_frames=0 if heartbeat is None else heartbeat.malformed_frames,
             host=worker.host,
             batching=None if owner is None else owner.ready.batching,

@@ -16,8 +16,8 @@ from mlx_dp.proto.messages.host_messages import HostDown, HostUp, is_host
 from mlx_dp.proto.messages.protocol import Down, Shutdown, Up
 from mlx_dp.proto.wire.codec import decode_host_up, decode_up, encode
 from mlx_dp.proto.wire.key_files import ControllerKeys
+from mlx_dp.proto.wire.router_socket import NotConnectedError as NotConnectedError
 from mlx_dp.proto.wire.router_socket import PeerCongestedError as PeerCongestedError
-from mlx_dp.proto.wire.router_socket import PeerLostError as PeerLostError
 from mlx_dp.proto.wire.router_socket import Received, RouterSocket
 from mlx_dp.proto.wire.socket_directory import SocketDirectory
 
@@ -121,7 +121,7 @@ class ControllerChannel:
     def send(self, identity: str, message: Down) -> None:
         """Hand a message to the socket, at once or not at all.
 
-        Raises PeerLostError or PeerCongestedError, and ProtocolError for a message too big to send.
+        Raises NotConnectedError, PeerCongestedError, or ProtocolError for too big a message.
         """
         self._socket.send(identity.encode(), encode(message))
 
@@ -158,7 +158,7 @@ class ControllerChannel:
         if identity not in self._forgotten:
             return
         # A peer that does not read, or has gone, is answered again at its next message.
-        with suppress(PeerCongestedError, PeerLostError):
+        with suppress(PeerCongestedError, NotConnectedError):
             self._socket.send(identity, encode(Shutdown()))
             self._forgotten.discard(identity)
 

@@ -26,7 +26,7 @@ MAX_PARTS_AT_A_TIME: Final = 256
 """Of one message, between two turns of the event loop."""
 
 
-class PeerLostError(Exception):
+class NotConnectedError(Exception):
     """No peer with this identity is connected. Messages sent to it earlier may be lost too."""
 
 
@@ -131,7 +131,7 @@ class RouterSocket:
         return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def send(self, identity: bytes, frame: bytes) -> None:
-        """Send at once or not at all. Raises PeerLostError or PeerCongestedError."""
+        """Send at once or not at all. Raises NotConnectedError or PeerCongestedError."""
         try:
             self._socket.send_multipart((identity, frame), zmq.DONTWAIT)
         except zmq.Again:
@@ -140,7 +140,7 @@ class RouterSocket:
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
-            raise PeerLostError(f"{identity.decode()}: not connected") from None
+            raise NotConnectedError(f"{identity.decode()}: not connected") from None
         finally:
             self.rearm()
 

@@ -13,7 +13,7 @@ import pytest
 
 from mlx_dp.orchestrator.control.controller import Controller
 from mlx_dp.orchestrator.control.limits import ControlLimits
-from mlx_dp.orchestrator.control.workers.fleet import Outside
+from mlx_dp.orchestrator.control.workers.fleet import ControlPorts
 from mlx_dp.orchestrator.http.app import create_app
 from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
 from tests.support.control.control_world import World, serve_options
@@ -41,7 +41,9 @@ class Stage:
     def __init__(self, dies_at: int | None) -> None:
         self.dies_at = dies_at
         self.world = World(limits=QUICK)
-        self.controller = Controller(serve_options(), Outside(self.world, self.world), limits=QUICK)
+        self.controller = Controller(
+            serve_options(), ControlPorts(self.world, self.world), limits=QUICK
+        )
         self.greeted: set[str] = set()
 
     async def turn(self) -> None:

@@ -19,7 +19,7 @@ from mlx_dp.orchestrator.api import (
 )
 from mlx_dp.orchestrator.control.controller import Controller, ServiceDeadError
 from mlx_dp.orchestrator.control.limits import control_limits
-from mlx_dp.orchestrator.control.workers.fleet import Outside
+from mlx_dp.orchestrator.control.workers.fleet import ControlPorts
 from mlx_dp.orchestrator.options import ServeOptions
 from mlx_dp.orchestrator.process.launcher import ProcessLauncher
 from mlx_dp.proto.messages.fake_engine_options import FakeEngineOptions
@@ -54,7 +54,7 @@ def with_controller(
         launcher = ProcessLauncher(
             lambda index: dict(os.environ), lambda index, line: None, log_level="warning"
         )
-        controller = Controller(made or options(), Outside(ControllerChannel(), launcher))
+        controller = Controller(made or options(), ControlPorts(ControllerChannel(), launcher))
         async with asyncio.timeout(60):
             await controller.start()
             try:
@@ -137,7 +137,7 @@ def test_a_stopped_process_is_replaced_and_changes_nothing() -> None:
         launcher = ProcessLauncher(
             lambda index: dict(os.environ), lambda index, line: None, log_level="warning"
         )
-        outside = Outside(ControllerChannel(), launcher)
+        outside = ControlPorts(ControllerChannel(), launcher)
         controller = Controller(made, outside, limits=hasty)
         async with asyncio.timeout(60):
             await controller.start()

@@ -1,1 +1,1 @@
-"""What happens to requests: admission, dispatch, streams, worker events, replay."""
+"""The handling of requests: admission, dispatch, response streams, worker events, replay."""

@@ -13,7 +13,7 @@ from mlx_dp.orchestrator.api import (
     OverloadedError,
     RefusedError,
     ServiceStatus,
-    queue_full,
+    queue_full_message,
 )
 from mlx_dp.orchestrator.control.routing.rank import RankTable
 from mlx_dp.orchestrator.control.state.counters import Counters
@@ -26,10 +26,10 @@ from mlx_dp.proto.messages.sampling_params import SamplingParams
 
 
 class Admission:
-    """Lets a request into the queue, or says why not and when to come back.
+    """Decides whether a request may be queued. A rejection has a reason, and a time for a retry.
 
-    Requests wait for an owner that is replaced on request: it was well, and its successor is on
-    its way. They do not wait for one that was lost, since it is unknown when it will be back.
+    A request for one rank waits for an owner that is being restarted on request, since its
+    successor is already starting. It does not wait for a lost owner, whose return is uncertain.
     """
 
     def __init__(
@@ -49,24 +49,24 @@ class Admission:
         self._strict: Final = options.strict_max_tokens
 
     def check(self, generation: Generation, status: ServiceStatus) -> int | None:
-        """Return the length of the answer as far as it is known, see ``certain_max_tokens``.
+        """Return ``max_tokens`` if no owner would change it, see ``certain_max_tokens``.
 
         Raises OverloadedError or RefusedError.
         """
         rank = generation.routed_dp_rank
         try:
             check_rank(rank, self._num_owners)
-            self._check_presence(rank, status)
+            self._check_ready(rank, status)
             max_tokens = self._check_fit(generation)
         except RefusedError:
             self._counters.requests_refused["invalid"] += 1
             raise
         if self._queue.full:
-            message = queue_full(len(self._queue), self._queue.limit)
+            message = queue_full_message(len(self._queue), self._queue.limit)
             raise self._overloaded("queue_full", message, 429)
         return max_tokens
 
-    def _check_presence(self, rank: int | None, status: ServiceStatus) -> None:
+    def _check_ready(self, rank: int | None, status: ServiceStatus) -> None:
         match status:
             case ServiceStatus.READY | ServiceStatus.RESTARTING:
                 pass
@@ -76,7 +76,7 @@ class Admission:
                 raise self._overloaded("draining", "the service is shutting down", 503)
             case ServiceStatus.DEAD:
                 raise self._overloaded("dead", "all workers have failed", 503)
-        if rank is None or self._restarts.replaces(rank):
+        if rank is None or self._restarts.is_replacing(rank):
             return
         owner = self._ranks.get(rank)
         if owner is None or owner.closed:
@@ -110,9 +110,10 @@ def check_rank(rank: int | None, num_owners: int) -> None:
 def certain_max_tokens(
     generation: Generation, limits: AdmissionLimits, *, strict: bool
 ) -> int | None:
-    """The length of the answer, or None when it depends on the owner, which gives what is left.
+    """Return the maximum output length; None if it depends on how much room the owner has left.
 
-    Raises RefusedError when the prompt alone is too long, or with ``strict`` both together.
+    Raises RefusedError if the prompt alone is too long, or with ``strict`` prompt and output
+    together.
     """
     prompt_tokens, asked = len(generation.prompt_ids), generation.max_tokens
     max_tokens = (
@@ -123,15 +124,15 @@ def certain_max_tokens(
         param = "max_tokens" if fits(limits, prompt_tokens) and prompt_tokens else "prompt"
         code = None if fits(limits, prompt_tokens, max_tokens) else CONTEXT_LENGTH_EXCEEDED
         raise RefusedError(reason, param=param, code=code)
-    # A request for more than any owner has may go to a smaller one, and gets what that has left.
+    # A request for more than any owner has may go to a smaller owner, which clamps it further.
     return asked if asked == max_tokens else None
 
 
 def check_generation(generation: Generation, vocab_size: int) -> None:
     """Raise RefusedError for a request that no owner could run, however short it is.
 
-    A worker drops a message that breaks a bound of the protocol, and would then be replaced for
-    ignoring a request. So every such bound is checked here, whatever the HTTP side has checked.
+    A worker drops a message that violates a bound of the protocol, and would then be replaced for
+    ignoring a request. So every bound is checked here, even those that HTTP checks too.
     """
     if len(generation.stop_token_ids) > MAX_STOP_TOKEN_IDS:
         raise RefusedError(
@@ -158,7 +159,7 @@ def check_generation(generation: Generation, vocab_size: int) -> None:
 def _token_ids(
     generation: Generation, vocab_size: int
 ) -> Iterator[tuple[str, tuple[int, ...], int]]:
-    """The token ids of each parameter, and the largest that it may have."""
+    """Yield each parameter's name, its token ids, and the largest id that it may have."""
     yield "prompt", generation.prompt_ids, vocab_size - 1
     # Stop ids are only compared with sampled ids, and a model may name one beyond its logits.
     yield "stop_token_ids", generation.stop_token_ids, MAX_TOKEN_ID

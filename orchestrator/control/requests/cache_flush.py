@@ -11,15 +11,15 @@ from mlx_dp.proto.messages.protocol import Flush, Flushed
 
 @dataclass(slots=True)
 class _Flush:
-    """One flush. An owner is ``unsent`` while its channel is full, and then ``waited`` for."""
+    """One flush. ``unsent``: owners whose channel is full; ``pending``: owners yet to report."""
 
     unsent: set[int] = field(default_factory=set)
-    waited: set[int] = field(default_factory=set)
+    pending: set[int] = field(default_factory=set)
     results: dict[int, OwnerFlush] = field(default_factory=dict)
 
 
 class CacheFlushes:
-    """The flushes that are under way. An owner that is not ready has nothing to flush."""
+    """The flushes in progress. An owner that is not ready has nothing to flush."""
 
     def __init__(self, num_owners: int, ranks: RankTable, post: Post) -> None:
         self._num_owners: Final = num_owners
@@ -44,41 +44,41 @@ class CacheFlushes:
     def _send(self, flush_id: int, flush: _Flush) -> None:
         for index in sorted(flush.unsent):
             owner = self._ranks.get(index)
-            assert owner is not None, f"owner {index} was lost and is still to be sent a flush"
+            assert owner is not None, f"owner {index} was lost, but flush {flush_id} is still due"
             if self._post(owner, Flush(flush_id=flush_id)):
                 flush.unsent.remove(index)
-                flush.waited.add(index)
+                flush.pending.add(index)
 
-    def flushed(self, index: int, fact: Flushed) -> bool:
-        """An owner has answered. False: the flush has ended, or it has answered before."""
-        flush = self._flushes.get(fact.flush_id)
-        if flush is None or index not in flush.waited:
+    def on_flushed(self, index: int, event: Flushed) -> bool:
+        """Record an owner's report. False: the flush has ended, or the owner reported before."""
+        flush = self._flushes.get(event.flush_id)
+        if flush is None or index not in flush.pending:
             return False
-        flush.waited.remove(index)
+        flush.pending.remove(index)
         flush.results[index] = OwnerFlush(
             owner=index,
             outcome=FlushOutcome.FLUSHED,
-            num_tokens=fact.num_tokens,
-            nbytes=fact.nbytes,
+            num_tokens=event.num_tokens,
+            nbytes=event.nbytes,
         )
         return True
 
     def owner_lost(self, index: int) -> None:
-        """The owner will not answer any more."""
+        """Record that an owner can no longer report."""
         for flush in self._flushes.values():
-            if index in flush.unsent | flush.waited:
+            if index in flush.unsent | flush.pending:
                 flush.unsent.discard(index)
-                flush.waited.discard(index)
+                flush.pending.discard(index)
                 flush.results[index] = OwnerFlush(owner=index, outcome=FlushOutcome.LOST)
 
     def done(self, flush_id: int) -> bool:
         flush = self._flushes[flush_id]
-        return not flush.unsent and not flush.waited
+        return not flush.unsent and not flush.pending
 
     def end(self, flush_id: int) -> tuple[OwnerFlush, ...]:
         """End the flush, and return one result for each owner."""
         flush = self._flushes.pop(flush_id)
-        late = flush.unsent | flush.waited
+        late = flush.unsent | flush.pending
         return tuple(
             flush.results.get(index)
             or OwnerFlush(

@@ -3,29 +3,29 @@
 from collections import deque
 from typing import Final
 
-TOGETHER_S: Final = 0.25
-"""Three crashes within this time have a common cause. One request crashes one worker after another:
-a new worker takes about this long to start."""
+CORRELATION_WINDOW_S: Final = 0.25
+"""Three crashes within this time have a common cause. A single request crashes one worker after
+another, and a new worker needs about this long to start."""
 
 
 class CorrelatedCrashes:
-    """The crashes of the last moment, each with the requests that the worker had accepted."""
+    """The crashes within the window, each with the requests that the worker had accepted."""
 
     def __init__(self) -> None:
         self._crashes: Final[deque[tuple[float, frozenset[int]]]] = deque()
 
     def add(self, request_ids: frozenset[int], now: float) -> None:
-        """A worker has crashed by its own fault."""
+        """Record a crash that was the worker's own fault."""
         self._crashes.append((now, request_ids))
-        while now - self._crashes[0][0] > TOGETHER_S:
+        while now - self._crashes[0][0] > CORRELATION_WINDOW_S:
             self._crashes.popleft()
 
-    def spare(self, request_id: int) -> bool:
-        """Whether a request that ran in several of these crashes is not to blame for the last one.
+    def exonerates(self, request_id: int) -> bool:
+        """Whether the request is not to blame for the last crash, although it ran in several.
 
-        True when another worker crashed in that time that did not run it: the crashes have another
-        cause, and the request was only moved from one victim to the next. That takes a third crash:
-        two workers that both ran the request are what a request that crashes workers looks like.
+        True if a worker that did not run it also crashed in that time: then the crashes have
+        another cause, and the request only moved from one victim to the next. This needs a third
+        crash, since two crashed workers that both ran the request suggest that it caused them.
         """
         present = sum(request_id in request_ids for _, request_ids in self._crashes)
         return 1 < present < len(self._crashes)

@@ -1,4 +1,4 @@
-"""Dispatch: grants queued requests to owners that have room, and has owners let go of them."""
+"""Dispatch: grants queued requests to owners with room; withdraws, releases and aborts grants."""
 
 from collections.abc import Callable
 from typing import Final
@@ -12,7 +12,7 @@ from mlx_dp.orchestrator.control.state.request_table import RequestTable
 from mlx_dp.proto.messages.protocol import Abort, Down, Submit
 
 Post = Callable[[Owner, Down], bool]
-"""Send a message to an owner; False when nothing was sent, which the callee deals with."""
+"""Sends a message to an owner. False: nothing was sent, and the callee has marked the owner."""
 
 
 class Dispatcher:
@@ -34,25 +34,26 @@ class Dispatcher:
 
     def dispatch(self, now: float) -> None:
         """Grant every request that can be granted now."""
-        while (found := self._next()) is not None:
+        while (found := self._next_placement()) is not None:
             self._grant(*found, now)
 
-    def _next(self) -> tuple[RequestEntry, Placement] | None:
-        """The oldest request that some owner can take.
+    def _next_placement(self) -> tuple[RequestEntry, Placement] | None:
+        """Return the oldest request that an owner can take, and its placement.
 
-        A request that waits holds up younger ones only at the owners where it could run itself:
-        room that frees there is kept for it, or small requests would overtake a large one for ever.
+        A waiting request blocks younger ones only at owners where it could run itself: room that
+        becomes free there is kept for it. Otherwise small requests would overtake a large one for
+        ever.
         """
         reserved: frozenset[int] = frozenset()
         for entry in self._table.queue.heads():
             placement = self._router.choose(tuple(self._ranks.owners()), entry, avoid=reserved)
             if placement is not None:
                 return entry, placement
-            reserved |= self._could_run(entry)
+            reserved |= self._owners_that_could_run(entry)
         return None
 
-    def _could_run(self, entry: RequestEntry) -> frozenset[int]:
-        """The owners that could take the request if they were empty."""
+    def _owners_that_could_run(self, entry: RequestEntry) -> frozenset[int]:
+        """Return the owners that could take the request if they were empty."""
         if entry.pinned is not None:
             return frozenset({entry.pinned})
         return frozenset(
@@ -60,17 +61,19 @@ class Dispatcher:
         )
 
     def _grant(self, entry: RequestEntry, placement: Placement, now: float) -> None:
-        """Send the request to the owner, or leave it as it was when that failed.
+        """Send the request to the owner; if the send fails, nothing changes.
 
-        An owner that could not be sent a request takes none for now, so it is not chosen again.
+        An owner to which a send failed takes no requests for now, so it is not chosen again.
         """
         owner, granted = placement.owner, placement.terms
         if not self._post(owner, _submit(entry, granted.max_tokens)):
-            assert not owner.takes_requests, f"owner {owner.index} took nothing and is asked again"
+            assert not owner.takes_requests, (
+                f"owner {owner.index}: a send failed, yet it is eligible"
+            )
             return
         self._table.grant(entry, owner.index, granted.max_tokens, now)
         owner.grant(entry, granted, now)
-        self._router.holds(owner, entry)
+        self._router.note_held(owner, entry)
         self._streams.granted(entry, owner.index, placement.reason)
 
     def could_go_elsewhere(self, entry: RequestEntry, owner: Owner) -> bool:
@@ -82,59 +85,59 @@ class Dispatcher:
         )
 
     def withdraw(self, owner: Owner, grant: Grant, entry: RequestEntry, now: float) -> None:
-        """Queue the request again, for another owner; what this one says of the grant is ignored.
+        """Requeue the request for another owner; further events of this grant are ignored.
 
-        The owner is told to let go of the request, and keeps the slot until it says so.
+        The owner is sent an abort, and keeps the slot until it confirms.
         """
         grant.withdrawn = True
         self._table.requeue(entry, now)
-        self._let_go(owner, grant, entry, now)
+        self._start_abort(owner, grant, entry, now)
 
-    def give_back(self, owner: Owner, grant: Grant, entry: RequestEntry, now: float) -> None:
-        """The owner has no memory for the request: it goes next, at any owner."""
-        owner.ran_short(grant)
+    def requeue_unserved(self, owner: Owner, grant: Grant, entry: RequestEntry, now: float) -> None:
+        """Requeue a request that its owner gave back for lack of room; it goes next, anywhere."""
+        owner.release_unserved(grant)
         self._table.requeue(entry, now)
 
     def release(self, owner: Owner, grant: Grant, entry: RequestEntry) -> None:
-        """The owner is done with the request, and keeps what it computed in its prefix cache."""
+        """Free the slot of a finished request, whose tokens stay in the owner's prefix cache."""
         owner.release(grant)
-        self._router.holds(owner, entry)
+        self._router.note_held(owner, entry)
 
     def forget_prefixes(self, owner: Owner) -> None:
-        """The owner has dropped what it had cached."""
-        self._router.forget(owner.index)
+        """Note that the owner has dropped its cached prefixes."""
+        self._router.forget_owner(owner.index)
 
     def abort(self, entry: RequestEntry, now: float) -> None:
-        """Have the owner of a request let go of it, which is about to end."""
+        """Abort a request at its owner; the caller then ends the request."""
         assert entry.owner is not None, f"request {entry.request_id} has no owner"
         owner = self._ranks.get(entry.owner)
         assert owner is not None, f"request {entry.request_id}: no owner {entry.owner}"
         grant = owner.grant_of(entry.request_id, entry.epoch)
         assert grant is not None, f"request {entry.request_id} has no grant"
-        self._let_go(owner, grant, entry, now)
+        self._start_abort(owner, grant, entry, now)
 
-    def _let_go(self, owner: Owner, grant: Grant, entry: RequestEntry, now: float) -> None:
+    def _start_abort(self, owner: Owner, grant: Grant, entry: RequestEntry, now: float) -> None:
         if grant.prefilled:
-            self._router.holds(owner, entry)
-        owner.start_leaving(grant)
+            self._router.note_held(owner, entry)
+        owner.start_abort(grant)
         self._send_abort(owner, grant, now)
 
     def retry_aborts(self, now: float) -> None:
-        """Send the aborts again for which an owner was too congested."""
+        """Resend the aborts that failed because an owner was congested."""
         for owner in self._ranks.owners():
-            for grant in owner.leaving.values():
+            for grant in owner.aborting.values():
                 if not grant.abort_sent and not self._send_abort(owner, grant, now):
                     break
 
     def _send_abort(self, owner: Owner, grant: Grant, now: float) -> bool:
         sent = self._post(owner, Abort(request_id=grant.request_id, epoch=grant.epoch))
         if sent:
-            owner.abort_sent(grant, now)
+            owner.note_abort_sent(grant, now)
         return sent
 
 
 def _submit(entry: RequestEntry, max_tokens: int) -> Submit:
-    """The message that begins the next epoch of a request."""
+    """Make the message that begins the next epoch of a request."""
     generation = entry.generation
     return Submit(
         request_id=entry.request_id,

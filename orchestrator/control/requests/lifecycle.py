@@ -5,8 +5,13 @@ from typing import Final
 from mlx_dp.orchestrator.api import Ended, Generation
 from mlx_dp.orchestrator.control.requests.correlated_crashes import CorrelatedCrashes
 from mlx_dp.orchestrator.control.requests.dispatch import Dispatcher
-from mlx_dp.orchestrator.control.requests.replay import after_loss, complete, on_trial, refit
-from mlx_dp.orchestrator.control.requests.response_stream import OpenStreams, ResponseStream
+from mlx_dp.orchestrator.control.requests.replay import (
+    completion_of,
+    count_loss,
+    find_sole_suspect,
+    refit_answer,
+)
+from mlx_dp.orchestrator.control.requests.response_stream import BufferedStream, OpenStreams
 from mlx_dp.orchestrator.control.routing.rank import Owner, RankTable, terms
 from mlx_dp.orchestrator.control.state.grant import Grant
 from mlx_dp.orchestrator.control.state.request_entry import RequestEntry, RequestStatus
@@ -19,7 +24,7 @@ from mlx_dp.proto.messages.protocol import FinishReason
 class RequestLifecycle:
     """Applies calls, losses and the passing of time to the requests.
 
-    ``RequestTable`` has every transition of a request; here is which of them an occasion calls for.
+    This class decides which transition follows; ``RequestTable`` makes it.
     """
 
     def __init__(
@@ -44,8 +49,8 @@ class RequestLifecycle:
         """No request is queued or running."""
         return len(self._table) == 0
 
-    def submit(self, generation: Generation, max_tokens: int | None, now: float) -> ResponseStream:
-        """Queue a request that admission has let in, see ``RequestTable.open``."""
+    def submit(self, generation: Generation, max_tokens: int | None, now: float) -> BufferedStream:
+        """Queue a request that passed admission, see ``RequestTable.open``."""
         return self._streams.open(self._table.open(generation, max_tokens, now))
 
     def dispatch(self, now: float) -> None:
@@ -53,18 +58,18 @@ class RequestLifecycle:
         self._dispatcher.dispatch(now)
 
     def withdraw(self, owner: Owner, grant: Grant, now: float) -> None:
-        """An owner has not accepted a request in time: offer it to others, if there are any."""
+        """Requeue a request that was not accepted in time, if another owner could take it."""
         entry = self._table.current(grant)
         if entry is not None and self._dispatcher.could_go_elsewhere(entry, owner):
             self._dispatcher.withdraw(owner, grant, entry, now)
             self._streams.withdrawn()
 
     def cancel(self, request_id: int, now: float) -> None:
-        """End a request whose client is gone; unknown and ended ones are no error."""
+        """End a request whose client is gone, unless it has already ended."""
         self._end_known(request_id, FinishReason.ABORT, now)
 
     def complete(self, request_id: int, now: float) -> None:
-        """End a request whose client has all it asked for; ended ones are no error."""
+        """End a request whose client has all that it requested, unless it has already ended."""
         self._end_known(request_id, FinishReason.STOP, now)
 
     def _end_known(self, request_id: int, reason: FinishReason, now: float) -> None:
@@ -73,13 +78,13 @@ class RequestLifecycle:
             self._end(entry, Ended(reason=reason), now)
 
     def _end(self, entry: RequestEntry, ended: Ended, now: float) -> None:
-        """End a request that is queued, or that an owner still works on."""
+        """End a request that is queued or that an owner still runs."""
         if entry.owner is not None:
             self._dispatcher.abort(entry, now)
         self._table.finish(entry, ended, now)
 
     def expire(self, now: float) -> None:
-        """End the requests whose time is up, and repeat the aborts that could not be sent."""
+        """End the requests whose time is up, and resend the aborts that could not be sent."""
         while (expired := self._table.expired(now)) is not None:
             self._end(*expired, now)
         self._dispatcher.retry_aborts(now)
@@ -90,30 +95,30 @@ class RequestLifecycle:
             self._end(entry, failed(message, code, 503), now)
 
     def abandon_pinned(self, owner: int, message: str, now: float) -> None:
-        """End the queued requests that only this owner may run, which will not be back."""
+        """End the queued requests of one rank, whose owner has failed for good."""
         for entry in tuple(self._table):
             if entry.status is RequestStatus.QUEUED and entry.pinned == owner:
                 self._end(entry, failed(message, "worker_failed", 503), now)
 
-    def refit(self, now: float) -> None:
-        """Fit queued requests to owners that have less room than before, or are gone for good.
+    def refit_queued(self, now: float) -> None:
+        """Fit queued requests to new limits: owners have less room than before, or failed for good.
 
-        A request that no longer fits anywhere gets what is left, as if it came now.
+        A request that no longer fits anywhere is clamped, as if it arrived now.
         """
         for entry in tuple(self._table):
             limits = self._ranks.limits_for(entry.pinned)
             if entry.status is not RequestStatus.QUEUED or limits is None:
                 continue
             if terms(limits, entry) is None:
-                ended = refit(entry, limits, strict=self._strict_max_tokens)
+                ended = refit_answer(entry, limits, strict=self._strict_max_tokens)
                 if ended is not None:
                     self._end(entry, ended, now)
 
     def owner_lost(
         self, grants: tuple[Grant, ...], loss: Loss, *, culprit: bool, now: float
     ) -> None:
-        """An owner is lost with all it held: its requests are queued again, or end."""
-        tried = on_trial(grants) if culprit else None
+        """Requeue or end each request of an owner that was lost."""
+        sole_suspect = find_sole_suspect(grants) if culprit else None
         if culprit:
             accepted = frozenset(grant.request_id for grant in grants if grant.accepted)
             self._crashes.add(accepted, now)
@@ -121,11 +126,11 @@ class RequestLifecycle:
             entry = self._table.current(grant)
             if entry is None:
                 continue
-            if tried is not None and grant is not tried:
-                ended = complete(entry)
+            if sole_suspect is not None and grant is not sole_suspect:
+                ended = completion_of(entry)
             else:
-                guilty = culprit and not self._crashes.spare(entry.request_id)
-                ended = after_loss(
+                guilty = culprit and not self._crashes.exonerates(entry.request_id)
+                ended = count_loss(
                     entry, grant, loss, culprit=guilty, max_attempts=self._max_attempts
                 )
             if ended is not None:

@@ -11,32 +11,33 @@ from mlx_dp.proto.messages.protocol import FinishReason
 
 POISON_CRASHES = 2
 
-# Replays are not capped to a share of the traffic, as the retries of a proxy have to be. Retries
-# add load to what is overloaded; a replay is load that was there before. It waits in the one queue
-# until an owner has room. A suspect request is prefilled at an owner that takes no other meanwhile,
-# under the same budget of prompt tokens as all others, so replays cannot flood owners. How often
-# one request may be lost is bounded below. Refusing one that could continue would only lose it.
+# Replays are not capped to a share of the traffic, unlike the retries of a proxy. Retries add load
+# to an overloaded service; a replay is load that was there before. It waits in the one queue until
+# an owner has room. A suspect request is prefilled at an owner that takes no other meanwhile, under
+# the same budget of prompt tokens as all others, so replays cannot flood owners. The number of
+# losses of one request is bounded below. Refusing a replay would only fail a request that could
+# continue.
 
 
-def on_trial(grants: Iterable[Grant]) -> Grant | None:
-    """The grant of the one request that crashed the owner of these grants, if that is known."""
-    return next((grant for grant in grants if grant.accepted and grant.on_trial), None)
+def find_sole_suspect(grants: Iterable[Grant]) -> Grant | None:
+    """Return the grant of the one request that can have crashed its owner, if that is certain."""
+    return next((grant for grant in grants if grant.accepted and grant.is_sole_suspect), None)
 
 
-def after_loss(
+def count_loss(
     entry: RequestEntry, grant: Grant, loss: Loss, *, culprit: bool, max_attempts: int
 ) -> Ended | None:
-    """Count the loss, and return how the request ends; None: it is queued again.
+    """Count the loss, and return how the request ends; None: requeue it.
 
-    ``culprit``: the owner crashed by its own fault, so that its requests are suspect.
+    ``culprit``: the owner crashed by its own fault, so its requests are suspect.
     """
-    ended = complete(entry)
+    ended = completion_of(entry)
     if ended is not None or loss.kind in BLAMELESS:
         return ended
     if not grant.accepted:
         entry.losses_before_accept += 1
-        # A grant that never arrived is no attempt, so it has a bound of its own: a request that
-        # crashes its owner before its acceptance is sent must not crash every worker.
+        # A loss before acceptance is not an attempt: the grant may never have arrived. It still has
+        # a bound, since a request that crashes its owner so early must not crash every worker.
         if entry.losses_before_accept >= max_attempts + POISON_CRASHES:
             return _worker_lost(entry.losses_before_accept, loss.detail)
         return None
@@ -44,8 +45,8 @@ def after_loss(
     entry.losses_without_progress += not grant.made_progress
     # A request that yields some tokens before each crash makes progress, but costs a worker each
     # time: the sum of both bounds is less than the restarts in the budget of a worker.
-    deaths = max_attempts + POISON_CRASHES if grant.made_progress else POISON_CRASHES
-    if culprit and entry.crashes >= deaths:
+    max_crashes = max_attempts + POISON_CRASHES if grant.made_progress else POISON_CRASHES
+    if culprit and entry.crashes >= max_crashes:
         return Ended(
             reason=FinishReason.ERROR,
             message=f"{entry.crashes} workers were lost while they ran this request",
@@ -57,8 +58,8 @@ def after_loss(
     return None
 
 
-def complete(entry: RequestEntry) -> Ended | None:
-    """How the answer ends if all of it was emitted, and only its ``Finished`` is missing."""
+def completion_of(entry: RequestEntry) -> Ended | None:
+    """Return how the request ends if all its tokens have arrived; only ``Finished`` is missing."""
     if entry.emitted and entry.emitted[-1] in entry.generation.stop_token_ids:
         return Ended(reason=FinishReason.STOP)
     if len(entry.emitted) == entry.max_tokens:
@@ -66,10 +67,10 @@ def complete(entry: RequestEntry) -> Ended | None:
     return None
 
 
-def refit(entry: RequestEntry, limits: AdmissionLimits, *, strict: bool) -> Ended | None:
-    """Cut the answer to what these limits leave; return how it ends when they leave nothing.
+def refit_answer(entry: RequestEntry, limits: AdmissionLimits, *, strict: bool) -> Ended | None:
+    """Clamp ``max_tokens`` to these limits; return how the request ends if no token is left.
 
-    ``strict``: a length that the client has set is never cut.
+    ``strict``: a length that the client has set is never clamped.
     """
     prompt_tokens, asked = len(entry.generation.prompt_ids), entry.generation.max_tokens
     left = answer_tokens(limits, prompt_tokens, asked)

@@ -1,4 +1,4 @@
-"""Response streams: the events of each request, on their way to the client."""
+"""Response streams: buffer the events of each request for its client."""
 
 import asyncio
 import logging
@@ -15,26 +15,26 @@ from mlx_dp.proto.messages.protocol import FinishReason, TokenChunk, TokenLogpro
 _logger = logging.getLogger(__name__)
 
 
-class Leave(Protocol):
-    """What a client that stops reading asks for; both end the request and free its slot."""
+class RequestEnder(Protocol):
+    """Ends requests for their streams. Both methods also free the request's slot."""
 
     def cancel(self, request_id: int) -> None: ...
 
     def complete(self, request_id: int) -> None: ...
 
 
-class ResponseStream:
+class BufferedStream:
     """The events of one request, for one reader.
 
-    Tokens that arrive faster than they are read are joined into one event, so that a slow reader
-    costs one wake-up, and no more memory than the answer itself.
+    Tokens that arrive faster than they are read are joined into one event, so a slow reader costs
+    one wake-up, and no more memory than the output itself.
     """
 
-    __slots__ = ("_ended", "_events", "_ids", "_leave", "_logprobs", "_request_id", "_waiter")
+    __slots__ = ("_ended", "_ender", "_events", "_ids", "_logprobs", "_request_id", "_waiter")
 
-    def __init__(self, request_id: int, leave: Leave) -> None:
+    def __init__(self, request_id: int, ender: RequestEnder) -> None:
         self._request_id: Final = request_id
-        self._leave: Final = leave
+        self._ender: Final = ender
         self._events: Final[deque[StreamEvent]] = deque()
         self._ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
@@ -48,12 +48,12 @@ class ResponseStream:
     def cancel(self) -> None:
         """End the request as ABORT: the client is gone. Idempotent, in every state."""
         if not self._ended:
-            self._leave.cancel(self._request_id)
+            self._ender.cancel(self._request_id)
 
     def complete(self) -> None:
-        """End the request as STOP: the client has all it asked for. Idempotent, in every state."""
+        """End the request as STOP: the client has enough. Idempotent, in every state."""
         if not self._ended:
-            self._leave.complete(self._request_id)
+            self._ender.complete(self._request_id)
 
     def __aiter__(self) -> AsyncIterator[StreamEvent]:
         return self
@@ -71,7 +71,7 @@ class ResponseStream:
         return event
 
     def poll(self) -> StreamEvent | None:
-        """Take the next event, or return None when there is none yet."""
+        """Remove and return the next event, or None if there is none yet."""
         if not self._events:
             self._join()
         return self._events.popleft() if self._events else None
@@ -103,15 +103,15 @@ class ResponseStream:
 
 
 class OpenStreams:
-    """One stream per request in the table; it ends exactly once and is then forgotten.
+    """The open response streams: one per request in the table, closed exactly once.
 
-    Counts what happens to requests, and tells the observers.
+    Also counts requests, and notifies the observers.
     """
 
-    def __init__(self, counters: Counters, leave: Leave) -> None:
+    def __init__(self, counters: Counters, ender: RequestEnder) -> None:
         self._counters: Final = counters
-        self._leave: Final = leave
-        self._streams: Final[dict[int, ResponseStream]] = {}
+        self._ender: Final = ender
+        self._streams: Final[dict[int, BufferedStream]] = {}
         self._observers: Final[list[RequestObserver]] = []
 
     def __len__(self) -> int:
@@ -120,28 +120,28 @@ class OpenStreams:
     def observe(self, observer: RequestObserver) -> None:
         self._observers.append(observer)
 
-    def open(self, entry: RequestEntry) -> ResponseStream:
+    def open(self, entry: RequestEntry) -> BufferedStream:
         """Open the stream of a new request."""
-        stream = ResponseStream(entry.request_id, self._leave)
+        stream = BufferedStream(entry.request_id, self._ender)
         self._streams[entry.request_id] = stream
         self._counters.requests_started += 1
         return stream
 
     def granted(self, entry: RequestEntry, owner: int, reason: str) -> None:
-        """The request was sent to an owner; after a replay, not for the first time."""
+        """Report a grant. A request that is requeued is granted again."""
         self._counters.grants[reason] += 1
         self._streams[entry.request_id].push(Granted(owner=owner, reason=reason))
 
     def withdrawn(self) -> None:
-        """A grant was withdrawn from its owner; clients are not told."""
+        """Count a withdrawn grant, which clients do not notice."""
         self._counters.grants_withdrawn += 1
 
     def replayed(self) -> None:
-        """A request that an owner ran was queued again; clients are not told."""
+        """Count a request that was requeued after its owner had accepted it."""
         self._counters.requests_replayed += 1
 
     def started(self, entry: RequestEntry, owner: int) -> None:
-        """An owner has the prompt, for the first time: clients are not told of replays."""
+        """Report that a prompt was prefilled for the first time; replays are not reported."""
         assert entry.granted_at is not None, f"request {entry.request_id} has no grant"
         assert entry.cached_tokens is not None, f"request {entry.request_id} is not prefilled"
         for observer in self._observers:
@@ -151,7 +151,7 @@ class OpenStreams:
         self._streams[entry.request_id].push(Started(cached_tokens=entry.cached_tokens))
 
     def tokens(self, entry: RequestEntry, chunk: TokenChunk, *, before: float | None) -> None:
-        """Tokens have come. ``before``: when the last ones came, None for the first."""
+        """Pass on tokens. ``before``: the time of the previous ones; None for the first."""
         assert entry.last_token_at is not None, f"request {entry.request_id} has no tokens"
         for observer in self._observers:
             if before is None:
@@ -161,7 +161,7 @@ class OpenStreams:
         self._streams[entry.request_id].push_tokens(chunk.ids, chunk.logprobs)
 
     def end(self, entry: RequestEntry, ended: Ended, now: float) -> None:
-        """Close the stream, count the request and tell the observers."""
+        """Close the stream, count the request and notify the observers."""
         self._streams.pop(entry.request_id).push(ended)
         self._counters.ended(ended.reason, ended.code)
         if ended.reason is FinishReason.ERROR:

@@ -1,11 +1,11 @@
-"""Worker events: applies what owners report of their requests and of their prefix caches."""
+"""Worker events: applies the events of owners about their requests and prefix caches."""
 
 from typing import Final, assert_never
 
 from mlx_dp.orchestrator.api import Ended
 from mlx_dp.orchestrator.control.requests.cache_flush import CacheFlushes
 from mlx_dp.orchestrator.control.requests.dispatch import Dispatcher
-from mlx_dp.orchestrator.control.requests.replay import complete
+from mlx_dp.orchestrator.control.requests.replay import completion_of
 from mlx_dp.orchestrator.control.requests.response_stream import OpenStreams
 from mlx_dp.orchestrator.control.routing.rank import Owner
 from mlx_dp.orchestrator.control.state.counters import Counters
@@ -28,7 +28,7 @@ from mlx_dp.proto.messages.protocol import (
 
 
 class WorkerEvents:
-    """Applies one event at a time. Raises ProtocolError for an event that cannot be.
+    """Applies one event at a time. Raises ProtocolError for an event that its grant rules out.
 
     Every event is checked against its grant, so that events of an earlier epoch change nothing. A
     request that ended early leaves its grant behind, until the owner gives the slot back.
@@ -48,17 +48,17 @@ class WorkerEvents:
         self._flushes: Final = flushes
         self._counters: Final = counters
 
-    def accepted(self, owner: Owner, event: Accepted) -> None:
+    def on_accepted(self, owner: Owner, event: Accepted) -> None:
         grant = owner.grant_of(event.request_id, event.epoch)
         if grant is None or grant.accepted:
             self._counters.stale_events += 1
             return
-        owner.accepted(grant)
+        owner.note_accepted(grant)
         entry = self._table.current(grant)
         if entry is not None:
             self._table.accept(entry)
 
-    def rejected(self, owner: Owner, event: Rejected, now: float) -> None:
+    def on_rejected(self, owner: Owner, event: Rejected, now: float) -> None:
         grant = owner.grant_of(event.request_id, event.epoch)
         if grant is None:
             self._counters.stale_events += 1
@@ -71,7 +71,7 @@ class WorkerEvents:
             return
         match event.reason:
             case RejectReason.NO_SLOT | RejectReason.NO_TOKENS | RejectReason.DRAINING:
-                self._dispatcher.give_back(owner, grant, entry, now)
+                self._dispatcher.requeue_unserved(owner, grant, entry, now)
                 owner.closed |= event.reason is RejectReason.DRAINING
             case RejectReason.TOO_LONG | RejectReason.INVALID:
                 owner.release(grant)
@@ -80,19 +80,19 @@ class WorkerEvents:
             case _:
                 assert_never(event.reason)
 
-    def prefilled(self, owner: Owner, event: Prefilled) -> None:
+    def on_prefilled(self, owner: Owner, event: Prefilled) -> None:
         grant = owner.grant_of(event.request_id, event.epoch)
         if grant is None or grant.prefilled:
             self._counters.stale_events += 1
             return
         if not grant.accepted:
             raise ProtocolError(f"request {event.request_id}: prefilled before it was accepted")
-        owner.prefilled(grant)
+        owner.note_prefilled(grant)
         entry = self._table.current(grant)
-        if entry is not None and self._table.prefilled(entry, event.cached_tokens):
+        if entry is not None and self._table.note_prefilled(entry, event.cached_tokens):
             self._streams.started(entry, owner.index)
 
-    def tokens(self, owner: Owner, event: Tokens, now: float) -> None:
+    def on_tokens(self, owner: Owner, event: Tokens, now: float) -> None:
         for chunk in event.chunks:
             grant = owner.grants.get(chunk.request_id)
             if grant is None or grant.epoch != chunk.epoch:
@@ -109,29 +109,29 @@ class WorkerEvents:
             raise ProtocolError(f"request {chunk.request_id}: tokens before it was prefilled")
         before = entry.last_token_at
         if self._table.append(entry, chunk.index, chunk.ids, now):
-            owner.yielded(grant, len(chunk.ids))
+            owner.note_tokens(grant, len(chunk.ids))
             self._counters.generated_by_owner[owner.index] += len(chunk.ids)
             self._streams.tokens(entry, chunk, before=before)
         else:
             self._counters.duplicate_chunks += 1
 
-    def preempted(self, owner: Owner, event: Preempted, now: float) -> None:
-        grant = self._last_of(owner, event)
+    def on_preempted(self, owner: Owner, event: Preempted, now: float) -> None:
+        grant = self._final_grant(owner, event)
         if grant is None:
             return
         self._counters.preempted_by_owner[owner.index] += 1
         entry = self._table.current(grant)
-        ended = None if entry is None else complete(entry)
+        ended = None if entry is None else completion_of(entry)
         if entry is None:
-            owner.ran_short(grant)
+            owner.release_unserved(grant)
         elif ended is not None:
             self._dispatcher.release(owner, grant, entry)
             self._table.finish(entry, ended, now)
         else:
-            self._dispatcher.give_back(owner, grant, entry, now)
+            self._dispatcher.requeue_unserved(owner, grant, entry, now)
 
-    def finished(self, owner: Owner, event: Finished, now: float) -> None:
-        grant = self._last_of(owner, event)
+    def on_finished(self, owner: Owner, event: Finished, now: float) -> None:
+        grant = self._final_grant(owner, event)
         if grant is None:
             return
         entry = self._table.current(grant)
@@ -141,13 +141,16 @@ class WorkerEvents:
         self._dispatcher.release(owner, grant, entry)
         self._table.finish(entry, _ended(event), now)
 
-    def flushed(self, owner: Owner, event: Flushed) -> None:
+    def on_flushed(self, owner: Owner, event: Flushed) -> None:
         self._dispatcher.forget_prefixes(owner)
-        if not self._flushes.flushed(owner.index, event):
+        if not self._flushes.on_flushed(owner.index, event):
             self._counters.stale_events += 1
 
-    def _last_of(self, owner: Owner, event: Finished | Preempted) -> Grant | None:
-        """The grant that an owner gives back with all tokens reported, or None if it is gone."""
+    def _final_grant(self, owner: Owner, event: Finished | Preempted) -> Grant | None:
+        """Return the grant that a final event ends, or None if the event is stale.
+
+        Raises ProtocolError if tokens are missing.
+        """
         grant = owner.grant_of(event.request_id, event.epoch)
         if grant is None:
             self._counters.stale_events += 1
@@ -168,8 +171,8 @@ def _ended(event: Finished) -> Ended:
         case FinishReason.STOP | FinishReason.LENGTH:
             return Ended(reason=event.reason)
         case FinishReason.ABORT:
-            # A request that we abort ends at once: its table has it no more when this comes.
-            return failed("the worker dropped the request unasked", "worker_aborted", 500)
+            # A request that we abort leaves the table at once, so this abort was not ours.
+            return failed("the worker aborted the request by itself", "worker_aborted", 500)
         case FinishReason.ERROR:
             return failed(event.message, "engine_error", 500)
         case _:

@@ -1,1 +1,1 @@
-"""Which owner gets a request: what each owner holds, and the policies."""
+"""Routing: the table of ready owners, the router, and its policies."""

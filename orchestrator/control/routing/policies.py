@@ -16,13 +16,13 @@ EXPLICIT_RANK: Final = "explicit_rank"
 
 
 class Policy(Protocol):
-    """Chooses among owners that have room, and may remember what they hold.
+    """Chooses among owners that have room, and may track their prefix caches.
 
-    The router asks ``best``, then ``reason`` and ``cached_tokens`` of the owner that it takes.
+    The router calls ``best``, then ``reason`` and ``cached_tokens`` for the owner that it chose.
     """
 
     def best(self, owners: Sequence[Owner], entry: RequestEntry) -> Sequence[Owner]:
-        """The equally good best of these owners; never empty. The router rotates among them."""
+        """Return the best owners, at least one. The router rotates among equally good ones."""
 
     def reason(self, owner: Owner, entry: RequestEntry) -> str:
         """Why the request goes to this owner: one of ``PolicyRow.reasons``."""
@@ -30,22 +30,22 @@ class Policy(Protocol):
     def cached_tokens(self, owner: Owner, entry: RequestEntry) -> int:
         """Tokens of the request that the owner is thought to hold already."""
 
-    def holds(self, owner: Owner, entry: RequestEntry) -> None:
-        """An owner has, or is about to have, all tokens of a request so far."""
+    def note_held(self, owner: Owner, entry: RequestEntry) -> None:
+        """Note that an owner caches, or is about to cache, all tokens of a request so far."""
 
-    def forget(self, index: int) -> None:
-        """An owner has lost or dropped the prefixes that it held."""
+    def forget_owner(self, index: int) -> None:
+        """Note that an owner has lost or dropped its cached prefixes."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyRow:
-    """How to make a policy, from a given source of random numbers, and what is known of it."""
+    """A policy's factory, which gets the source of random numbers, and the policy's properties."""
 
     make: Callable[[random.Random], Policy]
     reasons: tuple[str, ...]
     """Every reason that it gives for its choices."""
     needs_prefix_cache: bool = False
-    """It makes no sense where owners cache no prefixes."""
+    """It is useless if owners do not cache prefixes."""
     summary: str = ""
     """What ``--help`` says behind the name, if the name does not say it all."""
 
@@ -55,7 +55,7 @@ Best = Callable[[Sequence[Owner], RequestEntry], Sequence[Owner]]
 
 @dataclass(frozen=True, slots=True)
 class Stateless:
-    """A policy that is only a function of what the owners hold at the moment."""
+    """A policy that is a pure function of the owners' present load."""
 
     name: str
     choose: Best
@@ -69,10 +69,10 @@ class Stateless:
     def cached_tokens(self, owner: Owner, entry: RequestEntry) -> int:
         return 0
 
-    def holds(self, owner: Owner, entry: RequestEntry) -> None:
+    def note_held(self, owner: Owner, entry: RequestEntry) -> None:
         pass
 
-    def forget(self, index: int) -> None:
+    def forget_owner(self, index: int) -> None:
         pass
 
 

@@ -40,7 +40,7 @@ class PrefixAffinity:
 
         def cost(owner: Owner) -> tuple[int, int]:
             held = self._index.held_tokens(owner.index, keys)
-            ahead = owner.unfilled_tokens + REQUEST_TOKENS * len(owner.grants)
+            ahead = owner.unprefilled_tokens + REQUEST_TOKENS * len(owner.grants)
             return ahead + entry.num_tokens - held, -held
 
         costs = [cost(owner) for owner in owners]
@@ -60,15 +60,15 @@ class PrefixAffinity:
         """Tokens of a request that an owner is thought to hold already."""
         return self._index.held_tokens(owner.index, self._keys_of(entry).keys)
 
-    def holds(self, owner: Owner, entry: RequestEntry) -> None:
-        """An owner has, or is about to have, all tokens of a request so far."""
+    def note_held(self, owner: Owner, entry: RequestEntry) -> None:
+        """Note that an owner caches, or is about to cache, all tokens of a request so far."""
         pool = owner.ready.capacity.pool_tokens
         blocks = MAX_BLOCKS if pool is None else min(MAX_BLOCKS, pool // BLOCK_TOKENS)
-        self._index.hold(owner.index, self._keys_of(entry).keys, blocks)
+        self._index.add_blocks(owner.index, self._keys_of(entry).keys, blocks)
 
-    def forget(self, index: int) -> None:
-        """An owner has lost or dropped the prefixes that it held."""
-        self._index.forget(index)
+    def forget_owner(self, index: int) -> None:
+        """Note that an owner has lost or dropped its cached prefixes."""
+        self._index.forget_owner(index)
 
     def _keys_of(self, entry: RequestEntry) -> PrefixKeys:
         """The keys of all tokens of a request but the last, which is computed in any case."""

@@ -1,4 +1,4 @@
-"""Prefix index: which prefixes each owner is thought to hold, in blocks, and bounded."""
+"""Prefix index: a bounded estimate, in blocks, of the prefixes that each owner caches."""
 
 import hashlib
 from array import array
@@ -20,45 +20,45 @@ class PrefixKeys:
     share a key by accident, once in 2**64, are routed as if they shared a prefix.
     """
 
-    __slots__ = ("_keys", "_last", "_rest")
+    __slots__ = ("_keys", "_last", "_partial_block")
 
     def __init__(self, cache_salt: str) -> None:
         self._last = _digest(cache_salt.encode("utf-8", "surrogatepass"))
         self._keys: list[bytes] = []
-        self._rest: array[int] = array("i")
+        self._partial_block: array[int] = array("i")
 
     @property
     def num_tokens(self) -> int:
-        return len(self._keys) * BLOCK_TOKENS + len(self._rest)
+        return len(self._keys) * BLOCK_TOKENS + len(self._partial_block)
 
     @property
     def keys(self) -> Sequence[bytes]:
         return self._keys
 
     def extend(self, ids: Sequence[int]) -> None:
-        self._rest.extend(ids)
-        blocks = len(self._rest) // BLOCK_TOKENS
+        self._partial_block.extend(ids)
+        blocks = len(self._partial_block) // BLOCK_TOKENS
         for block in range(blocks):
-            tokens = self._rest[block * BLOCK_TOKENS : (block + 1) * BLOCK_TOKENS]
+            tokens = self._partial_block[block * BLOCK_TOKENS : (block + 1) * BLOCK_TOKENS]
             self._last = _digest(self._last + tokens.tobytes())
             self._keys.append(self._last)
-        del self._rest[: blocks * BLOCK_TOKENS]
+        del self._partial_block[: blocks * BLOCK_TOKENS]
 
 
 class PrefixIndex:
     """The blocks that each owner is thought to hold, the least recently used first.
 
-    Invariant: an owner that has a block has all those before it. They are used whenever it is, and
-    count as used later, so that they are dropped later.
+    Invariant: an owner that has a block has all blocks before it. Each use of a block also uses the
+    earlier blocks, and counts them as used later, so that they are evicted later.
     """
 
     def __init__(self) -> None:
         self._held: Final[dict[int, OrderedDict[bytes, None]]] = {}
 
-    def hold(self, owner: int, keys: Sequence[bytes], max_blocks: int) -> None:
+    def add_blocks(self, owner: int, keys: Sequence[bytes], max_blocks: int) -> None:
         """Note that an owner has these blocks now, and at most ``max_blocks`` in all."""
         held = self._held.setdefault(owner, OrderedDict())
-        # The first block last, so that the end of a sequence is dropped first.
+        # In reverse, so that the end of a sequence is evicted first.
         for key in reversed(keys):
             held[key] = None
             held.move_to_end(key)
@@ -80,7 +80,7 @@ class PrefixIndex:
         """The owners that hold any block."""
         return iter(self._held)
 
-    def forget(self, owner: int) -> None:
+    def forget_owner(self, owner: int) -> None:
         """Note that an owner holds no block any more."""
         self._held.pop(owner, None)
 

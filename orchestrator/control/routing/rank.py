@@ -1,4 +1,4 @@
-"""Ready owners, one for each rank: what each holds for us, slot by slot."""
+"""Rank table: the ready owners, one for each rank, with the grants that each of them holds."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from mlx_dp.orchestrator.control.state.request_entry import RequestEntry
 from mlx_dp.proto.capacity.request_limits import AdmissionLimits, answer_tokens, fits, next_tokens
 from mlx_dp.proto.messages.protocol import Heartbeat, Ready
 
-LONGEST_SHORTAGE_BEATS: Final = 16
+LONGEST_SHORTAGE_HEARTBEATS: Final = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +18,7 @@ class Terms:
     """What one owner would set aside for one request."""
 
     max_tokens: int
-    reserved: int
+    reserved_tokens: int
     """Tokens that the request needs there next."""
     cached_tokens: int = 0
     """Tokens of the request that the owner is thought to hold already."""
@@ -33,7 +33,7 @@ def terms(limits: AdmissionLimits, entry: RequestEntry) -> Terms | None:
     if not fits(limits, prompt_tokens, max_tokens):
         return None
     needed = next_tokens(entry.num_tokens, max_tokens - len(entry.emitted))
-    return Terms(max_tokens=max_tokens, reserved=needed)
+    return Terms(max_tokens=max_tokens, reserved_tokens=needed)
 
 
 @dataclass(slots=True, eq=False)
@@ -49,27 +49,26 @@ class Owner:
     ready: Ready
     heartbeats: Heartbeats
     ahead: int = 0
-    """Requests that it may be granted beyond its slots, so that the next one is at hand."""
+    """Requests that it may be granted beyond its slots, so that it never waits for the next one."""
     closed: bool = False
-    """It drains: gets no further request."""
+    """It drains, or its process has exited: gets no further request."""
     suspicious: bool = False
     """Some heartbeats are missing: gets no request until it is heard again."""
     overdue: bool = False
     """It is silent, or makes no progress, for longer than its step may take."""
     congested: bool = False
     """Its channel was full: gets no request until it is heard again."""
-    short: bool = False
-    """It refused or preempted a request: gets none for some heartbeats, or until one ends there.
-
-    It would refuse or preempt the same request again if asked at once."""
+    short_of_memory: bool = False
+    """It refused or preempted a request for lack of room, and would do so again at once. It gets no
+    request for some heartbeats, or until one ends there."""
     shortages: int = 0
-    short_until_beat: int = 0
+    short_until_heartbeat: int = 0
     grants: dict[int, Grant] = field(default_factory=dict)
     unaccepted: dict[int, Grant] = field(default_factory=dict)
-    leaving: dict[int, Grant] = field(default_factory=dict)
+    aborting: dict[int, Grant] = field(default_factory=dict)
     reserved_tokens: int = 0
     held_tokens: int = 0
-    unfilled_tokens: int = 0
+    unprefilled_tokens: int = 0
     prefilling: int = 0
 
     @property
@@ -81,7 +80,7 @@ class Owner:
 
     @property
     def takes_requests(self) -> bool:
-        return not (self.closed or self.suspicious or self.congested or self.short)
+        return not (self.closed or self.suspicious or self.congested or self.short_of_memory)
 
     @property
     def free_slots(self) -> int:
@@ -98,45 +97,49 @@ class Owner:
 
     def has_room(self, needed: Terms) -> bool:
         free_tokens = self.free_tokens
-        return self.free_slots > 0 and (free_tokens is None or needed.reserved <= free_tokens)
+        return self.free_slots > 0 and (
+            free_tokens is None or needed.reserved_tokens <= free_tokens
+        )
 
     def on_heartbeat(self, heartbeat: Heartbeat, now: float) -> None:
-        """The worker is well, and may be sent requests again.
+        """Apply a heartbeat: the worker is alive, and may get requests again.
 
-        How much memory it holds does not matter for that: it makes room for a request by dropping
-        cached prefixes and unused rows, and refuses at little cost.
+        Its memory use does not matter: it makes room for a request by dropping cached prefixes and
+        unused rows, and a refusal costs little.
         """
-        self.heartbeats.add(heartbeat, now)
+        self.heartbeats.note_heartbeat(heartbeat, now)
         self.suspicious = False
         self.congested = False
-        if self.heartbeats.beats >= self.short_until_beat:
-            self.short = False
+        if self.heartbeats.num_received >= self.short_until_heartbeat:
+            self.short_of_memory = False
 
-    def forgive(self, now: float, missed_s: float) -> None:
-        """Count no time against it that the controller itself missed."""
-        self.heartbeats.forgive(now)
+    def extend_deadlines(self, now: float, missed_s: float) -> None:
+        """Extend all deadlines by the time that the controller itself missed."""
+        self.heartbeats.restart_clocks(now)
         for grant in self.grants.values():
-            # Some were granted after the controller awoke, before it noticed.
+            # Some were granted after the controller woke up, but before it noticed the gap.
             grant.since = min(grant.since + missed_s, now)
 
-    def ran_short(self, grant: Grant) -> None:
-        """The owner gave a request back for want of memory.
+    def release_unserved(self, grant: Grant) -> None:
+        """Free the slot of a request that the owner gave back for lack of room.
 
-        It is left alone for longer each time in a row while other requests run there: only the end
-        of one of those makes room.
+        The owner then gets no requests for a while. The pause doubles with each shortage in a row
+        while other requests run there, since only the end of one of them makes room.
         """
         shortages = self.shortages
         self.release(grant)
         if not self.grants:
             shortages = 0
-        self.short = True
+        self.short_of_memory = True
         self.shortages = shortages + 1
-        self.short_until_beat = self.heartbeats.beats + min(2**shortages, LONGEST_SHORTAGE_BEATS)
+        self.short_until_heartbeat = self.heartbeats.num_received + min(
+            2**shortages, LONGEST_SHORTAGE_HEARTBEATS
+        )
 
     @property
-    def tries_suspect(self) -> bool:
-        """Whether it runs a request that a worker crashed with, and that has no token here yet."""
-        return any(grant.on_trial for grant in self.grants.values())
+    def runs_sole_suspect(self) -> bool:
+        """Whether it runs a request that was in a crash before and has no token here yet."""
+        return any(grant.is_sole_suspect for grant in self.grants.values())
 
     def grant(self, entry: RequestEntry, granted: Terms, now: float) -> Grant:
         """Set a slot and tokens aside for the present epoch of the request."""
@@ -145,19 +148,19 @@ class Owner:
         grant = Grant(
             request_id=entry.request_id,
             epoch=entry.epoch,
-            held=entry.num_tokens,
-            left=granted.max_tokens - len(entry.emitted),
-            unfilled=entry.num_tokens - granted.cached_tokens,
+            held_tokens=entry.num_tokens,
+            remaining_tokens=granted.max_tokens - len(entry.emitted),
+            unprefilled_tokens=entry.num_tokens - granted.cached_tokens,
             since=now,
-            beats=self.heartbeats.beats,
+            heartbeats_before=self.heartbeats.num_received,
             suspect=entry.crashes > 0,
         )
-        assert grant.reserved == granted.reserved, (grant, granted)
+        assert grant.reserved_tokens == granted.reserved_tokens, (grant, granted)
         self.grants[entry.request_id] = grant
         self.unaccepted[entry.request_id] = grant
-        self.reserved_tokens += grant.reserved
-        self.held_tokens += grant.held
-        self.unfilled_tokens += grant.unfilled
+        self.reserved_tokens += grant.reserved_tokens
+        self.held_tokens += grant.held_tokens
+        self.unprefilled_tokens += grant.unprefilled_tokens
         self.prefilling += 1
         return grant
 
@@ -166,61 +169,63 @@ class Owner:
         grant = self.grants.get(request_id)
         return grant if grant is not None and grant.epoch == epoch else None
 
-    def accepted(self, grant: Grant) -> None:
+    def note_accepted(self, grant: Grant) -> None:
         grant.accepted = True
         self.unaccepted.pop(grant.request_id, None)
 
-    def prefilled(self, grant: Grant) -> None:
-        """The whole prompt is computed."""
+    def note_prefilled(self, grant: Grant) -> None:
+        """Note that the whole prompt is computed."""
         if grant.prefilled:
             return
         grant.prefilled = True
         self.prefilling -= 1
-        self.unfilled_tokens -= grant.unfilled
-        grant.unfilled = 0
+        self.unprefilled_tokens -= grant.unprefilled_tokens
+        grant.unprefilled_tokens = 0
 
-    def start_leaving(self, grant: Grant) -> None:
-        """The owner has to let go of the request; the slot stays taken until it says so."""
-        self.leaving[grant.request_id] = grant
+    def start_abort(self, grant: Grant) -> None:
+        """Mark a grant whose abort is due; its slot stays taken until the owner confirms."""
+        self.aborting[grant.request_id] = grant
 
-    def abort_sent(self, grant: Grant, now: float) -> None:
-        """The owner was told to let go; its answer is due from now on."""
+    def note_abort_sent(self, grant: Grant, now: float) -> None:
+        """Note that the abort was sent; the owner's confirmation is due from now on."""
         grant.abort_sent = True
         grant.since = now
-        grant.beats = self.heartbeats.beats
+        grant.heartbeats_before = self.heartbeats.num_received
 
-    def yielded(self, grant: Grant, num_tokens: int) -> None:
-        """The owner has sent tokens for this grant."""
+    def note_tokens(self, grant: Grant, num_tokens: int) -> None:
+        """Account for tokens that the owner has sent for this grant."""
         grant.made_progress = True
-        self.reserved_tokens -= grant.reserved
-        grant.held += num_tokens
-        grant.left -= num_tokens
-        self.reserved_tokens += grant.reserved
+        self.reserved_tokens -= grant.reserved_tokens
+        grant.held_tokens += num_tokens
+        grant.remaining_tokens -= num_tokens
+        self.reserved_tokens += grant.reserved_tokens
         self.held_tokens += num_tokens
 
     def release(self, grant: Grant) -> None:
-        """The owner has given the slot back."""
-        self.prefilled(grant)
+        """Free the slot of a grant that the owner has ended."""
+        self.note_prefilled(grant)
         del self.grants[grant.request_id]
         self.unaccepted.pop(grant.request_id, None)
-        self.leaving.pop(grant.request_id, None)
-        self.reserved_tokens -= grant.reserved
-        self.held_tokens -= grant.held
-        self.short = False
+        self.aborting.pop(grant.request_id, None)
+        self.reserved_tokens -= grant.reserved_tokens
+        self.held_tokens -= grant.held_tokens
+        self.short_of_memory = False
         self.shortages = 0
 
     def check(self) -> None:
         """Assert the invariants; for idle loops and tests."""
         grants = self.grants.values()
-        assert self.reserved_tokens == sum(grant.reserved for grant in grants), self.index
-        assert self.held_tokens == sum(grant.held for grant in grants), self.index
-        assert self.unfilled_tokens == sum(grant.unfilled for grant in grants), self.index
+        assert self.reserved_tokens == sum(grant.reserved_tokens for grant in grants), self.index
+        assert self.held_tokens == sum(grant.held_tokens for grant in grants), self.index
+        assert self.unprefilled_tokens == sum(grant.unprefilled_tokens for grant in grants), (
+            self.index
+        )
         assert self.prefilling == sum(not grant.prefilled for grant in grants), self.index
-        assert sum(grant.on_trial for grant in grants) <= 1, self.index
+        assert sum(grant.is_sole_suspect for grant in grants) <= 1, self.index
         assert self.free_slots >= 0, (self.index, self.free_slots)
-        assert all(grant.left >= 0 for grant in grants), self.index
+        assert all(grant.remaining_tokens >= 0 for grant in grants), self.index
         assert all(not grant.accepted for grant in self.unaccepted.values()), self.index
-        assert self.unaccepted.keys() | self.leaving.keys() <= self.grants.keys(), self.index
+        assert self.unaccepted.keys() | self.aborting.keys() <= self.grants.keys(), self.index
 
 
 class RankTable:
@@ -244,24 +249,24 @@ class RankTable:
         return self._owners.values()
 
     def limits(self) -> AdmissionLimits | None:
-        """Bounds of the roomiest owner; None until one was ready.
+        """Return the limits of the largest owner; None until one was ready.
 
-        A lost owner counts with the bounds that it had, since it will be back: a request that fits
+        A lost owner counts with the limits that it had, since it will be back: a request that fits
         only there waits for it. If all owners have failed for good, the last one counts.
         """
         return self._limits
 
     def limits_for(self, index: int | None) -> AdmissionLimits | None:
-        """Bounds of a request for this owner, or for any."""
+        """Return the limits of one owner, or those of the largest one for None."""
         return self._limits if index is None else self._known.get(index, self._limits)
 
     def take_limits_changed(self) -> bool:
-        """Whether bounds of an owner have changed or gone since the last call; resets that."""
+        """Return whether an owner's limits have changed since the last call, and reset that."""
         changed, self._limits_changed = self._limits_changed, False
         return changed
 
     def vocab_size(self) -> int | None:
-        """Token ids below this exist; None while no owner has been ready."""
+        """Return the number of token ids; None while no owner has been ready."""
         return self._vocab_size
 
     def add(self, index: int, identity: str, ready: Ready, now: float) -> Owner:
@@ -285,8 +290,8 @@ class RankTable:
         self._refresh()
         return tuple(owner.grants.values())
 
-    def give_up(self, index: int) -> None:
-        """Forget the bounds of a removed owner, which will not be back."""
+    def drop_limits(self, index: int) -> None:
+        """Drop the limits of an owner that was removed for good."""
         assert index not in self._owners, f"owner {index} is in the table"
         self._limits_changed |= self._known.pop(index, None) is not None
         self._refresh()

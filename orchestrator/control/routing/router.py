@@ -1,4 +1,4 @@
-"""The router: chooses an owner for a request, the best by the policy of those that have room."""
+"""Router: chooses, by a policy, among the owners that have room for a request."""
 
 import random
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from mlx_dp.orchestrator.control.state.request_entry import RequestEntry
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The owner that a request goes to, what it gets there, and the reason."""
+    """The owner chosen for a request, the terms that it gets there, and the reason."""
 
     owner: Owner
     terms: Terms
@@ -29,54 +29,54 @@ class Router:
     def choose(
         self, owners: Sequence[Owner], entry: RequestEntry, *, avoid: frozenset[int] = frozenset()
     ) -> Placement | None:
-        """Choose for one request, or None when it has to wait.
+        """Choose an owner for one request; None: the request has to wait.
 
-        ``owners`` are the ready ones in any order; ``avoid`` are kept free for others. An
-        explicit rank has no alternative, and does not move the rotation.
+        ``owners``: the ready ones, in any order. ``avoid``: owners kept free for older requests.
+        A request with an explicit rank has no alternative, and does not advance the rotation.
         """
-        room: list[Owner] = []
+        candidates: list[Owner] = []
         offers: dict[int, Terms] = {}
         for owner in owners:
             if owner.index in avoid:
                 continue
             offer = _offer(owner, entry)
             if offer is not None:
-                room.append(owner)
+                candidates.append(owner)
                 offers[owner.index] = offer
-        if not room:
+        if not candidates:
             return None
         if entry.pinned is not None:
-            best, reason = room[0], EXPLICIT_RANK
+            best, reason = candidates[0], EXPLICIT_RANK
         else:
-            best = self._rotate(self._policy.best(room, entry))
+            best = self._rotate(self._policy.best(candidates, entry))
             self._last = best.index
             reason = self._policy.reason(best, entry)
         cached_tokens = self._policy.cached_tokens(best, entry)
         return Placement(best, replace(offers[best.index], cached_tokens=cached_tokens), reason)
 
-    def holds(self, owner: Owner, entry: RequestEntry) -> None:
-        """An owner has, or is about to have, all tokens of a request so far."""
-        self._policy.holds(owner, entry)
+    def note_held(self, owner: Owner, entry: RequestEntry) -> None:
+        """Note that an owner caches, or is about to cache, all tokens of a request so far."""
+        self._policy.note_held(owner, entry)
 
-    def forget(self, index: int) -> None:
-        """An owner has lost or dropped the prefixes that it held."""
-        self._policy.forget(index)
+    def forget_owner(self, index: int) -> None:
+        """Note that an owner has lost or dropped its cached prefixes."""
+        self._policy.forget_owner(index)
 
     def _rotate(self, equals: Sequence[Owner]) -> Owner:
-        """The first index after the last one chosen, else the lowest."""
+        """Return the owner with the first index after the last one chosen, else the lowest."""
         return min(equals, key=lambda owner: (owner.index <= self._last, owner.index))
 
 
 def _offer(owner: Owner, entry: RequestEntry) -> Terms | None:
-    """What the request would get from this owner now; None when it cannot go there."""
+    """Return the terms that this owner can offer now; None if the request cannot go there."""
     if entry.pinned not in (None, owner.index):
         return None
     if not owner.takes_requests or owner.free_slots <= 0:
         return None
     if entry.request_id in owner.grants:
-        # The request was withdrawn there, and the owner has not let go of it yet.
+        # The request was withdrawn there, and the owner has not confirmed the abort yet.
         return None
-    if owner.tries_suspect:
+    if owner.runs_sole_suspect:
         # A request that joined now could crash the owner, and the suspect would be blamed.
         return None
     needed = terms(owner.limits, entry)

@@ -1,1 +1,1 @@
-"""What the control plane holds: requests with their queue and deadlines, grants, running totals."""
+"""State of the control plane: requests with their queue and deadlines, grants, running totals."""

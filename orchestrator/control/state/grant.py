@@ -1,4 +1,4 @@
-"""What one request holds at one owner."""
+"""Grants: the slot and the tokens that a request holds at an owner."""
 
 from dataclasses import dataclass
 
@@ -9,20 +9,21 @@ from mlx_dp.proto.capacity.request_limits import next_tokens
 class Grant:
     """One slot of an owner, held by one epoch of one request until the owner gives it back.
 
-    It outlives a request that was cancelled, since the slot is free only once the owner says so.
-    ``beats`` is the owner's count of heartbeats at the grant, or at the abort.
+    It outlives a cancelled request, since the slot is free only once the owner confirms. ``since``
+    is the time of the grant, or of its abort; ``heartbeats_before`` is how many heartbeats of the
+    owner had arrived by then.
     """
 
     request_id: int
     epoch: int
-    held: int
-    """Tokens that the request has there: prompt and answer so far."""
-    left: int
-    """Tokens of the answer that are still to come."""
-    unfilled: int
-    """Tokens to compute before the first token of the answer; 0 once ``prefilled``."""
+    held_tokens: int
+    """Tokens that the request has there: prompt and output so far."""
+    remaining_tokens: int
+    """Output tokens that are still to come."""
+    unprefilled_tokens: int
+    """Tokens to compute before the next output token; 0 once ``prefilled``."""
     since: float
-    beats: int
+    heartbeats_before: int
     suspect: bool = False
     """A worker crashed while it ran this request."""
     accepted: bool = False
@@ -31,14 +32,14 @@ class Grant:
     """The owner has sent tokens for this grant."""
     abort_sent: bool = False
     withdrawn: bool = False
-    """The request has moved on without waiting for the owner, which may not know that yet."""
+    """The request was requeued without waiting for the owner, which may not know it yet."""
 
     @property
-    def on_trial(self) -> bool:
+    def is_sole_suspect(self) -> bool:
         """Whether the next crash of the owner would be blamed on this request alone."""
         return self.suspect and not self.made_progress
 
     @property
-    def reserved(self) -> int:
-        """Tokens set aside for the request, which grow with its answer."""
-        return next_tokens(self.held, self.left)
+    def reserved_tokens(self) -> int:
+        """Tokens set aside for the request; they grow with its output."""
+        return next_tokens(self.held_tokens, self.remaining_tokens)

@@ -30,12 +30,12 @@ class RequestEntry:
     epoch: int = 0
     owner: int | None = None
     max_tokens: int | None = None
-    """None until the first grant, when the client set none, or more than is left anywhere."""
+    """None until the first grant if the client set no maximum, or one that every owner clamps."""
     emitted: list[int] = field(default_factory=list)
     losses_without_progress: int = 0
-    """Owners lost one after another while they ran the request, since its last token."""
+    """Consecutive losses of owners that ran the request, since its last token."""
     losses_before_accept: int = 0
-    """Owners lost one after another before they accepted the request, since its last token."""
+    """Consecutive losses of owners that had not accepted the request, since its last token."""
     crashes: int = 0
     """Workers that crashed, by their own fault, while they ran the request."""
     last_owner: int | None = None

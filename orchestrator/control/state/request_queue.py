@@ -55,11 +55,11 @@ class RequestQueue:
         self._enter(entry)
 
     def put_back(self, entry: RequestEntry) -> None:
-        """Add before all younger requests, whatever the limit: it was admitted long ago."""
+        """Add ahead of all younger requests, even beyond the limit: it was admitted before."""
         self._enter(entry)
         lane = self._lanes[entry.pinned]
         lane.move_to_end(entry.request_id, last=False)
-        # Few: a request that comes back is mostly older than all that wait.
+        # Few, since a requeued request is mostly older than all others in the queue.
         older = [*takewhile(lambda waiting: waiting < entry.request_id, islice(lane, 1, None))]
         for request_id in reversed(older):
             lane.move_to_end(request_id, last=False)

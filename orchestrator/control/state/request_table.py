@@ -33,11 +33,11 @@ OnFinish = Callable[[RequestEntry, Ended, float], None]
 class RequestTable:
     """The requests that have not ended: their states, the queue and the deadlines.
 
-    It is the only owner of all three; each method that changes a state makes the whole transition.
-    It sends nothing and knows no owner: a caller that takes a request from an owner tells that
-    owner. Every request has its own deadline. A queued one also has that of the queue, until the
-    first token of its answer: ending an answer that has begun, because its owner was lost, would
-    make the client pay for our fault.
+    Nothing else changes these three; each method that changes a state makes the whole transition.
+    It sends nothing and knows no owners: a caller that takes a request from an owner also notifies
+    that owner. Every request has its own deadline. A queued one without tokens also has that of the
+    queue. A requeued one with tokens has not: it waits because its owner was lost, so a queue
+    time-out would make the client pay for our fault.
     """
 
     def __init__(self, options: QueueOptions, on_finish: OnFinish) -> None:
@@ -68,14 +68,14 @@ class RequestTable:
         if grant.withdrawn:
             return None
         entry = self._entries.get(grant.request_id)
-        # Otherwise a request moves on only after its grant is gone, so no slot has two holders.
+        # A request without ``withdrawn`` is requeued only after its grant is gone.
         assert entry is None or entry.epoch == grant.epoch, (grant.request_id, grant.epoch)
         return entry
 
     def open(self, generation: Generation, max_tokens: int | None, now: float) -> RequestEntry:
-        """Enter a new request at the end of the queue. The caller has checked for room there.
+        """Add a new request at the end of the queue. The caller has checked that it is not full.
 
-        ``max_tokens``: the length of the answer, or None when that depends on the owner.
+        ``max_tokens``: the maximum output length, or None if that depends on the owner.
         """
         self._last_id += 1
         entry = RequestEntry(
@@ -105,10 +105,10 @@ class RequestTable:
         """GRANTED to RUNNING."""
         _step(entry, RequestStatus.RUNNING)
 
-    def prefilled(self, entry: RequestEntry, cached_tokens: int) -> bool:
-        """Note that the prompt is in; True for the first time, the only one that counts.
+    def note_prefilled(self, entry: RequestEntry, cached_tokens: int) -> bool:
+        """Note that the prompt is prefilled; True for the first time, the only one that counts.
 
-        A replay finds its own prefix cached, and so more than the prompt has.
+        A replay finds its own earlier output cached, so it would report too many cached tokens.
         """
         first = entry.cached_tokens is None
         if first:
@@ -144,7 +144,7 @@ class RequestTable:
     def requeue(self, entry: RequestEntry, now: float) -> None:
         """GRANTED or RUNNING to QUEUED: its owner was lost, or gave the request back.
 
-        It waits in its place by age, and without tokens for the whole time-out of the queue again.
+        It is queued by age. Without tokens, it gets the whole queue time-out again.
         """
         _step(entry, RequestStatus.QUEUED)
         entry.owner = None
@@ -165,7 +165,7 @@ class RequestTable:
         self._on_finish(entry, ended, now)
 
     def expired(self, now: float) -> tuple[RequestEntry, Ended] | None:
-        """A request whose time is up, and how to ``finish`` it; None when there is no other."""
+        """Return a request whose time is up, and how to ``finish`` it; None if there is none."""
         for deadlines, name, status in (
             (self._queue_deadlines, "queue", 503),
             (self._deadlines, "request", 504),

@@ -1,1 +1,1 @@
-"""Keeps workers alive: starts, health, losses, restarts."""
+"""Supervision of workers: starts, health, losses, restarts."""

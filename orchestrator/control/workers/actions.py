@@ -14,7 +14,7 @@ STUCK: Final = frozenset({LossKind.HUNG, LossKind.SILENT})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """The loss of one worker. ``failure``: by its own report, or by its exit status.
+    """The loss of one worker. ``failure``: the kind that it reported or that its exit status means.
 
     ``lost_rank``: the rank of its group that it reports as lost. ``sole``: all ranks of its group
     look stuck, and this is the one that the others wait for.
@@ -27,15 +27,18 @@ class Loss:
     sole: bool = False
 
     @classmethod
-    def told(cls, fact: Failed) -> Self:
-        """The loss that a worker reports itself."""
+    def from_report(cls, failed: Failed) -> Self:
+        """Make the loss of a worker that reports its own failure."""
         return cls(
-            kind=LossKind.EXIT, detail=fact.message, failure=fact.kind, lost_rank=fact.lost_rank
+            kind=LossKind.EXIT,
+            detail=failed.message,
+            failure=failed.kind,
+            lost_rank=failed.lost_rank,
         )
 
     @property
     def final(self) -> bool:
-        """A restart with the same configuration would fail again."""
+        """Whether a restart with the same configuration would fail again."""
         return self.failure is not None and not self.failure.transient
 
 

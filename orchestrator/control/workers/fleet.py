@@ -28,13 +28,13 @@ from mlx_dp.orchestrator.control.workers.supervisor import Supervisor
 from mlx_dp.orchestrator.ports import AddressSource, Launcher, Transport, WorkerProcess
 from mlx_dp.orchestrator.worker_states import LossKind
 from mlx_dp.proto.messages.protocol import Down, Drain, Heartbeat, Ready, Shutdown
-from mlx_dp.proto.wire.controller_channel import PeerCongestedError, PeerLostError
+from mlx_dp.proto.wire.controller_channel import NotConnectedError, PeerCongestedError
 
 _logger = logging.getLogger(__name__)
 
 
 class FleetListener(Protocol):
-    """Is told what happens to owners and processes."""
+    """Receives what happens to owners and processes."""
 
     def owner_lost(self, gone: RemoveOwner, grants: tuple[Grant, ...]) -> None:
         """An owner was removed from the ranks, with its grants."""
@@ -47,7 +47,7 @@ class FleetListener(Protocol):
 
 
 @dataclass(slots=True)
-class Outside:
+class ControlPorts:
     """The ports that the fleet acts on. Only a dp-attention group needs ``addresses``."""
 
     transport: Transport
@@ -62,15 +62,15 @@ class Fleet:
         self,
         supervisor: Supervisor,
         ranks: RankTable,
-        outside: Outside,
+        ports: ControlPorts,
         starts: StartMessages,
         counters: Counters,
         listener: FleetListener,
     ) -> None:
         self._supervisor: Final = supervisor
         self._ranks: Final = ranks
-        self._transport: Final = outside.transport
-        self._launcher: Final = outside.launcher
+        self._transport: Final = ports.transport
+        self._launcher: Final = ports.launcher
         self._starts: Final = starts
         self._counters: Final = counters
         self._listener: Final = listener
@@ -91,20 +91,20 @@ class Fleet:
     def on_heartbeat(self, index: int, heartbeat: Heartbeat) -> None:
         self._heartbeats[index] = heartbeat
 
-    def ready(self, index: int, ready: Ready, now: float) -> None:
-        """A worker is ready, and says what it has. Raises ProtocolError when it was not started."""
-        steps = self._supervisor.ready(index, now)
+    def on_ready(self, index: int, ready: Ready, now: float) -> None:
+        """Handle a ``Ready``. Raises ProtocolError if the worker was not told to load."""
+        actions = self._supervisor.on_ready(index, now)
         self._readies[index] = ready
-        self.carry_out(steps, now)
+        self.carry_out(actions, now)
 
-    def carry_out(self, steps: list[Action], now: float) -> None:
+    def carry_out(self, actions: list[Action], now: float) -> None:
         """Carry out all actions, and those that follow from them."""
-        pending = deque(steps)
+        pending = deque(actions)
         while pending:
             pending += self._carry_out(pending.popleft(), now)
 
-    def _carry_out(self, step: Action, now: float) -> list[Action]:
-        match step:
+    def _carry_out(self, action: Action, now: float) -> list[Action]:
+        match action:
             case Spawn(index=index, identity=identity):
                 return self._spawn(index, identity, now)
             case SendStart(index=index, identity=identity):
@@ -117,7 +117,7 @@ class Fleet:
             case DrainOwner(index=index):
                 self._drain(index)
             case RemoveOwner():
-                self._remove(step)
+                self._remove(action)
             case Dismiss(index=index, identity=identity):
                 self._dismiss(index, identity)
             case DumpStacks(index=index):
@@ -127,7 +127,7 @@ class Fleet:
             case GiveUp(index=index, loss=loss):
                 self._listener.worker_failed(index, loss)
             case _:
-                assert_never(step)
+                assert_never(action)
         return []
 
     def _spawn(self, index: int, identity: str, now: float) -> list[Action]:
@@ -143,17 +143,19 @@ class Fleet:
         try:
             process = self._launcher.spawn(index, identity, self._transport.endpoint, on_exit)
         except OSError as error:
-            return self._supervisor.spawn_failed(index, f"no process could be made: {error}", now)
+            return self._supervisor.on_spawn_failed(
+                index, f"no process could be started: {error}", now
+            )
         self._processes[index] = process
-        return self._supervisor.spawned(index, process.pid, now)
+        return self._supervisor.on_spawned(index, process.pid, now)
 
     def _send_start(self, index: int, identity: str, now: float) -> list[Action]:
         try:
             start = self._starts.start_for(index, self._supervisor.workers[index].epoch)
             self._transport.send(identity, start)
-        except (PeerLostError, PeerCongestedError, OSError) as error:
+        except (NotConnectedError, PeerCongestedError, OSError) as error:
             loss = Loss(kind=LossKind.DISCONNECTED, detail=str(error))
-            return self._supervisor.lost(index, loss, now)
+            return self._supervisor.on_loss(index, loss, now)
         return []
 
     def _add(self, index: int, identity: str, now: float) -> None:
@@ -166,16 +168,16 @@ class Fleet:
             *(index, self._supervisor.workers[index].tag, ready.load_s, ready.device),
             *(ready.capacity.request_slots, ready.capacity.pool_tokens, ready.batching),
         )
-        surprise = self._starts.unplanned_weights(index, ready)
+        weights_warning = self._starts.unplanned_weights(index, ready)
         unbatched = ready.unbatched_reason and f"requests run one by one: {ready.unbatched_reason}"
-        for warning in filter(None, (*ready.capacity.warnings, surprise, unbatched)):
+        for warning in filter(None, (*ready.capacity.warnings, weights_warning, unbatched)):
             _logger.warning("worker %s: %s", index, warning)
 
     def _drain(self, index: int) -> None:
         owner = self._ranks.get(index)
         assert owner is not None, f"worker {index} drains but is no owner"
         owner.closed = True
-        # If it does not arrive, nothing is lost: its requests are taken back later.
+        # A lost message does no harm: the requests are requeued later in any case.
         self.post(owner, Drain())
 
     def _remove(self, gone: RemoveOwner) -> None:
@@ -194,7 +196,7 @@ class Fleet:
         except PeerCongestedError:
             owner.congested = True
             return False
-        except PeerLostError as error:
+        except NotConnectedError as error:
             # Its loss is handled later: the caller may be in the middle of granting.
             owner.congested = True
             self._unreachable[owner.index] = str(error)
@@ -209,13 +211,13 @@ class Fleet:
         self._unreachable.clear()
         for index, detail in gone:
             loss = Loss(kind=LossKind.DISCONNECTED, detail=detail)
-            self.carry_out(self._supervisor.lost(index, loss, now), now)
+            self.carry_out(self._supervisor.on_loss(index, loss, now), now)
         return True
 
     def shut_down(self) -> None:
         """Ask every process to exit. One that is loading reads no message, and is killed."""
         for worker in self._supervisor.workers:
-            if not worker.process:
+            if not worker.has_process:
                 continue
             if worker.status is WorkerStatus.STARTING:
                 self._processes[worker.index].kill()
@@ -225,7 +227,7 @@ class Fleet:
     def _dismiss(self, index: int, identity: str) -> None:
         try:
             self._transport.send(identity, Shutdown())
-        except (PeerLostError, PeerCongestedError):
+        except (NotConnectedError, PeerCongestedError):
             # It ignores SIGTERM, and no message reaches it.
             self._processes[index].kill()
 
@@ -237,5 +239,5 @@ class Fleet:
     def kill_all(self) -> None:
         """Kill every process at once."""
         for worker in self._supervisor.workers:
-            if worker.process:
+            if worker.has_process:
                 self._processes[worker.index].kill()

@@ -1,4 +1,4 @@
-"""Health monitor: judges the ready owners at every tick, and reports those that are lost."""
+"""Health monitor: checks the ready owners at every tick, and reports those that are lost."""
 
 from collections.abc import Callable, Iterable
 from typing import Final, assert_never
@@ -8,10 +8,10 @@ from mlx_dp.orchestrator.control.state.grant import Grant
 from mlx_dp.orchestrator.control.workers.actions import STUCK, Loss
 from mlx_dp.orchestrator.control.workers.liveness import (
     LivenessLimits,
+    LivenessVerdict,
     OwnLag,
-    Verdict,
+    ignores_message,
     judge,
-    overdue,
     step_allowance_s,
 )
 from mlx_dp.orchestrator.control.workers.stalled_rank import stalled_rank
@@ -19,7 +19,7 @@ from mlx_dp.orchestrator.worker_states import LossKind
 
 
 class HealthMonitor:
-    """Applies the rules of liveness to all owners, and forgives time that the controller missed.
+    """Applies the rules of liveness to all owners, without the time that the controller missed.
 
     ``lockstep``: all owners wait for each other in every step, so each may take as long as any.
     ``halted`` says whether a worker's process was stopped by a signal.
@@ -40,12 +40,12 @@ class HealthMonitor:
         self._halted: Final = halted
         self._lag: Final = OwnLag(lag_tolerance_s)
 
-    def notice_sleep(self, now: float, interval_s: float) -> float:
-        """Return the seconds that the controller itself missed, and count them against no owner."""
+    def note_lag(self, now: float, interval_s: float) -> float:
+        """Return the seconds that the controller itself missed; exclude them from all deadlines."""
         missed_s = self._lag.note_call(now, interval_s)
         if missed_s:
             for owner in self._ranks.owners():
-                owner.forgive(now, missed_s)
+                owner.extend_deadlines(now, missed_s)
         return missed_s
 
     def judge_owners(self, now: float) -> list[tuple[int, Loss]]:
@@ -56,7 +56,7 @@ class HealthMonitor:
         found: list[tuple[int, Loss]] = []
         owners = self._ranks.owners()
         for owner in owners:
-            loss = self._judge(owner, now) or self._ignored(owner, now)
+            loss = self._judge(owner, now) or self._ignored_message(owner, now)
             if loss is not None:
                 found.append((owner.index, loss))
         if self._lockstep and any(owner.overdue for owner in owners):
@@ -74,10 +74,10 @@ class HealthMonitor:
             return found
         kind = dict(found).get(stall.index, found[0][1]).kind
         kind = kind if kind in STUCK else LossKind.HUNG
-        told = "; ".join(f"worker {index}: {loss.detail}" for index, loss in found)
-        return [(stall.index, Loss(kind=kind, detail=f"{stall.detail} ({told})", sole=True))]
+        reports = "; ".join(f"worker {index}: {loss.detail}" for index, loss in found)
+        return [(stall.index, Loss(kind=kind, detail=f"{stall.detail} ({reports})", sole=True))]
 
-    def unanswered(self, now: float) -> list[tuple[Owner, Grant]]:
+    def unaccepted_in_time(self, now: float) -> list[tuple[Owner, Grant]]:
         """The grants that were not accepted in time, by owners that may still be alive."""
         return [
             (owner, grant)
@@ -91,16 +91,16 @@ class HealthMonitor:
         verdict = judge(heartbeats, self._limits, step_s=self._step_allowance_s(owner), now=now)
         silent_s = now - heartbeats.heard_at
         owner.suspicious = silent_s > self._limits.suspicious_s
-        owner.overdue = verdict not in (Verdict.ALIVE, Verdict.SUSPICIOUS)
+        owner.overdue = verdict not in (LivenessVerdict.ALIVE, LivenessVerdict.SUSPICIOUS)
         match verdict:
-            case Verdict.ALIVE | Verdict.SUSPICIOUS | Verdict.OVERDUE:
+            case LivenessVerdict.ALIVE | LivenessVerdict.SUSPICIOUS | LivenessVerdict.OVERDUE:
                 return None
-            case Verdict.HUNG:
+            case LivenessVerdict.HUNG:
                 running = 0 if heartbeats.last is None else heartbeats.last.running
                 stuck_s = now - heartbeats.progressed_at
                 detail = f"no step for {stuck_s:.1f} s with {running} requests running"
                 return Loss(kind=LossKind.HUNG, detail=detail)
-            case Verdict.SILENT:
+            case LivenessVerdict.SILENT:
                 detail = f"not heard for {silent_s:.1f} s"
                 return Loss(kind=LossKind.SILENT, detail=detail)
             case _:
@@ -114,31 +114,35 @@ class HealthMonitor:
             self._limits,
             step_tokens=max(each.heartbeats.step_tokens for each in owners),
             prefill_token_s=max((pace for pace in paces if pace is not None), default=None),
-            rested_s=max(each.heartbeats.rested_s for each in owners),
+            idle_before_step_s=max(each.heartbeats.idle_before_step_s for each in owners),
         )
 
-    def _ignored(self, owner: Owner, now: float) -> Loss | None:
-        """The loss of an owner that ignores a request or an abort; the oldest grant comes first."""
+    def _ignored_message(self, owner: Owner, now: float) -> Loss | None:
+        """Return the loss of an owner that ignores a request or an abort, the oldest one first."""
         limits = self._limits
-        grant = self._overdue(owner, owner.unaccepted.values(), limits.accept_timeout_s, now)
+        grant = self._first_ignored(owner, owner.unaccepted.values(), limits.accept_timeout_s, now)
         if grant is not None:
             detail = f"request {grant.request_id} not accepted in {limits.accept_timeout_s:g} s"
             return Loss(kind=LossKind.NOT_ACCEPTED, detail=detail)
-        told = (grant for grant in owner.leaving.values() if grant.abort_sent)
-        grant = self._overdue(owner, told, limits.release_timeout_s, now)
+        aborted = (grant for grant in owner.aborting.values() if grant.abort_sent)
+        grant = self._first_ignored(owner, aborted, limits.release_timeout_s, now)
         if grant is not None:
-            detail = f"request {grant.request_id} not let go in {limits.release_timeout_s:g} s"
+            detail = f"request {grant.request_id} not aborted in {limits.release_timeout_s:g} s"
             return Loss(kind=LossKind.NOT_RELEASED, detail=detail)
         return None
 
     @staticmethod
-    def _overdue(
+    def _first_ignored(
         owner: Owner, grants: Iterable[Grant], timeout_s: float, now: float
     ) -> Grant | None:
         grant = next(iter(grants), None)
         if grant is None:
             return None
-        late = overdue(
-            owner.heartbeats, since=grant.since, beats=grant.beats, timeout_s=timeout_s, now=now
+        late = ignores_message(
+            owner.heartbeats,
+            since=grant.since,
+            heartbeats_before=grant.heartbeats_before,
+            timeout_s=timeout_s,
+            now=now,
         )
         return grant if late else None

@@ -26,24 +26,24 @@ class KillLimits:
     dismiss_grace_s: float = 5.0
 
 
-def lose(
+def mark_lost(
     worker: WorkerRecord, loss: Loss, limits: KillLimits, *, culprit: bool, now: float
 ) -> list[Action]:
     """Give up a worker and begin to end its process; no actions when it was lost before."""
     if worker.status not in ALIVE:
         return []
-    steps: list[Action] = []
+    actions: list[Action] = []
     if worker.identity:
-        steps.append(RemoveOwner(worker.index, worker.identity, loss, culprit))
-    worker.move(WorkerStatus.LOST, now)
+        actions.append(RemoveOwner(worker.index, worker.identity, loss, culprit))
+    worker.change_status(WorkerStatus.LOST, now)
     worker.message = worker.last_cause = loss.detail
-    if not worker.process:
-        return steps
+    if not worker.has_process:
+        return actions
     match loss.kind:
         case LossKind.EXIT if loss.failure is not FailureKind.PEER_LOST:
             worker.kill_at = now + limits.exit_grace_s
         case LossKind.RESTART:
-            steps.append(Dismiss(worker.index, worker.identity))
+            actions.append(Dismiss(worker.index, worker.identity))
             worker.kill_at = now + limits.dismiss_grace_s
         case (
             LossKind.HUNG
@@ -52,16 +52,16 @@ def lose(
             | LossKind.NOT_ACCEPTED
             | LossKind.NOT_RELEASED
         ):
-            # It does not say why it is stuck: its fault handler shows where it is.
-            steps.append(DumpStacks(worker.index, worker.identity))
+            # A stuck worker reports no reason, but its fault handler shows where it is.
+            actions.append(DumpStacks(worker.index, worker.identity))
             worker.kill_at = now + limits.abort_grace_s
         case _:
-            # One that lost a peer may wait for it in a collective for ever, even while exiting.
-            steps.append(Kill(worker.index, worker.identity))
-    return steps
+            # A worker that lost a peer may wait for it in a collective for ever, even at its exit.
+            actions.append(Kill(worker.index, worker.identity))
+    return actions
 
 
-def hasten(
+def shorten_grace(
     members: tuple[WorkerRecord, ...], limits: KillLimits, *, stopping: bool, now: float
 ) -> None:
     """Shorten the grace of a group that was asked to exit: without the lost rank it may be stuck.
@@ -72,15 +72,15 @@ def hasten(
     for member in members:
         if member.kill_at is not None:
             member.kill_at = min(due, member.kill_at)
-        elif stopping and member.process:
+        elif stopping and member.has_process:
             member.kill_at = due
 
 
 def due_kills(workers: Iterable[WorkerRecord], now: float) -> list[Action]:
     """Kill the processes that have not exited in time."""
-    steps: list[Action] = []
+    actions: list[Action] = []
     for worker in workers:
         if worker.kill_at is not None and worker.kill_at <= now:
             worker.kill_at = None
-            steps.append(Kill(worker.index, worker.identity))
-    return steps
+            actions.append(Kill(worker.index, worker.identity))
+    return actions

@@ -18,9 +18,9 @@ from mlx_dp.proto.messages.protocol import FailureKind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blame:
-    """The worker that is blamed for the loss of its domain; ``certain``: it is its own fault.
+    """The worker that is blamed for the loss of its domain; ``certain``: the loss is its own fault.
 
-    ``others``: the loss of the other workers of the domain.
+    ``others``: the loss that is recorded for the other workers of the domain.
     """
 
     worker: WorkerRecord
@@ -30,10 +30,11 @@ class Blame:
 
 
 def may_be_explained(domain: FailureDomain, worker: WorkerRecord, loss: Loss) -> bool:
-    """Whether a loss only reports that something is gone, and an exit that says why may still come.
+    """Whether the cause of a loss may still arrive, as the exit of another process of its domain.
 
-    The system may report the exit of a process after its peers have noticed it, and they may also
-    notice each other's exits before that. A worker that has lost a peer itself explains nothing.
+    So it is with losses that only report a missing peer or connection: peers may notice the exit of
+    a process, and each other's exits, before the system reports it. The exit of a worker that has
+    itself lost a peer explains nothing.
     """
     secondhand = loss.kind is LossKind.DISCONNECTED and worker.served
     if not (secondhand or _lost_peer(loss)) or _exited_before(domain, worker, loss) is not None:
@@ -42,33 +43,33 @@ def may_be_explained(domain: FailureDomain, worker: WorkerRecord, loss: Loss) ->
     if _lost_peer(loss):
         innocent.add(worker.index)
     return len(domain.members) > 1 and any(
-        member.process and member.index not in innocent for member in domain.members
+        member.has_process and member.index not in innocent for member in domain.members
     )
 
 
-def blame_reports(domain: FailureDomain) -> Blame:
-    """Find the worker that failed first, when no exit has explained the reports that were held."""
+def blame_from_reports(domain: FailureDomain) -> Blame:
+    """Find the worker that failed first from the held reports, which no exit has explained."""
     reports = domain.reports
     first = next(iter(reports))
     gone = [index for index, loss in reports.items() if not _lost_peer(loss)]
     waits = {index: loss.lost_rank for index, loss in reports.items() if loss.lost_rank is not None}
     ends = {chain_end(waits, index) for index in waits} - {None, *reports}
     if len(gone) == 1:
-        return blame(domain, _worker(domain, gone[0]), reports[gone[0]])
+        return find_blame(domain, _worker(domain, gone[0]), reports[gone[0]])
     if not gone and len(ends) == 1:
         witness = next(index for index in waits if waits[index] in ends)
-        return blame(domain, _worker(domain, witness), reports[witness])
+        return find_blame(domain, _worker(domain, witness), reports[witness])
     unnamed = replace(reports[first], lost_rank=None)
     return _uncertain(_worker(domain, first), unnamed, LossKind.SIBLING)
 
 
-def blame(domain: FailureDomain, worker: WorkerRecord, loss: Loss) -> Blame:
+def find_blame(domain: FailureDomain, worker: WorkerRecord, loss: Loss) -> Blame:
     """Find the worker that failed first, when this one is the first to be given up."""
     exited = _exited_before(domain, worker, loss)
     if exited is not None:
         status = domain.exits[exited.index]
-        left = Loss(kind=LossKind.EXIT, detail=describe_exit(status), failure=failure_of(status))
-        return _certain(exited, left)
+        cause = Loss(kind=LossKind.EXIT, detail=describe_exit(status), failure=failure_of(status))
+        return _certain(exited, cause)
     if loss.failure is FailureKind.PEER_LOST:
         missed = _member(domain, loss.lost_rank)
         if missed is None or missed is worker:
@@ -80,17 +81,17 @@ def blame(domain: FailureDomain, worker: WorkerRecord, loss: Loss) -> Blame:
     return _certain(worker, loss)
 
 
-def explain(domain: FailureDomain, worker: WorkerRecord, exited: Loss) -> None:
-    """Add to a loss by disconnection how the process exited, most likely the reason for it."""
-    missed = domain.loss
-    if missed is None or missed.kind is not LossKind.DISCONNECTED:
+def add_exit(domain: FailureDomain, worker: WorkerRecord, exited: Loss) -> None:
+    """Add the exit of a worker to its loss by disconnection: most likely it is the reason."""
+    loss = domain.loss
+    if loss is None or loss.kind is not LossKind.DISCONNECTED:
         return
-    if worker.last_cause != missed.detail:
+    if worker.last_cause != loss.detail:
         # A sibling, which was killed because of that loss.
         return
-    told = replace(exited, detail=f"{missed.detail}, {exited.detail}")
-    domain.loss = told
-    worker.last_cause = told.detail
+    explained = replace(exited, detail=f"{loss.detail}, {exited.detail}")
+    domain.loss = explained
+    worker.last_cause = explained.detail
 
 
 def _exited_before(domain: FailureDomain, worker: WorkerRecord, loss: Loss) -> WorkerRecord | None:
@@ -146,10 +147,10 @@ class StayDown:
     loss: Loss
 
 
-def recover(
+def decide_recovery(
     domain: FailureDomain, loss: Loss, limits: RestartLimits, rng: random.Random, now: float
 ) -> RestartAt | StayDown:
-    """Decide what follows, and take a restart out of the budget of the domain."""
+    """Decide whether to restart the domain; a restart is charged to its budget."""
     if loss.kind is LossKind.RESTART or ExitCode.HOST_LOST in domain.exits.values():
         # The worker did nothing wrong: this costs no budget, and needs no delay. If its machine
         # was lost, the next start waits for another one anyway.
@@ -168,36 +169,36 @@ def recover(
     return RestartAt(now + delay)
 
 
-def hopeless(
+def domains_given_up(
     domains: Iterable[FailureDomain], domain: FailureDomain, loss: Loss
 ) -> list[FailureDomain]:
-    """The domains that fail for good when this one does."""
-    everyone = [*domains]
-    if loss.final and not any(member.ready_once for each in everyone for member in each.members):
+    """Return the domains that fail for good when this one does."""
+    all_domains = [*domains]
+    if loss.final and not any(member.ready_once for each in all_domains for member in each.members):
         # All workers are configured alike: the others would fail the same way later.
-        return everyone
+        return all_domains
     return [domain]
 
 
-def give_up(domain: FailureDomain, loss: Loss, now: float) -> list[GiveUp]:
+def mark_failed(domain: FailureDomain, loss: Loss, now: float) -> list[GiveUp]:
     """Mark every member as failed for good."""
     # A member that waited for its restart must not be started any more.
     domain.restart_at = None
-    steps: list[GiveUp] = []
+    actions: list[GiveUp] = []
     for member in domain.members:
         if member.status is WorkerStatus.FAILED:
             continue
-        member.move(WorkerStatus.FAILED, now)
+        member.change_status(WorkerStatus.FAILED, now)
         member.message = member.last_cause = loss.detail
         _logger.error("worker %s: failed for good, %s: %s", member.index, member.tag, loss.detail)
-        steps.append(GiveUp(member.index, loss))
-    return steps
+        actions.append(GiveUp(member.index, loss))
+    return actions
 
 
 def _is_final(domain: FailureDomain, loss: Loss) -> bool:
     """Whether a restart would fail again. Memory that was enough once may be enough again."""
     # Another machine may take the place, and have what this one lacks.
-    if not loss.final or domain.remote:
+    if not loss.final or domain.any_remote:
         return False
     ready_once = any(member.ready_once for member in domain.members)
     return not (ready_once and loss.failure is FailureKind.OUT_OF_MEMORY)

@@ -35,25 +35,25 @@ ALIVE: Final = frozenset({WorkerStatus.STARTING, WorkerStatus.READY, WorkerStatu
 class WorkerRecord:
     """One worker across its incarnations.
 
-    ``process``: whether the process of the present incarnation may exist. It is False from the time
-    its exit was seen until the next spawn. STARTING without a process waits in the start queue.
+    ``has_process``: whether the process of the present incarnation may exist. It is False from its
+    exit until the next spawn. A STARTING worker without a process waits in the start queue.
     """
 
     index: int
     status: WorkerStatus = WorkerStatus.STARTING
     identity: str = ""
     pid: int | None = None
-    process: bool = False
-    greeted: bool = False
+    has_process: bool = False
+    hello_received: bool = False
     """Its ``Hello`` has come."""
-    told: bool = False
+    start_sent: bool = False
     """Its ``Start`` was sent."""
     phase: WorkerPhase | None = None
-    """The phase of its start, as it reports itself."""
+    """The phase of its start, by its own report."""
     served: bool = False
     """This incarnation became ready."""
     start_deadline: float = 0.0
-    awaited_since: float = 0.0
+    deadline_set_at: float = 0.0
     """When its deadline was set."""
     kill_at: float | None = None
     spawns: int = 0
@@ -69,13 +69,13 @@ class WorkerRecord:
     host: str | None = ""
     """The machine that has a place for it: "" is the controller's, None is none at present."""
 
-    def move(self, to: WorkerStatus, now: float) -> None:
+    def change_status(self, to: WorkerStatus, now: float) -> None:
         self.status = step(NEXT, "worker", self.index, self.status, to)
         self.since = now
 
-    def await_until(self, now: float, timeout_s: float) -> None:
+    def set_deadline(self, now: float, timeout_s: float) -> None:
         """Set the deadline of the next part of its start."""
-        self.awaited_since = now
+        self.deadline_set_at = now
         self.start_deadline = now + timeout_s
 
     @property
@@ -85,8 +85,8 @@ class WorkerRecord:
 
     @property
     def unplaced(self) -> bool:
-        """No machine has a place for it, so it is unknown when it will start."""
-        return self.host is None and not self.process
+        """Whether no machine has a place for it; nothing tells when it will start."""
+        return self.host is None and not self.has_process
 
     @property
     def restarts(self) -> int:
@@ -117,27 +117,27 @@ class FailureDomain:
     reports: dict[int, Loss] = field(default_factory=dict)
     reports_due_at: float = 0.0
 
-    def hold(self, index: int, loss: Loss, due_at: float) -> None:
-        """Hold a report. A second one of the same worker adds nothing."""
+    def hold_report(self, index: int, loss: Loss, due_at: float) -> None:
+        """Hold a report. A second one from the same worker is ignored."""
         if not self.reports:
             self.reports_due_at = due_at
         self.reports.setdefault(index, loss)
 
-    def begin_anew(self, now: float) -> None:
+    def restart(self, now: float) -> None:
         """Put all members into the start queue, in a new epoch."""
         self.restart_at = None
         self.loss = None
         self.reports.clear()
         self.exits.clear()
         for member in self.members:
-            member.move(WorkerStatus.STARTING, now)
+            member.change_status(WorkerStatus.STARTING, now)
             member.epoch += 1
             member.identity = ""
 
     @property
-    def gone(self) -> bool:
-        """No process of the domain is left, so a new incarnation cannot meet the old one."""
-        return not any(member.process for member in self.members)
+    def all_exited(self) -> bool:
+        """Whether no process is left, so a new incarnation cannot meet the old one."""
+        return not any(member.has_process for member in self.members)
 
     @property
     def starting(self) -> list[WorkerRecord]:
@@ -145,17 +145,17 @@ class FailureDomain:
         return [
             member
             for member in self.members
-            if member.process and member.status is WorkerStatus.STARTING
+            if member.has_process and member.status is WorkerStatus.STARTING
         ]
 
     @property
-    def placed(self) -> bool:
-        """Each member has a machine."""
+    def all_placed(self) -> bool:
+        """Whether each member has a machine."""
         return all(member.host is not None for member in self.members)
 
     @property
-    def remote(self) -> bool:
-        """Some members run on another machine than the controller's."""
+    def any_remote(self) -> bool:
+        """Whether some member runs on another machine than the controller's."""
         return any(member.host != "" for member in self.members)
 
     def shares_machine(self, other: "FailureDomain") -> bool:
@@ -164,12 +164,12 @@ class FailureDomain:
         return not hosts.isdisjoint(member.host for member in other.members)
 
     @property
-    def loads(self) -> bool:
-        """A start is under way, or processes of a failed one are left."""
-        return any(member.process and not member.served for member in self.members)
+    def is_loading(self) -> bool:
+        """Whether a start is in progress, or processes of a failed start are left."""
+        return any(member.has_process and not member.served for member in self.members)
 
     @property
-    def ready(self) -> bool:
+    def all_ready(self) -> bool:
         return all(member.status is WorkerStatus.READY for member in self.members)
 
 

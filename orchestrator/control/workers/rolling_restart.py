@@ -1,4 +1,4 @@
-"""Rolling restart: replaces one failure domain after another, so that the others can serve."""
+"""Rolling restart: replaces one failure domain after another, while the others serve."""
 
 import logging
 from collections import deque
@@ -18,7 +18,7 @@ _SETTLED: Final = (WorkerStatus.READY, WorkerStatus.FAILED)
 
 
 def _settled(worker: WorkerRecord) -> bool:
-    """Whether there is nothing to wait for: it is up, or it is unknown when it will be."""
+    """Whether a restart need not wait for this worker: it is ready, failed, or has no machine."""
     return worker.status in _SETTLED or worker.unplaced
 
 
@@ -41,15 +41,16 @@ class _Replacement:
             for member, identity in zip(self.members, self.identities, strict=True)
         )
 
-    def all(self, status: WorkerStatus) -> bool:
+    def all_are(self, status: WorkerStatus) -> bool:
         return all(member.status is status for member in self.members)
 
 
 class RollingRestart:
-    """Replaces one group at a time while all others are settled; a failed successor ends it.
+    """Replaces one group of workers at a time, while all others are settled.
 
-    The other groups continue the requests of the group that is replaced. A group that is alone
-    finishes what it can within ``drain_s``; the rest, and new requests, wait for its successor.
+    The other groups continue the requests of the group that is replaced. If there are no others, it
+    finishes what it can within ``drain_s``; the rest, and new requests, wait for its successor. If
+    a successor fails for good, the rolling restart ends.
     """
 
     def __init__(self, supervisor: Supervisor, ranks: RankTable, *, drain_s: float) -> None:
@@ -65,12 +66,14 @@ class RollingRestart:
         return self._current is not None or bool(self._pending)
 
     @property
-    def holds_all(self) -> bool:
+    def no_owner_serves(self) -> bool:
         """Whether no owner can serve until a successor is ready."""
         current = self._current
-        return current is not None and not current.all(WorkerStatus.READY) and self._alone(current)
+        return (
+            current is not None and not current.all_are(WorkerStatus.READY) and self._alone(current)
+        )
 
-    def replaces(self, index: int) -> bool:
+    def is_replacing(self, index: int) -> bool:
         """Whether this worker is being replaced at the moment."""
         current = self._current
         return (
@@ -79,41 +82,41 @@ class RollingRestart:
             and self._supervisor.workers[index].status is not WorkerStatus.FAILED
         )
 
-    def concerns(self, index: int) -> bool:
+    def includes(self, index: int) -> bool:
         """Whether a restart of this worker is pending or under way."""
         replacements = [*self._pending, *([] if self._current is None else [self._current])]
         return any(index in replacement.indices for replacement in replacements)
 
-    def ask(self, index: int) -> tuple[int, ...]:
-        """Have a worker and its whole group replaced; return the indices of those workers.
+    def request(self, index: int) -> tuple[int, ...]:
+        """Replace a worker and its whole group soon; return the indices of those workers.
 
         Raises RestartRefusedError.
         """
-        self._refuse()
+        self._raise_if_refused()
         members = self._supervisor.domains.domain_of(index).members
         for member in members:
             if member.status is not WorkerStatus.READY:
                 raise RestartRefusedError(f"worker {member.index} is {member.status.value}")
-        return self._plan([members])
+        return self._enqueue([members])
 
-    def ask_all(self) -> tuple[int, ...]:
-        """Have every ready group replaced; return the indices of those workers.
+    def request_all(self) -> tuple[int, ...]:
+        """Replace every ready group, one after another; return the indices of those workers.
 
         Raises RestartRefusedError.
         """
-        self._refuse()
-        ready = [domain.members for domain in self._supervisor.domains if domain.ready]
+        self._raise_if_refused()
+        ready = [domain.members for domain in self._supervisor.domains if domain.all_ready]
         if not ready:
             raise RestartRefusedError("no worker is ready")
-        return self._plan(ready)
+        return self._enqueue(ready)
 
-    def _refuse(self) -> None:
+    def _raise_if_refused(self) -> None:
         if self._stopped:
             raise RestartRefusedError("the service is shutting down")
         if self.under_way:
             raise RestartRefusedError("a restart is under way already")
 
-    def _plan(self, groups: Iterable[tuple[WorkerRecord, ...]]) -> tuple[int, ...]:
+    def _enqueue(self, groups: Iterable[tuple[WorkerRecord, ...]]) -> tuple[int, ...]:
         for members in groups:
             self._pending.append(
                 _Replacement(members, tuple(member.identity for member in members))
@@ -128,19 +131,17 @@ class RollingRestart:
         if current is None:
             return self._begin_next(now)
         if any(member.status is WorkerStatus.FAILED for member in current.members):
-            _logger.error("the rolling restart ends here: a successor has failed")
+            _logger.error("the rolling restart has stopped: a restarted worker failed for good")
             self._current = None
             self._pending.clear()
         elif any(member.unplaced for member in current.members):
-            _logger.warning("a worker waits for a machine: the restart goes on with others")
+            _logger.warning("a worker waits for a machine: the restart continues with the others")
             self._current = None
             return self._begin_next(now)
-        elif current.replaced and current.all(WorkerStatus.READY):
+        elif current.replaced and current.all_are(WorkerStatus.READY):
             self._current = None
             return self._begin_next(now)
-        elif current.all(WorkerStatus.DRAINING) and (
-            now >= current.drain_until or self._idle(current)
-        ):
+        elif self._drained(current, now):
             return self._supervisor.retire(current.members[0].index, now)
         return []
 
@@ -150,7 +151,7 @@ class RollingRestart:
             return []
         while self._pending:
             current = self._pending.popleft()
-            if current.replaced or not current.all(WorkerStatus.READY):
+            if current.replaced or not current.all_are(WorkerStatus.READY):
                 continue
             self._current = current
             current.drain_until = now + self._drain_s if self._alone(current) else now
@@ -162,7 +163,7 @@ class RollingRestart:
 
     def _drained(self, current: _Replacement, now: float) -> bool:
         late = now >= current.drain_until
-        return current.all(WorkerStatus.DRAINING) and (late or self._idle(current))
+        return current.all_are(WorkerStatus.DRAINING) and (late or self._idle(current))
 
     def _idle(self, current: _Replacement) -> bool:
         owners = (self._ranks.get(index) for index in current.indices)

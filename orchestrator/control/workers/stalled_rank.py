@@ -1,4 +1,4 @@
-"""Stalled rank: which rank of a lockstep group holds up the others, when some look stuck."""
+"""Stalled rank: finds the rank that blocks the others of a lockstep group."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,11 +24,12 @@ def stalled_rank(
 ) -> Stall | None:
     """Return the one rank that the others wait for, or None unless exactly one is known.
 
-    A rank that waits for an announcement reports that. A rank in a collective can report nothing,
-    like the one that it waits for; so the system is asked which process was ``halted``.
+    A rank that waits for an announcement reports the rank that it waits for. A rank inside a
+    collective can report nothing, nor can the one that it waits for; so ``halted`` asks the system
+    which process was stopped.
     """
-    told = {index: _awaits(heartbeats, limits, now) for index, heartbeats in ranks.items()}
-    waits = {index: rank for index, rank in told.items() if rank is not None}
+    reported = {index: _awaits(heartbeats, limits, now) for index, heartbeats in ranks.items()}
+    waits = {index: rank for index, rank in reported.items() if rank is not None}
     awaited = {end for index in waits if (end := chain_end(waits, index)) is not None}
     stopped = {index for index in {*ranks, *awaited} if halted(index)}
     if len(stopped) == 1:

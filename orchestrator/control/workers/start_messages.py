@@ -1,4 +1,4 @@
-"""Start messages: what each worker is told to load."""
+"""Start messages: make the ``Start`` that tells a worker what to load."""
 
 from dataclasses import replace
 from typing import Final
@@ -32,13 +32,13 @@ class StartMessages:
         return len(self._starts)
 
     def unplanned_weights(self, index: int, ready: Ready) -> str | None:
-        """A warning about a worker whose weights are not as large as planned, or None."""
+        """Return a warning if a worker's weights differ in size from the plan, else None."""
         if not self._weights_nbytes:
             return None
         planned, held = self._weights_nbytes[index], ready.shape.weights_nbytes
         if held == planned:
             return None
-        return f"holds {held:,} bytes of weights, where {planned:,} were planned"
+        return f"holds {held:,} bytes of weights, but {planned:,} were planned"
 
     def start_for(self, index: int, epoch: int) -> Start:
         """The ``Start`` of a worker in this epoch. Raises OSError when there are no addresses."""

@@ -1,4 +1,4 @@
-"""The supervisor keeps workers alive: events and the time go in, actions come out; no I/O."""
+"""Supervisor: keeps workers alive. Pure: events and the time go in, actions come out."""
 
 import logging
 import random
@@ -15,18 +15,23 @@ from mlx_dp.orchestrator.control.workers.actions import (
     Loss,
     RemoveOwner,
 )
-from mlx_dp.orchestrator.control.workers.kill_ladder import KillLimits, due_kills, hasten, lose
+from mlx_dp.orchestrator.control.workers.kill_ladder import (
+    KillLimits,
+    due_kills,
+    mark_lost,
+    shorten_grace,
+)
 from mlx_dp.orchestrator.control.workers.loss import (
     Blame,
     RestartAt,
     StayDown,
-    blame,
-    blame_reports,
-    explain,
-    give_up,
-    hopeless,
+    add_exit,
+    blame_from_reports,
+    decide_recovery,
+    domains_given_up,
+    find_blame,
+    mark_failed,
     may_be_explained,
-    recover,
 )
 from mlx_dp.orchestrator.control.workers.record import (
     ALIVE,
@@ -78,13 +83,13 @@ class Supervisor:
 
     @property
     def dead(self) -> bool:
-        """Every worker has failed for good."""
+        """Whether every worker has failed for good."""
         return all(worker.status is WorkerStatus.FAILED for worker in self.workers)
 
     @property
-    def gone(self) -> bool:
-        """No process is left."""
-        return not any(worker.process for worker in self.workers)
+    def all_exited(self) -> bool:
+        """Whether no process is left."""
+        return not any(worker.has_process for worker in self.workers)
 
     @property
     def cause(self) -> Loss | None:
@@ -102,169 +107,169 @@ class Supervisor:
         for worker in self.workers:
             worker.host = host_of(worker.index)
 
-    def spawned(self, index: int, pid: int, now: float) -> list[Action]:
-        """The process of a worker exists."""
+    def on_spawned(self, index: int, pid: int, now: float) -> list[Action]:
+        """Handle the start of a worker's process."""
         worker = self.workers[index]
         worker.pid = pid
         _logger.info("worker %s: started, %s", index, worker.tag)
         return self._spawn_next(now)
 
-    def greeted(self, index: int, now: float) -> list[Action]:
-        """A worker said hello. Raises ProtocolError when it had done so before."""
+    def on_hello(self, index: int, now: float) -> list[Action]:
+        """Handle a ``Hello``. Raises ProtocolError if it is not the first of this incarnation."""
         worker = self.workers[index]
-        if worker.status is not WorkerStatus.STARTING or worker.greeted:
+        if worker.status is not WorkerStatus.STARTING or worker.hello_received:
             raise ProtocolError(f"worker {index}: hello while {worker.status.value}")
-        return [*self._start_queue.greeted(worker, now)]
+        return [*self._start_queue.on_hello(worker, now)]
 
-    def heard(self, index: int, phase: WorkerPhase, now: float) -> None:
-        """A worker reports the phase of its start."""
-        self._start_queue.heard(self.workers[index], phase, now)
+    def on_phase(self, index: int, phase: WorkerPhase, now: float) -> None:
+        """Handle the phase of its start that a worker reports."""
+        self._start_queue.on_phase(self.workers[index], phase, now)
 
-    def ready(self, index: int, now: float) -> list[Action]:
-        """A worker can serve. Raises ProtocolError when it was not told to load."""
+    def on_ready(self, index: int, now: float) -> list[Action]:
+        """Handle a ``Ready``. Raises ProtocolError if the worker was not told to load."""
         worker = self.workers[index]
-        if worker.status is not WorkerStatus.STARTING or not worker.told:
+        if worker.status is not WorkerStatus.STARTING or not worker.start_sent:
             raise ProtocolError(f"worker {index}: ready while {worker.status.value}")
-        worker.move(WorkerStatus.READY, now)
+        worker.change_status(WorkerStatus.READY, now)
         worker.served = worker.ready_once = True
         worker.message = ""
         domain = self.domains.domain_of(index)
-        if domain.ready:
+        if domain.all_ready:
             domain.ready_since = now
             domain.budget.succeeded()
         if self._stopping:
             # It was told to exit while it loaded, and gets no request.
-            worker.move(WorkerStatus.DRAINING, now)
+            worker.change_status(WorkerStatus.DRAINING, now)
             return []
         return [AddOwner(index, worker.identity), *self._spawn_next(now)]
 
-    def failed(self, index: int, fact: Failed, now: float) -> list[Action]:
-        """A worker reports that it gives up, and exits by itself."""
-        return self.lost(index, Loss.told(fact), now)
+    def on_failed(self, index: int, failed: Failed, now: float) -> list[Action]:
+        """Handle a ``Failed``: the worker has given up, and exits by itself."""
+        return self.on_loss(index, Loss.from_report(failed), now)
 
-    def exited(self, index: int, status: int, now: float) -> list[Action]:
-        """The process of a worker is gone. Any exit that was not requested is a loss."""
+    def on_exit(self, index: int, status: int, now: float) -> list[Action]:
+        """Handle the exit of a worker's process. An exit that was not requested is a loss."""
         worker = self.workers[index]
-        worker.process = False
+        worker.has_process = False
         worker.kill_at = None
         given_up = self._stopping or worker.status not in ALIVE
         ending = describe_exit(status, expected=given_up)
         _logger.info("worker %s: pid %s %s, epoch %s", index, worker.pid, ending, worker.epoch)
         domain = self.domains.domain_of(index)
-        hasten(domain.members, self._limits.kill, stopping=self._stopping, now=now)
+        shorten_grace(domain.members, self._limits.kill, stopping=self._stopping, now=now)
         if self._stopping:
-            return self._stopped(worker, ending, now)
+            return self._on_requested_exit(worker, ending, now)
         loss = Loss(kind=LossKind.EXIT, detail=ending, failure=failure_of(status))
         if worker.status in ALIVE:
-            return self.lost(index, loss, now)
-        explain(domain, worker, loss)
-        return self._settle(domain, now)
+            return self.on_loss(index, loss, now)
+        add_exit(domain, worker, loss)
+        return self._decide_recovery(domain, now)
 
-    def spawn_failed(self, index: int, detail: str, now: float) -> list[Action]:
-        """The process of a worker could not be started."""
-        self.workers[index].process = False
-        return self.lost(index, Loss(kind=LossKind.EXIT, detail=detail), now)
+    def on_spawn_failed(self, index: int, detail: str, now: float) -> list[Action]:
+        """Handle a process that could not be started."""
+        self.workers[index].has_process = False
+        return self.on_loss(index, Loss(kind=LossKind.EXIT, detail=detail), now)
 
-    def lost(self, index: int, loss: Loss, now: float) -> list[Action]:
+    def on_loss(self, index: int, loss: Loss, now: float) -> list[Action]:
         """Give up a worker: its further events are dropped. A second loss changes nothing.
 
-        A loss that the exit of another process of its group may explain waits for that.
+        A loss that the exit of another process of its group may explain waits for that exit.
         """
         if self.workers[index].status not in ALIVE:
             return []
         domain = self.domains.domain_of(index)
         worker = self.workers[index]
         if not may_be_explained(domain, worker, loss):
-            return self._lose(domain, blame(domain, worker, loss), now)
-        domain.hold(index, loss, now + self._limits.peer_exit_wait_s)
+            return self._declare_lost(domain, find_blame(domain, worker, loss), now)
+        domain.hold_report(index, loss, now + self._limits.peer_exit_wait_s)
         return [CloseOwner(member.index, member.identity) for member in domain.members]
 
-    def _lose(self, domain: FailureDomain, found: Blame, now: float) -> list[Action]:
+    def _declare_lost(self, domain: FailureDomain, found: Blame, now: float) -> list[Action]:
         worker, loss = found.worker, found.loss
         _logger.warning(
             "worker %s: lost, %s: %s: %s", worker.index, worker.tag, loss.kind.value, loss.detail
         )
         domain.reports.clear()
         domain.loss = loss
-        steps: list[Action] = []
+        actions: list[Action] = []
         for member in domain.members:
             own = loss if member is worker else found.others
             culprit = member is worker and found.certain
-            steps += lose(member, own, self._limits.kill, culprit=culprit, now=now)
-        return steps + self._settle(domain, now)
+            actions += mark_lost(member, own, self._limits.kill, culprit=culprit, now=now)
+        return actions + self._decide_recovery(domain, now)
 
     def drain(self, index: int, now: float) -> list[Action]:
-        """Have a ready worker and its group take no further request, ahead of ``retire``."""
-        steps: list[Action] = []
+        """Stop granting to a ready worker and its group. ``retire`` follows."""
+        actions: list[Action] = []
         for member in self.domains.domain_of(index).members:
-            member.move(WorkerStatus.DRAINING, now)
+            member.change_status(WorkerStatus.DRAINING, now)
             member.message = "restarts on request"
             _logger.info("worker %s: drains for a restart, %s", member.index, member.tag)
-            steps.append(DrainOwner(member.index, member.identity))
-        return steps
+            actions.append(DrainOwner(member.index, member.identity))
+        return actions
 
     def retire(self, index: int, now: float) -> list[Action]:
-        """Replace a draining worker and its group; the requests that they hold are lost to them."""
+        """Replace a draining worker and its group; their remaining requests are requeued."""
         domain = self.domains.domain_of(index)
         domain.reports.clear()
         domain.loss = Loss(kind=LossKind.RESTART, detail="restarted on request")
-        steps: list[Action] = []
+        actions: list[Action] = []
         for member in domain.members:
-            steps += lose(member, domain.loss, self._limits.kill, culprit=False, now=now)
-        return steps + self._settle(domain, now)
+            actions += mark_lost(member, domain.loss, self._limits.kill, culprit=False, now=now)
+        return actions + self._decide_recovery(domain, now)
 
-    def _settle(self, domain: FailureDomain, now: float) -> list[Action]:
-        """Decide what follows a loss, when no process of the domain is left."""
-        steps: list[Action] = []
+    def _decide_recovery(self, domain: FailureDomain, now: float) -> list[Action]:
+        """Restart a lost domain or give it up, once no process of it is left."""
+        actions: list[Action] = []
         undecided = domain.loss is not None and domain.restart_at is None
-        if undecided and domain.gone and not self._stopping:
+        if undecided and domain.all_exited and not self._stopping:
             assert domain.loss is not None
-            match recover(domain, domain.loss, self._limits.restart, self._rng, now):
+            match decide_recovery(domain, domain.loss, self._limits.restart, self._rng, now):
                 case RestartAt(time=time):
                     domain.restart_at = time
                 case StayDown(loss=loss):
                     self._cause = loss
-                    for each in hopeless(self.domains, domain, loss):
-                        steps += give_up(each, loss, now)
-        return steps + self._spawn_next(now)
+                    for each in domains_given_up(self.domains, domain, loss):
+                        actions += mark_failed(each, loss, now)
+        return actions + self._spawn_next(now)
 
     def tick(self, now: float, halted: Callable[[int], bool] = lambda index: False) -> list[Action]:
-        """Do what is due. ``halted``: whether the process of a worker was stopped by a signal."""
-        steps = due_kills(self.workers, now)
-        late = None if self._stopping else self._start_queue.late(now, halted)
+        """Do what is due. ``halted`` tells whether a worker's process was stopped by a signal."""
+        actions = due_kills(self.workers, now)
+        late = None if self._stopping else self._start_queue.find_late(now, halted)
         if late is not None:
             worker, loss = late
-            steps += self.lost(worker.index, loss, now)
+            actions += self.on_loss(worker.index, loss, now)
         for domain in self.domains:
             if domain.reports and domain.reports_due_at <= now:
-                steps += self._lose(domain, blame_reports(domain), now)
+                actions += self._declare_lost(domain, blame_from_reports(domain), now)
             if domain.restart_at is not None and domain.restart_at <= now and not self._stopping:
-                domain.begin_anew(now)
-        return steps + self._spawn_next(now)
+                domain.restart(now)
+        return actions + self._spawn_next(now)
 
     def _spawn_next(self, now: float) -> list[Action]:
-        return [] if self._stopping else [*self._start_queue.next(now)]
+        return [] if self._stopping else [*self._start_queue.next_spawn(now)]
 
-    def forgive(self, now: float, missed_s: float) -> None:
-        """Count no time against a start that the controller itself missed."""
-        self._start_queue.forgive(now, missed_s)
+    def extend_deadlines(self, now: float, missed_s: float) -> None:
+        """Extend the deadlines of starts by the time that the controller itself missed."""
+        self._start_queue.extend_deadlines(now, missed_s)
 
     def stop(self, now: float) -> None:
-        """Restart no worker any more; those that have a process are expected to exit."""
+        """Stop restarting workers; those that have a process are expected to exit."""
         if self._stopping:
             return
         self._stopping = True
         for worker in self.workers:
             if worker.status is WorkerStatus.READY:
-                worker.move(WorkerStatus.DRAINING, now)
-            elif not worker.process and worker.status is not WorkerStatus.FAILED:
-                worker.move(WorkerStatus.STOPPED, now)
+                worker.change_status(WorkerStatus.DRAINING, now)
+            elif not worker.has_process and worker.status is not WorkerStatus.FAILED:
+                worker.change_status(WorkerStatus.STOPPED, now)
 
-    def _stopped(self, worker: WorkerRecord, ending: str, now: float) -> list[Action]:
-        steps: list[Action] = []
+    def _on_requested_exit(self, worker: WorkerRecord, ending: str, now: float) -> list[Action]:
+        actions: list[Action] = []
         if worker.status in ALIVE:
             loss = Loss(kind=LossKind.EXIT, detail=ending)
-            steps.append(RemoveOwner(worker.index, worker.identity, loss, culprit=False))
+            actions.append(RemoveOwner(worker.index, worker.identity, loss, culprit=False))
         if worker.status is not WorkerStatus.FAILED:
-            worker.move(WorkerStatus.STOPPED, now)
-        return steps
+            worker.change_status(WorkerStatus.STOPPED, now)
+        return actions

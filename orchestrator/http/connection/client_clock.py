@@ -1,4 +1,4 @@
-"""Deadlines of one connection: what its client must send or read, and by when. Pure."""
+"""Deadlines of one connection: how long its client may take to send or to read. Pure."""
 
 from dataclasses import dataclass
 from enum import Enum

@@ -10,7 +10,7 @@ from mlx_dp.proto.errors import ConfigError
 
 _BACKLOG: Final = 2048
 """The system caps it: at 4096 on Linux, at 128 on macOS."""
-_KNOCK_TIMEOUT_S: Final = 0.5
+_CONNECT_TIMEOUT_S: Final = 0.5
 _ANY_ADDRESS: Final = MappingProxyType(
     {"0.0.0.0": ("127.0.0.1",), "::": ("127.0.0.1", "::1")},
 )
@@ -23,7 +23,7 @@ def open_socket(host: str, port: int) -> socket.socket:
     after both have loaded. Connections wait in the backlog until the server runs.
     """
     family, address = _resolve(host, port)
-    if port and _answers(str(address[0]), port):
+    if port and _is_served(str(address[0]), port):
         raise ConfigError(_in_use(host, port))
     # asyncio sets TCP_NODELAY only where the protocol is named. Without it the second small write
     # of an answer waits for the client's delayed acknowledgement: 40 ms.
@@ -66,7 +66,7 @@ def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, tuple[object, 
     return family, address
 
 
-def _answers(address: str, port: int) -> bool:
+def _is_served(address: str, port: int) -> bool:
     """Whether another server listens where clients of this address would arrive.
 
     macOS lets one user bind 127.0.0.1 and 0.0.0.0 to the same port, and gives each connection to
@@ -79,7 +79,7 @@ def _connects(address: str, port: int) -> bool:
     try:
         # From the address itself, so that no other machine is reached.
         with socket.create_connection(
-            (address, port), timeout=_KNOCK_TIMEOUT_S, source_address=(address, 0)
+            (address, port), timeout=_CONNECT_TIMEOUT_S, source_address=(address, 0)
         ) as knock:
             if knock.getsockname() != knock.getpeername():
                 return True

@@ -9,7 +9,7 @@ from mlx_dp.orchestrator.api import (
     ServiceState,
     ServiceStatus,
     WorkerStatus,
-    queue_full,
+    queue_full_message,
 )
 from mlx_dp.orchestrator.formats.common.errors import ApiError, invalid, overloaded
 from mlx_dp.orchestrator.formats.common.generation_request import RequestedRank
@@ -57,7 +57,7 @@ def refuse_overload(
 
 
 def _full_queue(queued: int, room: int, preparing: int, free: int, choices: int) -> str:
-    message = f"{queue_full(queued, room)}, {preparing} being prepared"
+    message = f"{queue_full_message(queued, room)}, {preparing} being prepared"
     if free:
         message += f" for {free} free slot{'' if free == 1 else 's'}"
     return message if choices == 1 else f"{message}, and this request asks for {choices} answers"

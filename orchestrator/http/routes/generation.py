@@ -115,7 +115,7 @@ class GenerationRoute:
         preparing = self._context.preparing - 1
         state = self._context.service.state()
         pace = self._context.queue_pace
-        if not preparing and not state.in_hand:
+        if not preparing and not state.num_open_requests:
             pace.note_idle()
         refuse_overload(
             state,

@@ -10,7 +10,6 @@ from fastapi import Response
 
 from mlx_dp.orchestrator.api import (
     RETRY_ABSENT_S,
-    Answer,
     Ended,
     Generation,
     Granted,
@@ -18,6 +17,7 @@ from mlx_dp.orchestrator.api import (
     OverloadedError,
     OwnerState,
     RefusedError,
+    ResponseStream,
     ServiceStatus,
     Started,
     WorkerStatus,
@@ -38,7 +38,7 @@ def _json(status: int, body: Mapping[str, Any]) -> Response:
 
 
 def live() -> Response:
-    """200 while the event loop runs. Only when this fails does a restart help."""
+    """200 while the event loop runs. A restart helps only if this fails."""
     return _json(200, {"status": "alive"})
 
 
@@ -137,7 +137,7 @@ def _summary(status: ServiceStatus, probed: Iterable[_Probed]) -> str:
 
 
 async def _probed(context: AppContext, status: ServiceStatus, owner: OwnerState) -> _Probed:
-    """Probe one owner, unless its state already says that it cannot answer."""
+    """Probe one owner, unless its state already says that it cannot stream."""
     if status is not ServiceStatus.READY:
         return _Probed(owner, f"the service is {status.value}")
     if owner.status is not WorkerStatus.READY:
@@ -164,7 +164,7 @@ async def _probe(context: AppContext, rank: int) -> str:
     )
     timeout_s = context.options.probe_timeout_s
     try:
-        answer = context.service.submit(generation)
+        stream = context.service.submit(generation)
     except OverloadedError as error:
         if error.status == 429:
             return await _wait_for_progress(context, rank, before)
@@ -173,20 +173,20 @@ async def _probe(context: AppContext, rank: int) -> str:
         return str(error)
     try:
         async with asyncio.timeout(timeout_s):
-            return await _first_token(answer)
+            return await _first_token(stream)
     except TimeoutError:
         if _progress(context, rank) > before:
             return ""
         return f"no token within {timeout_s:g} s"
     finally:
-        answer.cancel()
+        stream.cancel()
 
 
-async def _first_token(answer: Answer) -> str:
-    async for event in answer:
+async def _first_token(stream: ResponseStream) -> str:
+    async for event in stream:
         match event:
             case NewTokens() | Ended(reason=FinishReason.STOP | FinishReason.LENGTH):
-                answer.complete()
+                stream.complete()
                 return ""
             case Granted() | Started():
                 continue
@@ -194,7 +194,7 @@ async def _first_token(answer: Answer) -> str:
                 return event.message or event.code or event.reason.value
             case _:
                 assert_never(event)
-    raise AssertionError(f"answer {answer.request_id} has no end")
+    raise AssertionError(f"response stream {stream.request_id} has no end")
 
 
 async def _wait_for_progress(context: AppContext, rank: int, before: int) -> str:

@@ -34,35 +34,47 @@ BLOCK_TOKENS: Final = 64
 # Others are added when they occur.
 USUAL_STATUSES: Final = ("200", "400", "429", "500", "503")
 _OWNER_GAUGES: Final[Sequence[tuple[str, str, Callable[[OwnerState], float]]]] = (
-    ("ready", "1 when it takes requests", lambda owner: owner.status is WorkerStatus.READY),
-    ("running_requests", "Requests granted to it", lambda owner: owner.running),
+    ("ready", "1 if the owner is ready", lambda owner: owner.status is WorkerStatus.READY),
+    ("running_requests", "Requests granted to the owner", lambda owner: owner.running),
     ("used_tokens", "KV tokens that hold content", lambda owner: owner.used_tokens),
     ("reserved_tokens", "KV tokens set aside", lambda owner: owner.reserved_tokens),
     ("restarts", "Starts after the first", lambda owner: owner.restarts),
-    ("rss_bytes", "Resident memory of its process", lambda owner: owner.rss_nbytes),
-    ("device_bytes", "Memory on its device", lambda owner: owner.device_nbytes),
+    ("rss_bytes", "Resident memory of the owner's process", lambda owner: owner.rss_nbytes),
+    ("device_bytes", "Memory on the owner's device", lambda owner: owner.device_nbytes),
     (
         "weights_bytes",
-        "Weights that its process holds",
+        "Weights that the owner's process holds",
         lambda owner: owner.shape.weights_nbytes if owner.shape else 0,
     ),
     ("prefix_cache_tokens", "Tokens of cached prefixes", lambda owner: owner.prefix_tokens),
     ("prefix_cache_bytes", "Memory of cached prefixes", lambda owner: owner.prefix_nbytes),
     ("held_bytes", "Memory of rows, prefixes and states", lambda owner: owner.held_nbytes),
-    ("budget_bytes", "What those may take; 0: unbounded", lambda owner: owner.budget_nbytes or 0),
-    ("buffers", "Buffers that those and the weights are made of", lambda owner: owner.held_buffers),
+    ("budget_bytes", "Limit of held_bytes; 0: unbounded", lambda owner: owner.budget_nbytes or 0),
+    (
+        "buffers",
+        "Device buffers of rows, prefixes, states and weights",
+        lambda owner: owner.held_buffers,
+    ),
 )
 _OWNER_COUNTERS: Final[Sequence[tuple[str, str, Callable[[OwnerState], float]]]] = (
-    ("prompt_tokens", "Prompt tokens it was given", lambda owner: owner.prompt_tokens_total),
-    ("cached_tokens", "Those found in its cache", lambda owner: owner.cached_tokens_total),
+    (
+        "prompt_tokens",
+        "Prompt tokens of the owner's requests",
+        lambda owner: owner.prompt_tokens_total,
+    ),
+    (
+        "cached_tokens",
+        "Prompt tokens found in the owner's prefix cache",
+        lambda owner: owner.cached_tokens_total,
+    ),
     ("generation_tokens", "Generated tokens", lambda owner: owner.generated_tokens_total),
-    ("preemptions", "Requests it gave up", lambda owner: owner.preemptions_total),
+    ("preemptions", "Requests that the owner preempted", lambda owner: owner.preemptions_total),
 )
 # For ranks of a group. They restart at 0 with each process.
 _PASS_COUNTERS: Final[Sequence[tuple[str, str, Callable[[PassTotals], float]]]] = (
-    ("passes", "Forward passes of its group", lambda totals: totals.passes),
-    ("idle_passes", "Those that had no rows of its own", lambda totals: totals.idle_passes),
-    ("peer_wait_seconds", "Time it was ready and a peer was not", lambda totals: totals.waited_s),
+    ("passes", "Forward passes of the owner's group", lambda totals: totals.passes),
+    ("idle_passes", "Forward passes without rows of this owner", lambda totals: totals.idle_passes),
+    ("peer_wait_seconds", "Time that the owner waited for a peer", lambda totals: totals.waited_s),
 )
 
 
@@ -100,7 +112,7 @@ class _Collector(Collector):
         yield from _labelled(counters, routing_reasons(state.load_balance_method))
         yield _by_label(
             "http_responses",
-            "Answers to POSTs",
+            "Responses to POSTs",
             "status",
             {str(status): count for status, count in self._context.post_statuses.items()},
             known=USUAL_STATUSES,
@@ -182,7 +194,7 @@ class _Collector(Collector):
             ),
             (
                 ("vllm:num_preemptions", "sglang:num_retracted_requests"),
-                "Times that a request was given up for want of memory, to go on later",
+                "Preemptions of requests for lack of memory",
                 counters.requests_preempted,
             ),
             (("sglang:num_requests",), "Ended requests", _ended(counters)),
@@ -197,7 +209,11 @@ class _Collector(Collector):
         for name, text, timings in (
             ("time_to_first_token_seconds", "Arrival to first token", times.to_first_token),
             ("inter_token_latency_seconds", "Between tokens", times.inter_token),
-            ("time_per_output_token_seconds", "Mean of an answer", times.per_output_token),
+            (
+                "time_per_output_token_seconds",
+                "Mean time per output token of a request",
+                times.per_output_token,
+            ),
             ("e2e_request_latency_seconds", "Arrival to end", times.end_to_end),
             ("request_queue_time_seconds", "Arrival to grant", times.queued),
         ):
@@ -223,16 +239,24 @@ def _ended(counters: ControllerCounters) -> int:
 def _control_metrics(counters: ControllerCounters) -> Iterator[Metric]:
     """The controller's own counters, under this project's names."""
     for name, text, value in (
-        ("requests_started", "Requests let in", counters.requests_started),
-        ("requests_replayed", "Requests whose owner was lost", counters.requests_replayed),
+        ("requests_started", "Requests admitted", counters.requests_started),
+        (
+            "requests_replayed",
+            "Requests replayed after their owner was lost",
+            counters.requests_replayed,
+        ),
         ("grants_withdrawn", "Grants not accepted in time", counters.grants_withdrawn),
-        ("worker_deaths", "Workers lost, for whatever reason", counters.worker_deaths),
-        ("worker_restarts", "Workers started again", counters.worker_restarts),
-        ("protocol_errors", "Messages for which a worker was given up", counters.protocol_errors),
-        ("malformed_frames", "Frames that were no message", counters.malformed_frames),
-        ("unknown_frames", "Frames of peers that are not expected", counters.unknown_frames),
-        ("stale_facts", "Messages about requests that had moved on", counters.stale_events),
-        ("duplicate_chunks", "Tokens that had arrived before", counters.duplicate_chunks),
+        ("worker_deaths", "Workers lost, except by requested restarts", counters.worker_deaths),
+        ("worker_restarts", "Restarts of workers", counters.worker_restarts),
+        (
+            "protocol_errors",
+            "Protocol violations for which a worker was replaced",
+            counters.protocol_errors,
+        ),
+        ("malformed_frames", "Frames that are not a valid message", counters.malformed_frames),
+        ("unknown_frames", "Frames from unexpected peers", counters.unknown_frames),
+        ("stale_facts", "Events about requests that had ended or moved", counters.stale_events),
+        ("duplicate_chunks", "Repeated chunks of tokens", counters.duplicate_chunks),
     ):
         yield CounterMetricFamily(f"mlx_dp:{name}", text, value=value)
 
@@ -248,9 +272,15 @@ def _labelled(counters: ControllerCounters, reasons: Sequence[str]) -> Iterator[
     for name, text, label, values, known in (
         ("requests", "Ended requests", "outcome", outcomes, ()),
         ("request_errors", "Requests that ended with an error", "code", errors, ERROR_CODES),
-        ("requests_refused", "Requests not let in", "reason", refused, REFUSAL_REASONS),
-        ("grants", "Requests given to an owner", "routing_reason", counters.grants, reasons),
-        ("worker_losses", "Workers given up, by how", "cause", counters.worker_losses, LossKind),
+        ("requests_refused", "Requests refused", "reason", refused, REFUSAL_REASONS),
+        ("grants", "Grants of requests to owners", "routing_reason", counters.grants, reasons),
+        (
+            "worker_losses",
+            "Workers lost, by kind of loss",
+            "cause",
+            counters.worker_losses,
+            LossKind,
+        ),
     ):
         yield _by_label(name, text, label, values, known=known)
 
@@ -300,7 +330,7 @@ def _buffer_limits(owners: Iterable[OwnerState]) -> Iterator[Metric]:
     limits = [(str(o.owner), o.buffer_limit) for o in owners if o.buffer_limit is not None]
     if not limits:
         return
-    text = "What its buffers may come to, on devices that count them"
+    text = "Limit of buffers, on devices that have one"
     family = GaugeMetricFamily("mlx_dp:owner_buffer_limit", text, labels=["dp_rank"])
     for rank, limit in limits:
         family.add_metric([rank], limit)

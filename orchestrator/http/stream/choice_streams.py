@@ -7,13 +7,13 @@ from typing import Protocol, assert_never
 
 from mlx_dp.orchestrator.api import (
     RETRY_BUSY_S,
-    Answer,
     Ended,
     Generation,
     Granted,
     NewTokens,
     OverloadedError,
     RefusedError,
+    ResponseStream,
     Service,
     Started,
 )
@@ -75,7 +75,7 @@ class ChoiceStreams:
         self._names = names
         self._choices = tuple(choices)
         self._firsts = range(0, len(choices), per_prompt)
-        self._answers: list[Answer] = []
+        self._streams: list[ResponseStream] = []
         self._grants: list[Granted | None] = [None] * len(choices)
         self._cached = [0] * len(choices)
 
@@ -83,7 +83,7 @@ class ChoiceStreams:
         """Queue the choices. Raises ApiError; some may be queued then, so cancel."""
         try:
             for choice in self._choices:
-                self._answers.append(self._service.submit(choice.generation))
+                self._streams.append(self._service.submit(choice.generation))
         except OverloadedError as error:
             if error.status == 429:
                 busy_s = self._pace.retry_after_s(queue_load(self._service.state(), preparing=0))
@@ -93,8 +93,8 @@ class ChoiceStreams:
             raise from_refused(error, self._names) from error
 
     def cancel(self) -> None:
-        for answer in self._answers:
-            answer.cancel()
+        for stream in self._streams:
+            stream.cancel()
 
     def rank_headers(self) -> list[tuple[bytes, bytes]]:
         """Return headers that name the owners and why they were chosen, as far as known."""
@@ -153,8 +153,8 @@ class ChoiceStreams:
 
     async def _follow(self, index: int, sink: Sink) -> tuple[Piece, FinishReason]:
         """Pass on all pieces but the last, which is returned with the reason of the end."""
-        choice, answer = self._choices[index], self._answers[index]
-        async for event in answer:
+        choice, stream = self._choices[index], self._streams[index]
+        async for event in stream:
             match event:
                 case NewTokens():
                     for tokens in token_slices(event):
@@ -164,7 +164,7 @@ class ChoiceStreams:
                             await self._budget.spend(units)
                         piece = choice.text.push(tokens)
                         if choice.text.stopped:
-                            answer.complete()
+                            stream.complete()
                             return piece, FinishReason.STOP
                         if piece_units(piece) > units:
                             await self._write(index, piece_slices(piece), sink)
@@ -179,7 +179,7 @@ class ChoiceStreams:
                     return choice.text.finish(), _finish_reason(event, choice.text)
                 case _:
                     assert_never(event)
-        raise AssertionError(f"answer {answer.request_id} has no end")
+        raise AssertionError(f"response stream {stream.request_id} has no end")
 
 
 def _finish_reason(ended: Ended, text: ChoiceText) -> FinishReason:

@@ -19,7 +19,7 @@ from mlx_dp.orchestrator.process.remote.host_table import (
 from mlx_dp.proto.errors import ProtocolError
 from mlx_dp.proto.messages.host_messages import HostDown, HostUp, Launch, SignalWorker
 from mlx_dp.proto.wire.controller_channel import TakeHost
-from mlx_dp.proto.wire.router_socket import PeerCongestedError, PeerLostError
+from mlx_dp.proto.wire.router_socket import NotConnectedError, PeerCongestedError
 
 _logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class HostWire(Protocol):
     def hear_hosts(self, take: TakeHost) -> None: ...
 
     def send_host(self, identity: str, message: HostDown) -> None:
-        """Raises PeerLostError or PeerCongestedError; then nothing was sent."""
+        """Raises NotConnectedError or PeerCongestedError; then nothing was sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,7 @@ class RemoteLauncher:
         )
         try:
             self._wire.send_host(record.link, launch)
-        except (PeerLostError, PeerCongestedError) as error:
+        except (NotConnectedError, PeerCongestedError) as error:
             raise OSError(f"{record.host} cannot be reached: {error}") from None
         self._hosts.launched(index, identity)
         self._exits[identity] = on_exit
@@ -148,7 +148,7 @@ class RemoteLauncher:
     def _send(self, link: str, message: HostDown) -> list[HostAction]:
         try:
             self._wire.send_host(link, message)
-        except PeerLostError:
+        except NotConnectedError:
             return self._hosts.disconnected(link)
         except PeerCongestedError as error:
             # If it lasts, the host is given up for its silence.

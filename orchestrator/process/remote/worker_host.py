@@ -42,7 +42,7 @@ class LauncherFactory(Protocol):
 
 
 class WorkerHost:
-    """Keeps a connection to the controller, and obeys its messages.
+    """Keeps a connection to the controller, and handles its messages.
 
     A worker never outlives the connection that requested it: without the controller, it cannot
     know whether its requests have been given to other workers.
@@ -109,7 +109,7 @@ class WorkerHost:
             _logger.warning("%s", reason)
 
     async def _serve(self, channel: HostChannel) -> LinkLost:
-        """Be a host on this connection, until it is lost."""
+        """Serve the controller on this connection, until it is lost."""
         loop = asyncio.get_running_loop()
         link = HostLink(
             self._join, self._place, heard_at=time.monotonic(), had_place=self._had_place

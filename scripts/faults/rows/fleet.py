@@ -166,7 +166,7 @@ async def no_descriptors(stage: Stage) -> None:
             os.kill(service.pids[index], signal.SIGKILL)
             lost = await service.wait_lost(index, since)
             stage.result.detection_s.append(lost.time_s - harmed_s)
-            failed = rf"worker {index}: lost\b.*no process could be made"
+            failed = rf"worker {index}: lost\b.*no process could be started"
             await service.wait_line(failed, since=since)
     finally:
         for client in clients:

@@ -109,7 +109,7 @@ def test_the_version_is_the_packages(
 
 PREPARES = """
 import sys, time
-from mlx_dp.orchestrator.cli import commands as cli, serve
+from mlx_dp.orchestrator.cli import commands, serve
 
 wait_s = float(sys.argv.pop())
 
@@ -123,7 +123,7 @@ def prepare(flags, environment):
 
 serve.serve = prepare
 sys.argv.append("serve")
-cli.main()
+commands.main()
 """
 
 

@@ -39,7 +39,7 @@ def test_full_collections_need_not_look_at_what_was_loaded(monkeypatch: pytest.M
         async def running(self, give_up: object) -> AsyncIterator[None]:
             yield
 
-    for name in ("create_app", "EmbeddedServer", "Outside"):
+    for name in ("create_app", "EmbeddedServer", "ControlPorts"):
         monkeypatch.setattr(serve, name, lambda *_, **__: None)
     controller = SimpleNamespace(give_up=None)
     monkeypatch.setattr(serve, "Controller", lambda *_, **__: controller)

@@ -10,7 +10,7 @@ from mlx_dp.orchestrator.api import Ended, NewTokens, OverloadedError, Service, 
 from mlx_dp.orchestrator.control.controller import Controller, ServiceDeadError
 from mlx_dp.orchestrator.control.limits import ControlLimits, control_limits
 from mlx_dp.orchestrator.control.requests.lifecycle import RequestLifecycle
-from mlx_dp.orchestrator.control.workers.fleet import Outside
+from mlx_dp.orchestrator.control.workers.fleet import ControlPorts
 from mlx_dp.orchestrator.control.workers.record import FailureDomains
 from mlx_dp.orchestrator.options import QueueOptions, ServeOptions, WorkerOptions
 from mlx_dp.orchestrator.service_counters import RequestTimings
@@ -30,7 +30,7 @@ class Stage:
     def __init__(self, options: ServeOptions | None = None) -> None:
         self.world = World(options, limits=QUICK)
         self.controller = Controller(
-            options or serve_options(), Outside(self.world, self.world), limits=QUICK
+            options or serve_options(), ControlPorts(self.world, self.world), limits=QUICK
         )
         self.on_turn: Callable[[], None] = lambda: None
 
@@ -335,4 +335,4 @@ def test_an_unknown_policy_is_refused_at_once() -> None:
     world = World()
     options = serve_options(queue=QueueOptions(load_balance_method="luck"))
     with pytest.raises(ConfigError, match="luck"):
-        Controller(options, Outside(world, world), rng=random.Random(0))
+        Controller(options, ControlPorts(world, world), rng=random.Random(0))

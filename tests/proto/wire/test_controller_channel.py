@@ -19,8 +19,8 @@ from mlx_dp.proto.wire.codec import MAX_FRAME_BYTES, encode
 from mlx_dp.proto.wire.controller_channel import (
     MAX_DRAINED_MESSAGES,
     ControllerChannel,
+    NotConnectedError,
     PeerCongestedError,
-    PeerLostError,
 )
 from mlx_dp.proto.wire.curve import make_keys
 from mlx_dp.proto.wire.host_channel import HostChannel
@@ -337,7 +337,7 @@ def test_a_message_that_is_too_big_is_never_read_and_cuts_the_connection(
 
 def test_nobody_there_is_a_lost_peer(channel: ControllerChannel) -> None:
     channel.expect("w0-1")
-    with pytest.raises(PeerLostError):
+    with pytest.raises(NotConnectedError):
         channel.send("w0-1", Drain())
 
 

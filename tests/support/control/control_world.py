@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from mlx_dp.orchestrator.api import Ended, Granted, NewTokens, Started
 from mlx_dp.orchestrator.control.core import ControlCore
 from mlx_dp.orchestrator.control.limits import ControlLimits
-from mlx_dp.orchestrator.control.requests.response_stream import ResponseStream
+from mlx_dp.orchestrator.control.requests.response_stream import BufferedStream
 from mlx_dp.orchestrator.control.state.request_table import RequestTable
-from mlx_dp.orchestrator.control.workers.fleet import Outside
+from mlx_dp.orchestrator.control.workers.fleet import ControlPorts
 from mlx_dp.orchestrator.options import HttpOptions, QueueOptions, ServeOptions, WorkerOptions
 from mlx_dp.orchestrator.ports import GroupAddresses
 from mlx_dp.proto.capacity.ownership import Limits, divide
@@ -26,7 +26,7 @@ from mlx_dp.proto.messages.protocol import (
     Up,
 )
 from mlx_dp.proto.wire.codec import decode_down, encode
-from mlx_dp.proto.wire.controller_channel import PeerCongestedError, PeerLostError
+from mlx_dp.proto.wire.controller_channel import NotConnectedError, PeerCongestedError
 from tests.support.control.fake_worker import FakeWorker, ready
 
 made: list[RequestTable | ControlCore] = []
@@ -88,7 +88,7 @@ class World:
         self.limits = limits or ControlLimits()
         self.core = ControlCore(
             options or serve_options(),
-            Outside(self, self, self),
+            ControlPorts(self, self, self),
             self.limits,
             self.clock,
             random.Random(seed),
@@ -109,7 +109,7 @@ class World:
     def send(self, identity: str, message: Down) -> None:
         worker = next((each for each in self.workers if each.identity == identity), None)
         if worker is None or not worker.alive or identity in self.cut:
-            raise PeerLostError(f"{identity}: not connected")
+            raise NotConnectedError(f"{identity}: not connected")
         if identity in self.congested:
             raise PeerCongestedError(f"{identity}: full")
         worker.inbox.append(decode_down(encode(message)))
@@ -178,7 +178,7 @@ class World:
         for worker in self.alive():
             if self.core.supervisor.workers[worker.index].identity == worker.identity:
                 record = self.core.supervisor.workers[worker.index]
-                if not record.greeted and not worker.serving:
+                if not record.hello_received and not worker.serving:
                     worker.hello()
         self.core.on_arrival()
 
@@ -219,7 +219,7 @@ class World:
 class Reader:
     """Reads an answer without an event loop, as far as it has come."""
 
-    def __init__(self, answer: ResponseStream) -> None:
+    def __init__(self, answer: BufferedStream) -> None:
         self.answer = answer
         self.ids: list[int] = []
         self.grants: list[Granted] = []

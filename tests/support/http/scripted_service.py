@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import replace
 
 from mlx_dp.orchestrator.api import (
-    Answer,
     Ended,
     FlushOutcome,
     Generation,
@@ -14,6 +13,7 @@ from mlx_dp.orchestrator.api import (
     OverloadedError,
     OwnerFlush,
     OwnerState,
+    ResponseStream,
     ServiceState,
     ServiceStatus,
     Started,
@@ -158,7 +158,7 @@ class ScriptedService:
     def observe(self, observer: RequestObserver) -> None:
         self.observers.append(observer)
 
-    def submit(self, generation: Generation) -> Answer:
+    def submit(self, generation: Generation) -> ResponseStream:
         if self.refuse_from is not None and len(self.answers) >= self.refuse_from:
             raise OverloadedError("the queue is full", status=429, retry_after_s=3)
         if self.bounds is not None:

@@ -10,7 +10,7 @@ from mlx_dp.orchestrator.api import Ended
 from mlx_dp.orchestrator.control.requests import lifecycle
 from mlx_dp.orchestrator.control.requests.correlated_crashes import CorrelatedCrashes
 from mlx_dp.orchestrator.control.requests.dispatch import Dispatcher
-from mlx_dp.orchestrator.control.requests.replay import after_loss
+from mlx_dp.orchestrator.control.requests.replay import count_loss
 from mlx_dp.orchestrator.control.requests.response_stream import OpenStreams
 from mlx_dp.orchestrator.control.requests.worker_events import WorkerEvents
 from mlx_dp.orchestrator.control.routing.rank import Owner
@@ -81,76 +81,76 @@ def gaps_are_filled_with_what_comes(patch: Patch) -> None:
 
 def the_dead_get_requests(patch: Patch) -> None:
     def takes_requests(owner: Owner) -> bool:
-        return not (owner.suspicious or owner.congested or owner.short)
+        return not (owner.suspicious or owner.congested or owner.short_of_memory)
 
     patch.setattr(Owner, "takes_requests", property(takes_requests))
 
 
 def refusals_cost_a_worker(patch: Patch) -> None:
-    rejected = WorkerEvents.rejected
+    rejected = WorkerEvents.on_rejected
 
     def blamed(events: WorkerEvents, owner: Owner, event: Rejected, now: float) -> None:
         rejected(events, owner, event, now)
         if event.reason in (RejectReason.INVALID, RejectReason.TOO_LONG):
             raise ProtocolError(event.message)
 
-    patch.setattr(WorkerEvents, "rejected", blamed)
+    patch.setattr(WorkerEvents, "on_rejected", blamed)
 
 
 def what_was_left_keeps_its_lease(patch: Patch) -> None:
-    finished = WorkerEvents.finished
+    finished = WorkerEvents.on_finished
 
     def keeping(events: WorkerEvents, owner: Owner, event: Any, now: float) -> None:
         grant = owner.grant_of(event.request_id, event.epoch)
         if grant is None or events._table.current(grant) is not None:
             finished(events, owner, event, now)
 
-    patch.setattr(WorkerEvents, "finished", keeping)
+    patch.setattr(WorkerEvents, "on_finished", keeping)
 
 
 def bystanders_are_blamed(patch: Patch) -> None:
-    patch.setattr(lifecycle, "on_trial", lambda grants: None)
+    patch.setattr(lifecycle, "find_sole_suspect", lambda grants: None)
 
 
 def accidents_are_laid_to_requests(patch: Patch) -> None:
-    patch.setattr(CorrelatedCrashes, "spare", lambda deaths, request_id: False)
+    patch.setattr(CorrelatedCrashes, "exonerates", lambda deaths, request_id: False)
 
 
 def suspects_are_tried_together(patch: Patch) -> None:
-    patch.setattr(Owner, "tries_suspect", property(lambda owner: False))
+    patch.setattr(Owner, "runs_sole_suspect", property(lambda owner: False))
 
 
 def what_was_lost_is_not_replayed(patch: Patch) -> None:
     def fail(
         entry: RequestEntry, grant: Grant, loss: Loss, *, culprit: bool, max_attempts: int
     ) -> Ended:
-        ended = after_loss(entry, grant, loss, culprit=culprit, max_attempts=max_attempts)
+        ended = count_loss(entry, grant, loss, culprit=culprit, max_attempts=max_attempts)
         return ended or Ended(reason=FinishReason.ERROR, code="worker_lost", status=502)
 
-    patch.setattr(lifecycle, "after_loss", fail)
+    patch.setattr(lifecycle, "count_loss", fail)
 
 
 def poison_goes_on_for_ever(patch: Patch) -> None:
     def replay(
         entry: RequestEntry, grant: Grant, loss: Loss, *, culprit: bool, max_attempts: int
     ) -> Ended | None:
-        return after_loss(entry, grant, loss, culprit=False, max_attempts=max_attempts)
+        return count_loss(entry, grant, loss, culprit=False, max_attempts=max_attempts)
 
-    patch.setattr(lifecycle, "after_loss", replay)
+    patch.setattr(lifecycle, "count_loss", replay)
 
 
 def attempts_are_not_counted(patch: Patch) -> None:
     def replay(
         entry: RequestEntry, grant: Grant, loss: Loss, *, culprit: bool, max_attempts: int
     ) -> Ended | None:
-        return after_loss(entry, grant, loss, culprit=culprit, max_attempts=10**9)
+        return count_loss(entry, grant, loss, culprit=culprit, max_attempts=10**9)
 
-    patch.setattr(lifecycle, "after_loss", replay)
+    patch.setattr(lifecycle, "count_loss", replay)
 
 
 def aborts_are_not_sent(patch: Patch) -> None:
     def silent(dispatcher: Dispatcher, owner: Owner, grant: Grant, now: float) -> bool:
-        owner.abort_sent(grant, now)
+        owner.note_abort_sent(grant, now)
         return True
 
     patch.setattr(Dispatcher, "_send_abort", silent)
@@ -160,7 +160,7 @@ def a_slot_is_free_before_its_owner_says_so(patch: Patch) -> None:
     def leave(owner: Owner, grant: Grant) -> None:
         owner.release(grant)
 
-    patch.setattr(Owner, "start_leaving", leave)
+    patch.setattr(Owner, "start_abort", leave)
 
 
 def tokens_of_an_answer_go_missing_at_its_end(patch: Patch) -> None:
@@ -215,7 +215,7 @@ def replays_count_their_cached_prefix_again(patch: Patch) -> None:
         entry.cached_tokens = min(cached_tokens, len(entry.generation.prompt_ids))
         return first or entry.epoch > 1
 
-    patch.setattr(RequestTable, "prefilled", prefilled)
+    patch.setattr(RequestTable, "note_prefilled", prefilled)
 
 
 def nothing_is_said_to_be_cached(patch: Patch) -> None:
@@ -224,4 +224,4 @@ def nothing_is_said_to_be_cached(patch: Patch) -> None:
         entry.cached_tokens = 0
         return first
 
-    patch.setattr(RequestTable, "prefilled", prefilled)
+    patch.setattr(RequestTable, "note_prefilled", prefilled)

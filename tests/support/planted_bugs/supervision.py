@@ -11,7 +11,7 @@ from mlx_dp.orchestrator.control.workers import loss as loss_rules
 from mlx_dp.orchestrator.control.workers import supervisor
 from mlx_dp.orchestrator.control.workers.fleet import Fleet
 from mlx_dp.orchestrator.control.workers.health import HealthMonitor
-from mlx_dp.orchestrator.control.workers.kill_ladder import lose
+from mlx_dp.orchestrator.control.workers.kill_ladder import mark_lost
 from mlx_dp.orchestrator.control.workers.liveness import OwnLag
 from mlx_dp.orchestrator.control.workers.record import FailureDomain
 from mlx_dp.orchestrator.restart_budget import RestartBudget
@@ -41,8 +41,8 @@ def what_cannot_start_is_started_again(patch: Patch) -> None:
 
 
 def nobody_waits_for_accepted(patch: Patch) -> None:
-    patch.setattr(HealthMonitor, "_ignored", lambda watch, owner, now: None)
-    patch.setattr(HealthMonitor, "unanswered", lambda watch, now: [])
+    patch.setattr(HealthMonitor, "_ignored_message", lambda watch, owner, now: None)
+    patch.setattr(HealthMonitor, "unaccepted_in_time", lambda watch, now: [])
 
 
 def hangs_are_not_seen(patch: Patch) -> None:
@@ -54,14 +54,14 @@ def our_own_sleep_is_held_against_others(patch: Patch) -> None:
 
 
 def the_old_process_is_not_waited_for(patch: Patch) -> None:
-    patch.setattr(FailureDomain, "gone", property(lambda domain: True))
+    patch.setattr(FailureDomain, "all_exited", property(lambda domain: True))
 
 
 def members_of_a_group_survive_each_other(patch: Patch) -> None:
     def only_the_culprit(worker: Any, loss: Any, limits: Any, *, culprit: bool, now: float) -> Any:
-        return lose(worker, loss, limits, culprit=culprit, now=now) if culprit else []
+        return mark_lost(worker, loss, limits, culprit=culprit, now=now) if culprit else []
 
-    patch.setattr(supervisor, "lose", only_the_culprit)
+    patch.setattr(supervisor, "mark_lost", only_the_culprit)
 
 
 def nobody_is_killed(patch: Patch) -> None:

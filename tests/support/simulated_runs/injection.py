@@ -84,9 +84,9 @@ class Injection:
         restarts = self._host.core.restarts
         with suppress(RestartRefusedError):
             if fault.nth > 1:
-                restarts.ask_all()
+                restarts.request_all()
             else:
-                restarts.ask(fault.worker)
+                restarts.request(fault.worker)
 
     def _flush(self) -> None:
         flushes = self._host.core.flushes

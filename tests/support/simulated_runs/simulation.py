@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Final
 from unittest.mock import patch
 
-from mlx_dp.orchestrator.control.workers.fleet import Outside
+from mlx_dp.orchestrator.control.workers.fleet import ControlPorts
 from mlx_dp.orchestrator.worker_states import WorkerStatus
 from mlx_dp.proto.capacity import request_limits as admission
 from tests.support.simulated_runs.injection import Injection
@@ -50,7 +50,7 @@ class Simulation:
         self._invariants = Invariants(
             schedule, self._agenda, self._host, self._machine, self._watch, self._clients
         )
-        self._host.open(Outside(wire, self._machine, MeetingPlaces()))
+        self._host.open(ControlPorts(wire, self._machine, MeetingPlaces()))
         self.core: Final = self._host.core
         self.events = 0
 

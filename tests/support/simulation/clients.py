@@ -5,7 +5,7 @@ from functools import cached_property
 
 from mlx_dp.orchestrator.api import Ended, NewTokens, OverloadedError, RefusedError, Started
 from mlx_dp.orchestrator.control.core import ControlCore
-from mlx_dp.orchestrator.control.requests.response_stream import ResponseStream
+from mlx_dp.orchestrator.control.requests.response_stream import BufferedStream
 from mlx_dp.proto.messages.protocol import FinishReason
 from mlx_dp.worker.fake.tokens import FakeAnswer
 from tests.support.simulation.schedule import VOCAB_SIZE, Arrival
@@ -19,7 +19,7 @@ class Client:
 
     def __init__(self, arrival: Arrival) -> None:
         self.arrival = arrival
-        self.answer: ResponseStream | None = None
+        self.answer: BufferedStream | None = None
         self.num_tokens = 0
         self.starts = 0
         self.cached_tokens: int | None = None

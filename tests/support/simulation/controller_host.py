@@ -8,7 +8,7 @@ from mlx_dp.orchestrator.control.core import ControlCore
 from mlx_dp.orchestrator.control.limits import ControlLimits
 from mlx_dp.orchestrator.control.state.grant import Grant
 from mlx_dp.orchestrator.control.workers.actions import RemoveOwner
-from mlx_dp.orchestrator.control.workers.fleet import Outside
+from mlx_dp.orchestrator.control.workers.fleet import ControlPorts
 from mlx_dp.orchestrator.control.workers.kill_ladder import KillLimits
 from mlx_dp.orchestrator.control.workers.liveness import LivenessLimits
 from mlx_dp.orchestrator.control.workers.start_queue import StartLimits
@@ -113,7 +113,7 @@ class ControllerHost:
         """Something has happened since somebody last looked."""
         self.core: WatchedCore
 
-    def open(self, outside: Outside) -> None:
+    def open(self, outside: ControlPorts) -> None:
         self.core = WatchedCore(
             options_of(self._setting),
             outside,

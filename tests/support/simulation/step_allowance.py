@@ -7,7 +7,7 @@ import random
 from functools import partial
 from typing import Final
 
-from mlx_dp.orchestrator.control.workers.liveness import Verdict
+from mlx_dp.orchestrator.control.workers.liveness import LivenessVerdict
 from mlx_dp.proto.messages.protocol import Submit
 from tests.support.simulation.step_device import (
     LIMITS,
@@ -28,7 +28,9 @@ def honest_steps(seed: int) -> None:
     rng = random.Random(f"{seed} honest")
     bench = _warmed(rng)
     _run_some(bench, rng, turns=400)
-    assert bench.channel.verdicts.isdisjoint({Verdict.HUNG, Verdict.SILENT}), "an honest worker"
+    assert bench.channel.verdicts.isdisjoint({LivenessVerdict.HUNG, LivenessVerdict.SILENT}), (
+        "an honest worker"
+    )
 
 
 def long_prompts(seed: int) -> None:
@@ -39,7 +41,9 @@ def long_prompts(seed: int) -> None:
     device.decode_s, device.first_use_s = min(device.decode_s, 0.1), 0.0
     bench.channel.verdicts.clear()
     _run_some(bench, rng, turns=400)
-    assert bench.channel.verdicts <= {Verdict.ALIVE, Verdict.SUSPICIOUS}, bench.channel.verdicts
+    assert bench.channel.verdicts <= {LivenessVerdict.ALIVE, LivenessVerdict.SUSPICIOUS}, (
+        bench.channel.verdicts
+    )
 
 
 def stop_after_prompt(seed: int) -> None:

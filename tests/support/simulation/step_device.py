@@ -7,7 +7,7 @@ from typing import Any
 from mlx_dp.orchestrator.control.routing.heartbeats import Heartbeats
 from mlx_dp.orchestrator.control.workers.liveness import (
     LivenessLimits,
-    Verdict,
+    LivenessVerdict,
     judge,
     step_allowance_s,
 )
@@ -28,9 +28,9 @@ class JudgedChannel(FakeChannel):
     def __init__(self, time: VirtualTime) -> None:
         super().__init__(time)
         self.heartbeats = Heartbeats(heard_at=0.0, progressed_at=0.0)
-        self.verdicts: set[Verdict] = set()
+        self.verdicts: set[LivenessVerdict] = set()
 
-    def verdict(self, now: float) -> Verdict:
+    def verdict(self, now: float) -> LivenessVerdict:
         return judge(self.heartbeats, LIMITS, step_s=self.allowance_s, now=now)
 
     @property
@@ -51,11 +51,11 @@ class JudgedChannel(FakeChannel):
         self.verdicts.add(self.verdict(now))
         match message:
             case Heartbeat():
-                self.heartbeats.add(message, now)
+                self.heartbeats.note_heartbeat(message, now)
             case Tokens():
-                self.heartbeats.progressed(now)
+                self.heartbeats.note_tokens(now)
             case _:
-                self.heartbeats.heard(now)
+                self.heartbeats.note_message(now)
         super().send(message)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from mlx_dp.proto.errors import ProtocolError
 from mlx_dp.proto.messages.protocol import Down, Up
 from mlx_dp.proto.wire.codec import decode_up, encode
-from mlx_dp.proto.wire.controller_channel import PeerCongestedError, PeerLostError
+from mlx_dp.proto.wire.controller_channel import NotConnectedError, PeerCongestedError
 from tests.support.simulation.agenda import Agenda
 from tests.support.simulation.armed import Armed
 from tests.support.simulation.grants import GrantWatch
@@ -116,7 +116,7 @@ class Wire:
         link = self._links.get(identity)
         gone = link is not None and link.down.closed
         if link is None or link.cut or (gone and self._rng.random() < 0.5):
-            raise PeerLostError(f"{identity}: not connected")
+            raise NotConnectedError(f"{identity}: not connected")
         if link.congested:
             raise PeerCongestedError(f"{identity}: full")
         self._watch.sent(identity, message)

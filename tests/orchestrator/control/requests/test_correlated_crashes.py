@@ -2,7 +2,10 @@
 
 import pytest
 
-from mlx_dp.orchestrator.control.requests.correlated_crashes import TOGETHER_S, CorrelatedCrashes
+from mlx_dp.orchestrator.control.requests.correlated_crashes import (
+    CORRELATION_WINDOW_S,
+    CorrelatedCrashes,
+)
 
 MOVED = 7
 """A request that was at some of the deaths."""
@@ -16,8 +19,8 @@ def deaths(*times_and_requests: tuple[float, set[int]]) -> CorrelatedCrashes:
 
 
 def test_two_deaths_with_a_third_elsewhere_are_an_accident() -> None:
-    assert deaths((0.0, {MOVED}), (0.01, {1}), (0.02, {MOVED})).spare(MOVED)
-    assert deaths((0.0, set()), (0.01, {MOVED}), (0.02, {MOVED})).spare(MOVED)
+    assert deaths((0.0, {MOVED}), (0.01, {1}), (0.02, {MOVED})).exonerates(MOVED)
+    assert deaths((0.0, set()), (0.01, {MOVED}), (0.02, {MOVED})).exonerates(MOVED)
 
 
 @pytest.mark.parametrize(
@@ -31,10 +34,10 @@ def test_two_deaths_with_a_third_elsewhere_are_an_accident() -> None:
     ids=["one", "its first", "no other", "at each"],
 )
 def test_whoever_is_at_each_death_is_not_spared(found: CorrelatedCrashes) -> None:
-    assert not found.spare(MOVED)
+    assert not found.exonerates(MOVED)
 
 
 def test_what_happened_a_moment_ago_excuses_nobody() -> None:
-    late = TOGETHER_S + 0.01
-    assert not deaths((0.0, {1}), (late, {MOVED}), (late + 0.01, {MOVED})).spare(MOVED)
-    assert not deaths((0.0, {MOVED}), (late, {1}), (late + 0.01, {MOVED})).spare(MOVED)
+    late = CORRELATION_WINDOW_S + 0.01
+    assert not deaths((0.0, {1}), (late, {MOVED}), (late + 0.01, {MOVED})).exonerates(MOVED)
+    assert not deaths((0.0, {MOVED}), (late, {1}), (late + 0.01, {MOVED})).exonerates(MOVED)

@@ -3,7 +3,7 @@
 import pytest
 
 from mlx_dp.orchestrator.api import Ended
-from mlx_dp.orchestrator.control.requests.replay import after_loss, on_trial
+from mlx_dp.orchestrator.control.requests.replay import count_loss, find_sole_suspect
 from mlx_dp.orchestrator.control.routing.rank import Owner, RankTable, terms
 from mlx_dp.orchestrator.control.state.grant import Grant
 from mlx_dp.orchestrator.control.state.request_entry import RequestEntry
@@ -30,11 +30,11 @@ class Life:
         self.table.grant(self.entry, 0, granted.max_tokens, 0.0)
         grant = self.owner.grant(self.entry, granted, 0.0)
         if accepted:
-            self.owner.accepted(grant)
+            self.owner.note_accepted(grant)
             self.table.accept(self.entry)
         if emitted:
             self.table.append(self.entry, len(self.entry.emitted), emitted, 0.0)
-            self.owner.yielded(grant, len(emitted))
+            self.owner.note_tokens(grant, len(emitted))
         return grant
 
     def lose(
@@ -42,7 +42,7 @@ class Life:
     ) -> Ended | None:
         self.owner.release(grant)
         loss = Loss(kind=kind, detail="gone")
-        ended = after_loss(self.entry, grant, loss, culprit=culprit, max_attempts=3)
+        ended = count_loss(self.entry, grant, loss, culprit=culprit, max_attempts=3)
         if ended is None:
             self.table.requeue(self.entry, 0.0)
         return ended
@@ -95,9 +95,17 @@ def test_a_suspect_is_on_trial_until_it_has_yielded_something(
 ) -> None:
     life = Life()
     life.entry.crashes = int(suspect)
-    bystander = Grant(request_id=9, epoch=1, held=1, left=1, unfilled=1, since=0.0, beats=0)
+    bystander = Grant(
+        request_id=9,
+        epoch=1,
+        held_tokens=1,
+        remaining_tokens=1,
+        unprefilled_tokens=1,
+        since=0.0,
+        heartbeats_before=0,
+    )
     grant = life.grant(*emitted, accepted=accepted)
-    assert on_trial((bystander, grant)) is (grant if tried else None)
+    assert find_sole_suspect((bystander, grant)) is (grant if tried else None)
 
 
 def test_no_progress_at_the_second_death_is_poison() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from mlx_dp.orchestrator.api import Ended, Granted, NewTokens
 from mlx_dp.orchestrator.control.awaitable_predicates import AwaitablePredicates
-from mlx_dp.orchestrator.control.requests.response_stream import ResponseStream
+from mlx_dp.orchestrator.control.requests.response_stream import BufferedStream
 from mlx_dp.proto.messages.protocol import FinishReason, TokenLogprob
 
 GRANTED = Granted(owner=0, reason="round_robin")
@@ -27,8 +27,8 @@ class Left:
         self.calls.append(("complete", request_id))
 
 
-def answer(left: Left | None = None) -> ResponseStream:
-    return ResponseStream(7, left or Left())
+def answer(left: Left | None = None) -> BufferedStream:
+    return BufferedStream(7, left or Left())
 
 
 def test_tokens_at_hand_are_joined_and_keep_their_place_among_events() -> None:
@@ -112,11 +112,11 @@ def test_conditions_wake_who_waits_for_what_is_the_case() -> None:
         facts: set[str] = set()
         waiter = asyncio.create_task(predicates.wait(lambda: "done" in facts))
         await asyncio.sleep(0)
-        predicates.check()
+        predicates.wake()
         await asyncio.sleep(0)
         early = waiter.done()
         facts.add("done")
-        predicates.check()
+        predicates.wake()
         return early, await waiter, await predicates.wait(lambda: False, 0.001)
 
     assert asyncio.run(run()) == (False, True, False)

@@ -53,7 +53,7 @@ def test_keys_do_not_depend_on_how_a_sequence_grew(ids: list[int], data: st.Data
 
 def test_an_owner_holds_what_it_was_given_up_to_where_prompts_part() -> None:
     index = PrefixIndex()
-    index.hold(0, keys_of(blocks(1, 2, 3)), FEW)
+    index.add_blocks(0, keys_of(blocks(1, 2, 3)), FEW)
     assert index.held_tokens(0, keys_of(blocks(1, 2, 3, 4))) == 3 * BLOCK_TOKENS
     assert index.held_tokens(0, keys_of(blocks(1, 2, 9))) == 2 * BLOCK_TOKENS
     assert index.held_tokens(0, keys_of(blocks(9, 2, 3))) == 0
@@ -63,10 +63,10 @@ def test_an_owner_holds_what_it_was_given_up_to_where_prompts_part() -> None:
 
 def test_what_was_used_last_stays() -> None:
     index = PrefixIndex()
-    index.hold(0, keys_of(blocks(1, 2)), 4)
-    index.hold(0, keys_of(blocks(3, 4)), 4)
-    index.hold(0, keys_of(blocks(1, 2)), 4)
-    index.hold(0, keys_of(blocks(5)), 4)
+    index.add_blocks(0, keys_of(blocks(1, 2)), 4)
+    index.add_blocks(0, keys_of(blocks(3, 4)), 4)
+    index.add_blocks(0, keys_of(blocks(1, 2)), 4)
+    index.add_blocks(0, keys_of(blocks(5)), 4)
     assert index.held_tokens(0, keys_of(blocks(1, 2))) == 2 * BLOCK_TOKENS
     assert index.held_tokens(0, keys_of(blocks(3, 4))) == BLOCK_TOKENS
 
@@ -74,9 +74,9 @@ def test_what_was_used_last_stays() -> None:
 def test_an_owner_that_is_forgotten_holds_nothing_and_others_keep_theirs() -> None:
     index = PrefixIndex()
     for owner in (0, 1):
-        index.hold(owner, keys_of(blocks(1)), FEW)
-    index.forget(0)
-    index.forget(7)
+        index.add_blocks(owner, keys_of(blocks(1)), FEW)
+    index.forget_owner(0)
+    index.forget_owner(7)
     assert index.held_tokens(0, keys_of(blocks(1))) == 0
     assert index.held_tokens(1, keys_of(blocks(1))) == BLOCK_TOKENS
 
@@ -94,14 +94,14 @@ class IndexMachine(RuleBasedStateMachine):
     @rule(owner=st.integers(0, 1), prompt=prompts, salt=st.sampled_from(("", "s")))
     def hold(self, owner: int, prompt: list[int], salt: str) -> None:
         keys = keys_of(blocks(*prompt), salt)
-        self.index.hold(owner, keys, FEW)
+        self.index.add_blocks(owner, keys, FEW)
         new = keys[::-1]
         kept = [key for key in self.used[owner] if key not in new]
         self.used[owner] = (kept + new)[-FEW:]
 
     @rule(owner=st.integers(0, 1))
-    def forget(self, owner: int) -> None:
-        self.index.forget(owner)
+    def forget_owner(self, owner: int) -> None:
+        self.index.forget_owner(owner)
         self.used[owner] = []
 
     @rule(owner=st.integers(0, 1), prompt=prompts)

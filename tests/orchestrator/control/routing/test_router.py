@@ -21,7 +21,7 @@ from mlx_dp.proto.errors import ConfigError
 from tests.support.control.control_world import request_table
 from tests.support.control.fake_worker import generation, ready
 
-FLAGS = ("closed", "suspicious", "congested", "short")
+FLAGS = ("closed", "suspicious", "congested", "short_of_memory")
 """With any of them, an owner takes nothing."""
 
 
@@ -101,9 +101,9 @@ def test_tokens_are_charged_as_they_come() -> None:
     send(router, ranks, table)
     assert first is not None
     owner, grant = first
-    owner.accepted(grant)
-    owner.prefilled(grant)
-    owner.yielded(grant, 3)
+    owner.note_accepted(grant)
+    owner.note_prefilled(grant)
+    owner.note_tokens(grant, 3)
     assert owner.prefilling == 0
     assert chosen(router, ranks, 1) == [1]
     owner.check()
@@ -152,7 +152,7 @@ def test_without_a_budget_a_request_gets_what_its_owner_has_left() -> None:
     choice = router_of("round_robin").choose(tuple(ranks.owners()), entry)
     assert choice is not None
     assert choice.terms.max_tokens == 28
-    assert choice.terms.reserved == 30
+    assert choice.terms.reserved_tokens == 30
 
 
 @pytest.mark.parametrize("policy", METHODS)
@@ -167,7 +167,7 @@ def test_a_policy_gives_no_reason_that_its_row_does_not_name(policy: str) -> Non
                 tuple(ranks.owners()), table.open(wanted, wanted.max_tokens, 0.0)
             )
             assert placement is not None
-            router.holds(placement.owner, table.open(wanted, wanted.max_tokens, 0.0))
+            router.note_held(placement.owner, table.open(wanted, wanted.max_tokens, 0.0))
             seen.add(placement.reason)
     assert EXPLICIT_RANK in seen
     assert seen <= set(routing_reasons(policy))
@@ -192,10 +192,10 @@ def test_a_new_policy_is_one_row_of_the_table_with_random_numbers_of_its_own(
         def cached_tokens(self, owner: Owner, entry: RequestEntry) -> int:
             return 0
 
-        def holds(self, owner: Owner, entry: RequestEntry) -> None:
+        def note_held(self, owner: Owner, entry: RequestEntry) -> None:
             self.held.add(owner.index)
 
-        def forget(self, index: int) -> None:
+        def forget_owner(self, index: int) -> None:
             self.held.discard(index)
 
     row = PolicyRow(Fickle, ("fickle",))
@@ -207,10 +207,10 @@ def test_a_new_policy_is_one_row_of_the_table_with_random_numbers_of_its_own(
         placement = made.choose(tuple(ranks.owners()), entry)
         assert placement is not None
         assert placement.reason == "fickle"
-        made.holds(placement.owner, entry)
+        made.note_held(placement.owner, entry)
         chosen_ones.append(placement.owner.index)
     assert sorted(chosen_ones) == [0, 1, 2]
-    made.forget(1)
+    made.forget_owner(1)
     placement = made.choose(tuple(ranks.owners()), entry)
     assert placement is not None and placement.owner.index == 1
     assert policies.routing_reasons("fickle") == (EXPLICIT_RANK, "fickle")

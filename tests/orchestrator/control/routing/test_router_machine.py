@@ -25,11 +25,11 @@ from mlx_dp.proto.messages.protocol import FinishReason
 from tests.support.control.control_world import request_table
 from tests.support.control.fake_worker import generation, ready
 
-FLAGS = ("closed", "suspicious", "congested", "short")
+FLAGS = ("closed", "suspicious", "congested", "short_of_memory")
 """With any of them, an owner takes nothing."""
 LOADS = {
     "total_requests": len,
-    "total_tokens": lambda grants: (sum(grant.held for grant in grants), len(grants)),
+    "total_tokens": lambda grants: (sum(grant.held_tokens for grant in grants), len(grants)),
 }
 """What has to be least of an owner's grants, by the method that says so."""
 
@@ -123,7 +123,7 @@ class BookMachine(RuleBasedStateMachine):
         # The last token is never fed back. Without a budget, all that is left may be asked for.
         longest = min(pool + 1, owner.ready.context_length)
         left = max(1, longest - prompt) if max_tokens is None else max_tokens
-        free = pool - sum(grant.reserved for grant in held)
+        free = pool - sum(grant.reserved_tokens for grant in held)
         return prompt + left - 1 <= pool and next_tokens(prompt, left) <= free
 
     def held_of(self, owner: Owner) -> list[Grant]:
@@ -136,13 +136,13 @@ class BookMachine(RuleBasedStateMachine):
         owner, grant, _ = self.held[request_id]
         match act:
             case "accept":
-                owner.accepted(grant)
-            case "yield" if grant.accepted and grant.left:
-                owner.prefilled(grant)
-                owner.yielded(grant, 1)
+                owner.note_accepted(grant)
+            case "yield" if grant.accepted and grant.remaining_tokens:
+                owner.note_prefilled(grant)
+                owner.note_tokens(grant, 1)
             case "leave":
-                owner.start_leaving(grant)
-                owner.abort_sent(grant, 0.0)
+                owner.start_abort(grant)
+                owner.note_abort_sent(grant, 0.0)
             case "release":
                 owner.release(grant)
                 del self.held[request_id]
@@ -155,7 +155,7 @@ class BookMachine(RuleBasedStateMachine):
             capacity = owner.ready.capacity
             assert owner.free_slots + len(held) == capacity.request_slots
             if capacity.pool_tokens is not None:
-                reserved = sum(grant.reserved for grant in held)
+                reserved = sum(grant.reserved_tokens for grant in held)
                 assert owner.free_tokens == capacity.pool_tokens - reserved
 
 

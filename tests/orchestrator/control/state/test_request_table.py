@@ -39,11 +39,11 @@ def grant_of(entry: RequestEntry, *, withdrawn: bool = False) -> Grant:
     return Grant(
         request_id=entry.request_id,
         epoch=entry.epoch,
-        held=entry.num_tokens,
-        left=1,
-        unfilled=0,
+        held_tokens=entry.num_tokens,
+        remaining_tokens=1,
+        unprefilled_tokens=0,
         since=0.0,
-        beats=0,
+        heartbeats_before=0,
         withdrawn=withdrawn,
     )
 
@@ -147,7 +147,7 @@ def test_cached_tokens_are_those_of_the_first_owner_that_prefilled_it() -> None:
         table.grant(entry, 0, 10, 0.0)
         table.accept(entry)
         assert entry.cached_tokens in (None, 2)
-        firsts.append(table.prefilled(entry, cached))
+        firsts.append(table.note_prefilled(entry, cached))
         table.requeue(entry, 0.0)
     assert entry.cached_tokens == 2
     assert firsts == [True, False]
@@ -167,7 +167,7 @@ def test_no_more_is_cached_than_the_prompt_has() -> None:
     entry = table.open(generation((1, 2)), 4, 0.0)
     table.grant(entry, 0, 4, 0.0)
     table.accept(entry)
-    table.prefilled(entry, 9)
+    table.note_prefilled(entry, 9)
     assert entry.cached_tokens == 2
 
 

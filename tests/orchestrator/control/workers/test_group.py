@@ -144,7 +144,7 @@ def test_who_says_nothing_after_its_start_is_behind() -> None:
     enter(world.workers[0], WorkerPhase.FORMING)
     said = wait_for_loss(world, 61.0)
     assert said.startswith("1: the group has not formed after 60 s")
-    assert said.endswith("behind is 1 of 2 (last word: nothing)")
+    assert said.endswith("waiting for rank 1 of 2 (last reported phase: none)")
 
 
 def test_time_to_meet_counts_from_the_last_one_to_come() -> None:
@@ -154,7 +154,8 @@ def test_time_to_meet_counts_from_the_last_one_to_come() -> None:
     enter(world.workers[1], WorkerPhase.FORMING)
     wait(world, 50.0)
     assert len(world.alive()) == 2
-    assert "behind is 0, 1 of 2 (last word: forming)" in wait_for_loss(world, 11.0)
+    lost = wait_for_loss(world, 11.0)
+    assert "waiting for rank 0, 1 of 2 (last reported phase: forming)" in lost
 
 
 def test_who_loads_while_the_others_are_warm_is_behind() -> None:
@@ -167,7 +168,10 @@ def test_who_loads_while_the_others_are_warm_is_behind() -> None:
     wait(world, 590.0)
     assert len(world.alive()) == 3
     said = wait_for_loss(world, 11.0)
-    assert said == "1: the group is not ready after 600 s: it is behind (last word: loading)"
+    assert said == (
+        "1: the group is not ready after 600 s: this rank is the slowest "
+        "(last reported phase: loading)"
+    )
 
 
 def test_of_those_that_cannot_meet_the_stopped_one_is_behind() -> None:
@@ -176,8 +180,8 @@ def test_of_those_that_cannot_meet_the_stopped_one_is_behind() -> None:
         enter(worker, WorkerPhase.FORMING)
     world.workers[2].stopped = True
     said = wait_for_loss(world, 61.0)
-    assert said.startswith("2: the group has not formed after 60 s: behind is 2 of 3")
-    assert said.endswith("(last word: forming), stopped by a signal")
+    assert said.startswith("2: the group has not formed after 60 s: waiting for rank 2 of 3")
+    assert said.endswith("(last reported phase: forming), stopped by a signal")
 
 
 def test_no_phase_twice_gives_no_more_time() -> None:
@@ -347,7 +351,7 @@ def test_an_end_that_was_asked_for_waits_for_nobody_who_is_stuck_without_the_oth
     if stop:
         world.core.stop()
     else:
-        world.core.restarts.ask(0)
+        world.core.restarts.request(0)
         wait(world, 0.3)
     world.workers[0].receive()
     wait(world, 0.9)

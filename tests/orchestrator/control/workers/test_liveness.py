@@ -5,10 +5,10 @@ import pytest
 from mlx_dp.orchestrator.control.routing.heartbeats import Heartbeats
 from mlx_dp.orchestrator.control.workers.liveness import (
     LivenessLimits,
+    LivenessVerdict,
     OwnLag,
-    Verdict,
+    ignores_message,
     judge,
-    overdue,
     step_allowance_s,
 )
 from mlx_dp.proto.messages.protocol import Heartbeat, WorkerPhase
@@ -38,12 +38,12 @@ def heartbeats() -> Heartbeats:
     return Heartbeats(heard_at=0.0, progressed_at=0.0)
 
 
-def verdict(heartbeats: Heartbeats, now: float) -> Verdict:
+def verdict(heartbeats: Heartbeats, now: float) -> LivenessVerdict:
     step_s = step_allowance_s(
         LIMITS,
         step_tokens=heartbeats.step_tokens,
         prefill_token_s=heartbeats.prefill_token_s,
-        rested_s=heartbeats.rested_s,
+        idle_before_step_s=heartbeats.idle_before_step_s,
     )
     return judge(heartbeats, LIMITS, step_s=step_s, now=now)
 
@@ -51,15 +51,15 @@ def verdict(heartbeats: Heartbeats, now: float) -> Verdict:
 def test_an_idle_worker_that_beats_lives_for_ever() -> None:
     beating = heartbeats()
     for second in range(100):
-        beating.add(heartbeat(), float(second))
-    assert verdict(beating, 99.5) is Verdict.ALIVE
+        beating.note_heartbeat(heartbeat(), float(second))
+    assert verdict(beating, 99.5) is LivenessVerdict.ALIVE
 
 
 def test_four_missed_beats_are_overdue_and_the_time_out_is_silence() -> None:
-    assert verdict(heartbeats(), 2.0) is Verdict.ALIVE
-    assert verdict(heartbeats(), 2.1) is Verdict.OVERDUE
-    assert verdict(heartbeats(), 10.0) is Verdict.OVERDUE
-    assert verdict(heartbeats(), 10.1) is Verdict.SILENT
+    assert verdict(heartbeats(), 2.0) is LivenessVerdict.ALIVE
+    assert verdict(heartbeats(), 2.1) is LivenessVerdict.OVERDUE
+    assert verdict(heartbeats(), 10.0) is LivenessVerdict.OVERDUE
+    assert verdict(heartbeats(), 10.1) is LivenessVerdict.SILENT
 
 
 @pytest.mark.parametrize(
@@ -78,108 +78,108 @@ def test_a_step_may_take_longer_by_its_prompt_tokens(
     step_tokens: int, token_s: float | None, step_s: float
 ) -> None:
     prefilling = heartbeats()
-    prefilling.add(heartbeat(running=1, step_tokens=step_tokens, token_s=token_s), 0.0)
-    assert verdict(prefilling, 2.0) is Verdict.ALIVE
+    prefilling.note_heartbeat(heartbeat(running=1, step_tokens=step_tokens, token_s=token_s), 0.0)
+    assert verdict(prefilling, 2.0) is LivenessVerdict.ALIVE
     if step_s:
-        assert verdict(prefilling, 1.9 + step_s) is Verdict.SUSPICIOUS
-    assert verdict(prefilling, 2.1 + step_s) is Verdict.OVERDUE
-    assert verdict(prefilling, 9.9 + step_s) is Verdict.OVERDUE
-    assert verdict(prefilling, 10.1 + step_s) is Verdict.SILENT
+        assert verdict(prefilling, 1.9 + step_s) is LivenessVerdict.SUSPICIOUS
+    assert verdict(prefilling, 2.1 + step_s) is LivenessVerdict.OVERDUE
+    assert verdict(prefilling, 9.9 + step_s) is LivenessVerdict.OVERDUE
+    assert verdict(prefilling, 10.1 + step_s) is LivenessVerdict.SILENT
 
 
 def test_the_next_beat_ends_the_indulgence() -> None:
     prefilled = heartbeats()
-    prefilled.add(heartbeat(running=1, step_tokens=512), 0.0)
-    prefilled.add(heartbeat(step=1, running=1), 50.0)
-    assert verdict(prefilled, 60.1) is Verdict.SILENT
+    prefilled.note_heartbeat(heartbeat(running=1, step_tokens=512), 0.0)
+    prefilled.note_heartbeat(heartbeat(step=1, running=1), 50.0)
+    assert verdict(prefilled, 60.1) is LivenessVerdict.SILENT
 
 
 def test_beats_without_a_step_while_something_runs_are_a_hang() -> None:
     stuck = heartbeats()
     for second in range(15):
-        stuck.add(heartbeat(step=5, running=1), float(second))
-    assert verdict(stuck, 2.0) is Verdict.ALIVE
-    assert verdict(stuck, 10.0) is Verdict.OVERDUE
-    assert verdict(stuck, 10.1) is Verdict.HUNG
+        stuck.note_heartbeat(heartbeat(step=5, running=1), float(second))
+    assert verdict(stuck, 2.0) is LivenessVerdict.ALIVE
+    assert verdict(stuck, 10.0) is LivenessVerdict.OVERDUE
+    assert verdict(stuck, 10.1) is LivenessVerdict.HUNG
 
 
 def test_each_step_is_progress() -> None:
     stepping = heartbeats()
     for second in range(60):
-        stepping.add(heartbeat(step=second // 9, running=1), float(second))
-        assert verdict(stepping, second + 0.5) is not Verdict.HUNG
-    assert verdict(stepping, 55.0) is Verdict.ALIVE
+        stepping.note_heartbeat(heartbeat(step=second // 9, running=1), float(second))
+        assert verdict(stepping, second + 0.5) is not LivenessVerdict.HUNG
+    assert verdict(stepping, 55.0) is LivenessVerdict.ALIVE
 
 
 def test_the_time_before_there_was_anything_to_do_does_not_count() -> None:
     waking = heartbeats()
     for second in range(60):
-        waking.add(heartbeat(), float(second))
-    waking.add(heartbeat(running=1), 60.0)
-    assert verdict(waking, 61.0) is Verdict.ALIVE
+        waking.note_heartbeat(heartbeat(), float(second))
+    waking.note_heartbeat(heartbeat(running=1), 60.0)
+    assert verdict(waking, 61.0) is LivenessVerdict.ALIVE
 
 
 def test_tokens_are_progress_before_the_next_beat() -> None:
     talking = heartbeats()
-    talking.add(heartbeat(step=1, running=1), 0.0)
-    talking.progressed(9.0)
-    assert verdict(talking, 18.9) is not Verdict.HUNG
+    talking.note_heartbeat(heartbeat(step=1, running=1), 0.0)
+    talking.note_tokens(9.0)
+    assert verdict(talking, 18.9) is not LivenessVerdict.HUNG
 
 
 def waking(*, idle_s: float, step: int = 7) -> Heartbeats:
     """A worker with a known pace whose request begins at 1,000 s, after so long without one."""
     rested = heartbeats()
-    rested.add(heartbeat(step=step, running=1, token_s=0.001), 900.0 - idle_s)
-    rested.add(heartbeat(step=step, token_s=0.001), 1_000.0 - idle_s)
-    rested.add(heartbeat(step=step, token_s=0.001), 999.0)
-    rested.add(heartbeat(step=step, running=1, step_tokens=20, token_s=0.001), 1_000.0)
+    rested.note_heartbeat(heartbeat(step=step, running=1, token_s=0.001), 900.0 - idle_s)
+    rested.note_heartbeat(heartbeat(step=step, token_s=0.001), 1_000.0 - idle_s)
+    rested.note_heartbeat(heartbeat(step=step, token_s=0.001), 999.0)
+    rested.note_heartbeat(heartbeat(step=step, running=1, step_tokens=20, token_s=0.001), 1_000.0)
     return rested
 
 
 def test_the_first_step_after_an_idle_minute_may_take_as_long_as_the_first_of_all() -> None:
     rested = waking(idle_s=60.0)
     # Ten seconds for any step, two for its tokens before any pace was known, and thirty.
-    assert verdict(rested, 1_041.9) is Verdict.OVERDUE
-    assert verdict(rested, 1_042.1) is Verdict.SILENT
+    assert verdict(rested, 1_041.9) is LivenessVerdict.OVERDUE
+    assert verdict(rested, 1_042.1) is LivenessVerdict.SILENT
 
 
 def test_without_an_idle_minute_it_may_not() -> None:
-    assert verdict(waking(idle_s=59.0), 1_010.1) is Verdict.OVERDUE
-    assert verdict(waking(idle_s=59.0), 1_010.3) is Verdict.SILENT
+    assert verdict(waking(idle_s=59.0), 1_010.1) is LivenessVerdict.OVERDUE
+    assert verdict(waking(idle_s=59.0), 1_010.3) is LivenessVerdict.SILENT
 
 
 def test_the_first_step_is_over_when_the_one_after_it_was_launched_too() -> None:
     rested = waking(idle_s=300.0)
-    rested.add(heartbeat(step=8, running=1, token_s=0.001), 1_010.0)
-    assert verdict(rested, 1_049.9) is Verdict.OVERDUE
-    rested.add(heartbeat(step=9, running=1, token_s=0.001), 1_049.9)
-    assert verdict(rested, 1_060.0) is Verdict.SILENT
+    rested.note_heartbeat(heartbeat(step=8, running=1, token_s=0.001), 1_010.0)
+    assert verdict(rested, 1_049.9) is LivenessVerdict.OVERDUE
+    rested.note_heartbeat(heartbeat(step=9, running=1, token_s=0.001), 1_049.9)
+    assert verdict(rested, 1_060.0) is LivenessVerdict.SILENT
 
 
 def test_its_tokens_are_the_end_of_the_first_step() -> None:
     rested = waking(idle_s=300.0)
-    rested.progressed(1_030.0)
-    assert verdict(rested, 1_040.3) is Verdict.SILENT
+    rested.note_tokens(1_030.0)
+    assert verdict(rested, 1_040.3) is LivenessVerdict.SILENT
 
 
 def test_heartbeats_without_a_step_are_no_hang_while_the_first_step_may_last() -> None:
     rested = waking(idle_s=300.0)
     for second in range(1, 41):
-        rested.add(heartbeat(step=7, running=1, token_s=0.001), 1_000.0 + second)
-        assert verdict(rested, 1_000.0 + second) is not Verdict.HUNG
-    assert verdict(rested, 1_041.0) is Verdict.HUNG
+        rested.note_heartbeat(heartbeat(step=7, running=1, token_s=0.001), 1_000.0 + second)
+        assert verdict(rested, 1_000.0 + second) is not LivenessVerdict.HUNG
+    assert verdict(rested, 1_041.0) is LivenessVerdict.HUNG
 
 
 def test_a_message_is_overdue_only_once_the_loop_has_turned_since() -> None:
     beating = heartbeats()
-    beating.beats = 7
-    assert not overdue(beating, since=0.0, beats=7, timeout_s=10.0, now=60.0)
+    beating.num_received = 7
+    assert not ignores_message(beating, since=0.0, heartbeats_before=7, timeout_s=10.0, now=60.0)
     # Both beats of one turn, which may have read what was there before it was sent.
-    beating.beats = 9
-    assert not overdue(beating, since=0.0, beats=7, timeout_s=10.0, now=60.0)
-    beating.beats = 10
-    assert overdue(beating, since=0.0, beats=7, timeout_s=10.0, now=60.0)
-    assert not overdue(beating, since=0.0, beats=7, timeout_s=10.0, now=10.0)
+    beating.num_received = 9
+    assert not ignores_message(beating, since=0.0, heartbeats_before=7, timeout_s=10.0, now=60.0)
+    beating.num_received = 10
+    assert ignores_message(beating, since=0.0, heartbeats_before=7, timeout_s=10.0, now=60.0)
+    assert not ignores_message(beating, since=0.0, heartbeats_before=7, timeout_s=10.0, now=10.0)
 
 
 @pytest.mark.parametrize(("late_s", "missed_s"), [(0.0, 0.0), (0.9, 0.0), (60.0, 60.0)])

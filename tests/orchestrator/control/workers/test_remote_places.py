@@ -38,9 +38,9 @@ def spawned(steps: list) -> list[int]:
 
 def rise(made: Supervisor, index: int, now: float) -> list[int]:
     """Bring a worker up; return whose starts followed."""
-    followed = made.spawned(index, 100 + index, now)
-    made.greeted(index, now)
-    return spawned([*followed, *made.ready(index, now)])
+    followed = made.on_spawned(index, 100 + index, now)
+    made.on_hello(index, now)
+    return spawned([*followed, *made.on_ready(index, now)])
 
 
 def test_a_worker_without_a_machine_waits_for_one_and_holds_up_nobody(machines) -> None:
@@ -60,10 +60,10 @@ def test_machines_do_not_wait_for_each_other_and_workers_of_one_do(machines) -> 
     machines.update({1: "mac2", 2: "mac2"})
     made = supervisor(machines, 3)
     assert spawned(made.start(0.0)) == [0]
-    assert spawned(made.spawned(0, 100, 0.0)) == [1]
-    assert spawned(made.spawned(1, 101, 0.0)) == []
-    made.greeted(1, 0.5)
-    assert spawned(made.ready(1, 1.0)) == [2]
+    assert spawned(made.on_spawned(0, 100, 0.0)) == [1]
+    assert spawned(made.on_spawned(1, 101, 0.0)) == []
+    made.on_hello(1, 0.5)
+    assert spawned(made.on_ready(1, 1.0)) == [2]
 
 
 def test_a_group_starts_once_each_of_its_ranks_has_a_machine(machines) -> None:
@@ -73,7 +73,7 @@ def test_a_group_starts_once_each_of_its_ranks_has_a_machine(machines) -> None:
     machines[1] = "mac2"
     made.set_hosts(machines)
     assert spawned(made.tick(1.0)) == [0]
-    assert spawned(made.spawned(0, 100, 1.0)) == [1]
+    assert spawned(made.on_spawned(0, 100, 1.0)) == [1]
 
 
 def test_a_lost_machine_costs_a_restart_that_waits_for_the_next(machines) -> None:
@@ -84,7 +84,7 @@ def test_a_lost_machine_costs_a_restart_that_waits_for_the_next(machines) -> Non
     rise(made, 1, 0.0)
     machines[1] = None
     made.set_hosts(machines)
-    made.exited(1, ExitCode.HOST_LOST, 10.0)
+    made.on_exit(1, ExitCode.HOST_LOST, 10.0)
     assert "host_lost" in made.workers[1].last_cause
     assert spawned(made.tick(1000.0)) == []
     machines[1] = "mac3"
@@ -98,12 +98,12 @@ def test_however_often_machines_come_and_go_the_worker_is_not_given_up(machines,
     made = supervisor(machines, group=group)
     made.start(0.0)
     for turn in range(20):
-        made.spawned(0, 100, 10.0 * turn)
-        made.spawned(1, 101, 10.0 * turn)
+        made.on_spawned(0, 100, 10.0 * turn)
+        made.on_spawned(1, 101, 10.0 * turn)
         for index, status in ((1, ExitCode.HOST_LOST), (0, ExitCode.HOST_LOST)):
             # As the core notes it, before it is settled.
             made.domains.domain_of(index).exits.setdefault(index, status)
-            made.exited(index, status, 10.0 * turn + 1.0)
+            made.on_exit(index, status, 10.0 * turn + 1.0)
         assert {each.status for each in made.workers} == {WorkerStatus.LOST}
         assert spawned(made.tick(10.0 * turn + 2.0))
 
@@ -113,11 +113,11 @@ def test_what_fails_on_another_machine_does_not_end_the_service(machines, status
     machines[1] = "mac2"
     made = supervisor(machines)
     made.start(0.0)
-    made.spawned(0, 100, 0.0)
-    made.spawned(1, 101, 0.0)
+    made.on_spawned(0, 100, 0.0)
+    made.on_spawned(1, 101, 0.0)
     machines[1] = None
     made.set_hosts(machines)
-    steps = made.exited(1, status, 1.0)
+    steps = made.on_exit(1, status, 1.0)
     assert not any(isinstance(step, GiveUp) for step in steps)
     assert made.workers[0].status is WorkerStatus.STARTING
     assert made.workers[1].status is WorkerStatus.LOST

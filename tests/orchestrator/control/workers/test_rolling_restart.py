@@ -41,7 +41,7 @@ def test_the_requests_of_a_worker_go_on_elsewhere_and_it_is_replaced() -> None:
     readers = [submit(world, seed, 200) for seed in range(2)]
     world.turn(3)
     before = pids(world)
-    assert world.core.restarts.ask(0) == (0,)
+    assert world.core.restarts.request(0) == (0,)
     roll(world, 0.3)
     assert world.workers[0].draining
     assert not world.workers[0].alive
@@ -66,7 +66,7 @@ def test_it_is_neither_a_death_nor_an_attempt_and_costs_no_budget() -> None:
     reader = submit(world, 0, 900)
     for _ in range(8):
         world.turn(2)
-        world.core.restarts.ask_all()
+        world.core.restarts.request_all()
         roll(world, 3.0)
         assert not world.core.restarts.under_way
     counters = world.core.counters
@@ -82,7 +82,7 @@ def test_all_are_replaced_one_after_another_and_no_request_fails() -> None:
     world = World(serve_options(3)).bring_up()
     before = pids(world)
     readers: list[Reader] = []
-    assert world.core.restarts.ask_all() == (0, 1, 2)
+    assert world.core.restarts.request_all() == (0, 1, 2)
     fewest = 3
     for _ in range(60):
         readers.append(submit(world, len(readers), 8))
@@ -100,7 +100,7 @@ def test_one_that_is_alone_finishes_what_it_can_before_it_goes() -> None:
     world = World(serve_options(1)).bring_up()
     reader = submit(world, 0, 20)
     world.turn(2)
-    world.core.restarts.ask(0)
+    world.core.restarts.request(0)
     roll(world, 1.0)
     assert world.workers[0].alive
     waiting = submit(world, 1)
@@ -123,7 +123,7 @@ def test_whatever_is_asked_of_one_that_is_alone_waits_for_its_successor(
     readers = [submit(world, 0)]
     world.turn(2)
     before = pids(world)
-    world.core.restarts.ask(0)
+    world.core.restarts.request(0)
     world.auto_ready = False
     statuses = set()
     for _ in range(60):
@@ -149,7 +149,7 @@ def test_whatever_is_asked_of_one_that_is_alone_waits_for_its_successor(
 
 def test_what_may_only_go_to_one_that_is_replaced_waits_for_its_successor() -> None:
     world = World().bring_up()
-    world.core.restarts.ask(1)
+    world.core.restarts.request(1)
     world.auto_ready = False
     roll(world, 1.0)
     assert world.core.status() is ServiceStatus.READY
@@ -165,7 +165,7 @@ def test_what_may_only_go_to_one_that_is_replaced_waits_for_its_successor() -> N
 def test_the_wait_for_a_successor_is_bounded_in_number_and_in_time() -> None:
     queue = QueueOptions(max_queued_requests=3, queue_timeout_s=20.0)
     world = World(serve_options(1, queue=queue)).bring_up()
-    world.core.restarts.ask(0)
+    world.core.restarts.request(0)
     world.auto_ready = False
     roll(world, 1.0)
     readers = [submit(world, seed) for seed in range(3)]
@@ -179,7 +179,7 @@ def test_the_wait_for_a_successor_is_bounded_in_number_and_in_time() -> None:
 
 def test_a_successor_that_dies_once_is_waited_for_further() -> None:
     world = World(serve_options(1)).bring_up()
-    world.core.restarts.ask(0)
+    world.core.restarts.request(0)
     world.auto_ready = False
     roll(world, 1.0)
     reader = submit(world, 0)
@@ -194,7 +194,7 @@ def test_a_successor_that_dies_once_is_waited_for_further() -> None:
 
 def test_a_successor_of_the_only_one_that_fails_ends_what_waits_with_the_cause() -> None:
     world = World(serve_options(1)).bring_up()
-    world.core.restarts.ask(0)
+    world.core.restarts.request(0)
     world.auto_ready = False
     roll(world, 1.0)
     readers = [submit(world, 0), Reader(world.core.submit(generation(rank=0)))]
@@ -211,7 +211,7 @@ def test_a_successor_of_the_only_one_that_fails_ends_what_waits_with_the_cause()
 
 def test_nobody_waits_for_one_of_several_whose_successor_has_failed() -> None:
     world = World().bring_up()
-    world.core.restarts.ask(0)
+    world.core.restarts.request(0)
     world.auto_ready = False
     roll(world, 1.0)
     world.worker(0).fail(FailureKind.CONFIG, "the model is gone")
@@ -239,7 +239,7 @@ def test_what_outlasts_the_bound_waits_for_the_successor() -> None:
     world = World(serve_options(1), limits=limits).bring_up()
     reader = submit(world, 0, 60)
     world.turn(2)
-    world.core.restarts.ask(0)
+    world.core.restarts.request(0)
     roll(world, 1.9)
     assert world.workers[0].alive
     roll(world, 8.0)
@@ -254,7 +254,7 @@ def test_a_group_is_replaced_as_one_under_a_new_epoch(drain_s: float) -> None:
     world = World(serve_options(2, group=True), limits=limits).bring_up()
     readers = [submit(world, seed) for seed in range(2)]
     world.turn(2)
-    assert world.core.restarts.ask(1) == (0, 1)
+    assert world.core.restarts.request(1) == (0, 1)
     roll(world, 12.0)
     assert [worker.epoch for worker in world.core.supervisor.workers] == [1, 1]
     assert len(world.workers) == 4
@@ -265,12 +265,12 @@ def test_a_group_is_replaced_as_one_under_a_new_epoch(drain_s: float) -> None:
 
 def test_a_second_one_is_refused_while_the_first_is_under_way() -> None:
     world = World().bring_up()
-    world.core.restarts.ask(0)
-    for ask in (lambda: world.core.restarts.ask(1), world.core.restarts.ask_all):
+    world.core.restarts.request(0)
+    for ask in (lambda: world.core.restarts.request(1), world.core.restarts.request_all):
         with pytest.raises(RestartRefusedError, match="under way"):
             ask()
     roll(world, 3.0)
-    assert world.core.restarts.ask(1) == (1,)
+    assert world.core.restarts.request(1) == (1,)
 
 
 def test_a_worker_that_is_not_ready_is_refused_and_left_out_of_all() -> None:
@@ -279,15 +279,15 @@ def test_a_worker_that_is_not_ready_is_refused_and_left_out_of_all() -> None:
     world.core.settle_exits()
     world.pass_time(0.1)
     with pytest.raises(RestartRefusedError, match="worker 0 is lost"):
-        world.core.restarts.ask(0)
-    assert world.core.restarts.ask_all() == (1,)
+        world.core.restarts.request(0)
+    assert world.core.restarts.request_all() == (1,)
 
 
 def test_nobody_is_taken_down_while_another_is_missing() -> None:
     world = World().bring_up()
     world.worker(0).die(-9)
     world.pass_time(0.1)
-    world.core.restarts.ask(1)
+    world.core.restarts.request(1)
     world.auto_ready = False
     roll(world, 5.0)
     assert world.worker(1).alive
@@ -303,11 +303,11 @@ def test_a_worker_whose_machine_never_came_holds_up_no_restart() -> None:
     world.core.supervisor.set_hosts(lambda index: None if index == 1 else "")
     world.bring_up()
     before = world.worker(0).pid
-    assert world.core.restarts.ask(0) == (0,)
+    assert world.core.restarts.request(0) == (0,)
     roll(world, 3.0)
     assert world.worker(0).pid != before
     assert not world.core.restarts.under_way
-    assert world.core.restarts.ask_all() == (0, 2)
+    assert world.core.restarts.request_all() == (0, 2)
 
 
 def test_one_that_loses_its_machine_while_it_is_replaced_holds_up_no_further_one() -> None:
@@ -316,7 +316,7 @@ def test_one_that_loses_its_machine_while_it_is_replaced_holds_up_no_further_one
     world.core.supervisor.set_hosts(lambda index: machines.get(index, ""))
     world.bring_up()
     before = world.worker(1).pid
-    world.core.restarts.ask_all()
+    world.core.restarts.request_all()
     world.pass_time(0.1)
     machines[0] = None
     world.core.supervisor.set_hosts(lambda index: machines.get(index, ""))
@@ -332,7 +332,7 @@ def test_one_that_loses_its_machine_while_it_is_replaced_holds_up_no_further_one
 
 def test_one_that_was_replaced_meanwhile_is_left_alone() -> None:
     world = World().bring_up()
-    world.core.restarts.ask_all()
+    world.core.restarts.request_all()
     world.pass_time(0.1)
     world.worker(1).die(-9)
     roll(world, 5.0)
@@ -346,7 +346,7 @@ def test_one_that_was_replaced_meanwhile_is_left_alone() -> None:
 
 def test_a_successor_that_fails_for_good_ends_it_and_the_others_serve_on() -> None:
     world = World(serve_options(3)).bring_up()
-    world.core.restarts.ask_all()
+    world.core.restarts.request_all()
     world.auto_ready = False
     roll(world, 1.0)
     world.worker(0).fail(FailureKind.CONFIG, "the model is gone")
@@ -362,7 +362,7 @@ def test_one_that_dies_while_it_drains_is_replaced_as_any_other() -> None:
     world = World(serve_options(1)).bring_up()
     reader = submit(world, 0)
     world.turn(2)
-    world.core.restarts.ask(0)
+    world.core.restarts.request(0)
     world.pass_time(0.1)
     world.worker(0).die(-9)
     roll(world, 8.0)
@@ -374,7 +374,7 @@ def test_one_that_dies_while_it_drains_is_replaced_as_any_other() -> None:
 
 def test_one_that_does_not_go_is_killed() -> None:
     world = World().bring_up()
-    world.core.restarts.ask(0)
+    world.core.restarts.request(0)
     world.pass_time(0.1)
     world.worker(0).stopped = True
     roll(world, 4.9)
@@ -388,7 +388,7 @@ def test_a_drained_worker_is_sent_nothing_more() -> None:
     world = World(serve_options(1)).bring_up()
     submit(world, 0, 900)
     world.turn(2)
-    world.core.restarts.ask(0)
+    world.core.restarts.request(0)
     world.pass_time(0.2)
     world.turn()
     submit(world, 1)
@@ -398,10 +398,10 @@ def test_a_drained_worker_is_sent_nothing_more() -> None:
 def test_a_service_that_ends_replaces_nobody() -> None:
     world = World(serve_options(1)).bring_up()
     submit(world, 0, 900)
-    world.core.restarts.ask(0)
+    world.core.restarts.request(0)
     world.pass_time(0.2)
     world.core.restarts.stop()
     roll(world, 40.0)
     assert len(world.workers) == 1
     with pytest.raises(RestartRefusedError, match="shutting down"):
-        world.core.restarts.ask(0)
+        world.core.restarts.request(0)

@@ -39,7 +39,7 @@ def test_a_group_without_addresses_is_our_bug() -> None:
     [
         ((), None),
         ((1, 1), None),
-        ((1, 2_000), "holds 1 bytes of weights, where 2,000 were planned"),
+        ((1, 2_000), "holds 1 bytes of weights, but 2,000 were planned"),
     ],
 )
 def test_weights_that_were_not_planned_are_told(planned: tuple[int, ...], said: str | None) -> None:
@@ -50,4 +50,4 @@ def test_weights_that_were_not_planned_are_told(planned: tuple[int, ...], said: 
 def test_weights_that_were_not_planned_are_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     World(replace(serve_options(2), weights_nbytes=(1, 2_000))).bring_up()
     warnings = [record.message for record in caplog.records if "planned" in record.message]
-    assert warnings == ["worker 1: holds 1 bytes of weights, where 2,000 were planned"]
+    assert warnings == ["worker 1: holds 1 bytes of weights, but 2,000 were planned"]

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from mlx_dp.orchestrator.api import Service, WorkerStatus
 from mlx_dp.orchestrator.control.controller import Controller
 from mlx_dp.orchestrator.control.limits import ControlLimits
-from mlx_dp.orchestrator.control.workers.fleet import Outside
+from mlx_dp.orchestrator.control.workers.fleet import ControlPorts
 from mlx_dp.orchestrator.http.app import create_app
 from mlx_dp.orchestrator.http.routes.histograms import RequestHistograms
 from mlx_dp.orchestrator.http.routes.metrics import USUAL_STATUSES
@@ -276,7 +276,7 @@ def play(act: Callable[[Stage], Coroutine]) -> None:
         # The text side's vocabulary.
         loaded = replace(ready(), shape=replace(SHAPE, vocab_size=512))
         world.readies = {0: loaded, 1: loaded}
-        controller = Controller(serve_options(), Outside(world, world), limits=world.limits)
+        controller = Controller(serve_options(), ControlPorts(world, world), limits=world.limits)
         world.core = controller._core
         app = create_app(controller, OPTIONS, FakeTextModel(512))
         client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")

@@ -16,7 +16,7 @@ from mlx_dp.proto.messages.host_messages import (
     Welcome,
     WorkerExited,
 )
-from mlx_dp.proto.wire.router_socket import PeerCongestedError, PeerLostError
+from mlx_dp.proto.wire.router_socket import NotConnectedError, PeerCongestedError
 
 JOIN = Join(rank=1, host="mac2", pid=7)
 LINK = "host-1-a"
@@ -99,7 +99,7 @@ def test_a_remote_worker_goes_to_the_host_that_has_joined_for_it(world) -> None:
     assert world.wire.sent == [(LINK, launch)]
 
 
-@pytest.mark.parametrize("error", [PeerLostError("gone"), PeerCongestedError("full")])
+@pytest.mark.parametrize("error", [NotConnectedError("gone"), PeerCongestedError("full")])
 def test_a_host_that_does_not_get_the_order_makes_no_process(world, error) -> None:
     world.join()
     world.wire.fails = error
@@ -152,7 +152,7 @@ def test_a_host_is_not_silent_because_the_controller_slept(world) -> None:
 def test_a_host_without_a_connection_is_given_up_at_once(world) -> None:
     world.join()
     process = world.spawn()
-    world.wire.fails = PeerLostError("gone")
+    world.wire.fails = NotConnectedError("gone")
     process.kill()
     assert world.exits == [ExitCode.HOST_LOST]
 
