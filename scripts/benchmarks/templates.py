@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> int:
     options = parse(arguments)
     # It takes seconds to import, which --help need not wait for.
     sys.path.insert(0, str(TESTS))
-    from template_oracle import SPECIAL, Oracle
+    from template_oracle import SPECIAL, Oracle  # type: ignore[import-not-found]
 
     from mlx_dp.orchestrator.text.chat.chat_prompts import ChatPrompts
     from mlx_dp.orchestrator.text.chat.chat_template import ChatTemplate

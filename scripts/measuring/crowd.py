@@ -197,7 +197,7 @@ class LiveTimes:
     async def __aexit__(self, *_: object) -> None:
         if self._program.returncode is None:
             self._program.terminate()
-        said, _ = await self._program.communicate()
+        said = (await self._program.communicate())[0]
         self._seconds = [float(line) for line in said.decode().splitlines()]
 
     def measured(self, beside: str, slack: float) -> Measured:

@@ -4,6 +4,7 @@ import asyncio
 import re
 import signal
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from scripts.faults.service.client import Ask, Seen
@@ -61,7 +62,7 @@ async def streaming_kill(stage: Stage) -> None:
     """
     for _ in range(KILLS):
         index = await victim(stage)
-        loss = await lose(stage, index, lambda index=index: kill(stage, index))
+        loss = await lose(stage, index, partial(kill, stage, index))
         if loss.resumed:
             return
     stage.result.violate(f"no stream went on after {KILLS} kills")
