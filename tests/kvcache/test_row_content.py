@@ -211,8 +211,8 @@ def test_a_snapshot_counts_its_windows_and_its_states():
 def kept(snapshot: Snapshot) -> Snapshot:
     """What the store of prefixes makes of it."""
     segments = Segments()
-    mx.eval(segments.store(0, snapshot))
-    return segments.restore(0)
+    mx.eval(segments.put_snapshot(0, snapshot))
+    return segments.read_snapshot(0)
 
 
 def test_caches_of_unknown_kinds_are_never_guessed_at():

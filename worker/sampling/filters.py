@@ -9,8 +9,8 @@ def filter_logits(
     """Mask all tokens of [rows, vocab] that a row's filters exclude, with -inf.
 
     ``logits`` are already divided by the temperature. top_k 0, top_p 1 and min_p 0 keep all.
-    top_p is taken within the top_k best, and keeps the token that crosses the mass; tokens equal
-    to the last one kept are kept too. The best token always stays.
+    top_p applies within the top_k best, and keeps the token that crosses the mass. Tokens equal to
+    the last one kept are kept too. The best token is always kept.
     """
     threshold = mx.full((len(top_k), 1), -mx.inf)
     if any(min_p):
@@ -24,7 +24,7 @@ def filter_logits(
 def _rank_threshold(logits: mx.array, top_k: list[int], top_p: list[float]) -> mx.array:
     """Return the smallest logit [rows, 1] that the row keeps under top_k and top_p."""
     vocab = logits.shape[-1]
-    # Sorting the whole vocabulary is the dearest part of a step: only for rows without top_k.
+    # Sorting the whole vocabulary is the most expensive part of a step, so only without top_k.
     width = max(top_k) if all(top_k) else vocab
     best = logits if width >= vocab else mx.topk(logits, width, axis=-1)
     ranked = mx.sort(best, axis=-1)[:, ::-1]

@@ -61,12 +61,12 @@ def make_batch(
     for key, length in enumerate(lengths):
         ids = tuple(random.randrange(vocab) for _ in range(length))
         prefill = Prefill(loaded, ids)
-        segments.put(key, random_kv(loaded, length - 1))
+        segments.put_segment(key, random_kv(loaded, length - 1))
         prefill.reuse(
             CachedPrefix(pieces=(SegmentPart(key, length - 1),), num_tokens=length - 1), segments
         )
-        segments.forget((key,), ())
-        prefill.take(1)
+        segments.drop((key,), ())
+        prefill.take_ids(1)
         request = EngineRequest(prompt_ids=ids, output_ids=(), max_tokens=10_000, params=GREEDY)
         batch.join(key, request, prefill, room=length + 64)
     decode(batch)()
@@ -115,7 +115,7 @@ def decode_and_prefill(
             prefill.run(num_tokens)
             launch(batch, ())
             return
-        chunk = PromptChunk.take(prefill, num_tokens)
+        chunk = PromptChunk.cut_from(prefill, num_tokens)
         assert chunk is not None, "the prompt is longer than all steps together"
         launch(batch, (chunk,))
 

@@ -85,7 +85,7 @@ def refuse(to: Scheduler, request: Submit) -> Rejected:
 
 def end(owner: Scheduler, slot: int) -> Finished:
     """As the loop does, but for the engine."""
-    assert owner.keep(slot) is None
+    assert owner.take_saves(slot) is None
     return owner.release(slot)
 
 
