@@ -1,4 +1,4 @@
-"""A stand-in for the controller: grants, cancels, replays, and doubts all that the worker says."""
+"""A stand-in for the controller: it grants, cancels, replays, and checks all events."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ from scripts.benchmarks.engine.worker import LocalWorker
 from scripts.soaking.requests import RequestMaker, SoakRequest
 
 PATIENCE_TURNS = 5_000
-"""Turns without a word about any request, after which it is held that nothing moves."""
+"""Turns without an event about any request, after which the worker counts as stuck."""
 
 
 @dataclass(slots=True)
@@ -53,8 +53,8 @@ class Job:
 
 
 @dataclass(slots=True)
-class Tally:
-    """What happened, to see that the soak met what it is for."""
+class Counters:
+    """Counters of events, to see that the soak covered all cases."""
 
     ended: int = 0
     cancelled: int = 0
@@ -67,14 +67,14 @@ class Tally:
 
 
 class SoakControl:
-    """Keeps one worker's slots full, from a queue that preempted requests return to the front of.
+    """Keeps one worker's slots full, from a queue; preempted requests return to its front.
 
     A request that was refused for lack of memory waits until another one ends, as it does in the
     real controller; refused where nothing runs, it would wait forever, which is a fault.
     """
 
     def __init__(self, worker: LocalWorker, maker: RequestMaker) -> None:
-        self.tally = Tally()
+        self.counters = Counters()
         self.finished: list[Job] = []
         self.flushed: Flushed | None = None
         self._worker = worker
@@ -95,7 +95,7 @@ class SoakControl:
         return len(self._open)
 
     def turn(self, *, more: bool) -> None:
-        """Grant, go round once, and take in what was said; ``more``: draw new requests as well."""
+        """Grant, run the loop once, and handle its events; ``more``: draw new requests as well."""
         self._turn += 1
         self.finished.clear()
         self._cancel_due()
@@ -106,7 +106,7 @@ class SoakControl:
             raise RuntimeError(f"nothing moves: {sorted(self._open)} of {self._slots} slots")
 
     def flush(self) -> Flushed:
-        """Drop what is cached. Call it while idle."""
+        """Drop cached prefixes. Call it while idle."""
         self._worker.send(Flush(flush_id=self._turn))
         self.turn(more=False)
         assert self.flushed is not None and self.flushed.flush_id == self._turn - 1, self.flushed
@@ -171,7 +171,7 @@ class SoakControl:
         assert index == len(job.answer), f"request {request_id}: {index} follows {len(job.answer)}"
         job.answer += ids
         assert len(job.answer) <= job.request.max_tokens, job
-        self.tally.answer_tokens += len(ids)
+        self.counters.answer_tokens += len(ids)
 
     def _prefilled(self, message: Prefilled) -> None:
         job = self._open[message.request_id]
@@ -179,8 +179,8 @@ class SoakControl:
         job.prefilled = True
         tokens = len(job.request.prompt_ids) + len(job.answer)
         assert message.cached_tokens < tokens, (message, tokens)
-        self.tally.prefilled_tokens += tokens
-        self.tally.cached_tokens += message.cached_tokens
+        self.counters.prefilled_tokens += tokens
+        self.counters.cached_tokens += message.cached_tokens
 
     def _finish(self, message: Finished) -> None:
         job = self._open.pop(message.request_id)
@@ -195,7 +195,7 @@ class SoakControl:
             case FinishReason.ERROR:
                 raise RuntimeError(f"request {job.request_id} failed: {message.message}")
         self._blocked = False
-        self.tally.replayed += job.epoch > 1
+        self.counters.replayed += job.epoch > 1
         if message.reason is not FinishReason.ABORT:
             job.cancelled = False
             self.finished.append(job)
@@ -203,14 +203,14 @@ class SoakControl:
         self._end(job)
 
     def _end(self, job: Job) -> None:
-        self.tally.ended += 1
-        self.tally.cancelled += job.cancelled
+        self.counters.ended += 1
+        self.counters.cancelled += job.cancelled
 
     def _preempt(self, message: Preempted) -> None:
         job = self._open.pop(message.request_id)
         assert message.epoch == job.epoch and message.num_tokens == len(job.answer), (message, job)
         self._blocked = False
-        self.tally.preempted += 1
+        self.counters.preempted += 1
         self._return(job)
 
     def _reject(self, message: Rejected) -> None:
@@ -218,7 +218,7 @@ class SoakControl:
         assert message.reason is RejectReason.NO_TOKENS, message
         assert self._open, f"refused although nothing runs: {message}"
         self._blocked = True
-        self.tally.refused += 1
+        self.counters.refused += 1
         self._return(job)
 
     def _return(self, job: Job) -> None:
