@@ -169,7 +169,7 @@ def test_a_prefix_cannot_be_the_whole_prompt_nor_come_late():
     segments, prefix = kept("llama", prompt, 6)
     begun = Prefill(loaded_tiny("llama"), prompt)
     begun.run(1)
-    with pytest.raises(AssertionError, match="the prompt has begun"):
+    with pytest.raises(AssertionError, match="the prefill has begun"):
         begun.reuse(prefix, segments)
     with pytest.raises(AssertionError):
         Prefill(loaded_tiny("llama"), prompt[:6]).reuse(prefix, segments)
