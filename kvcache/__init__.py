@@ -1,1 +1,1 @@
-"""What one owner holds: request and auxiliary slots, batched caches, the prefix cache."""
+"""One owner's storage: request and auxiliary slots, batched caches, the prefix cache."""

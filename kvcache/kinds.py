@@ -1,8 +1,8 @@
-"""The kinds of caches that models make, one strategy each.
+"""The kinds of mlx-lm caches, one strategy each.
 
-A new kind is a class here and a row of ``KINDS``. It decides in which of the three stores of a
-batch its content lies, and converts between mlx-lm's own cache and that store. Nothing else knows
-the insides of mlx-lm's caches.
+A new kind is a class here and a row of ``KINDS``. It names the store of a batch that holds its
+content, and converts between mlx-lm's own cache and that store. No other module reads the fields of
+mlx-lm's caches.
 """
 
 from abc import ABC, abstractmethod
@@ -16,11 +16,11 @@ from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache
 from mlx_dp.kvcache.kv_row import LayerKV
 
 LeafArrays = tuple[mx.array, ...]
-"""What a leaf holds of one request, [1, ...] each: keys and values, or a state's arrays."""
+"""One leaf's content of one request, [1, ...] each: keys and values, or a state's arrays."""
 
 
 class Store(Enum):
-    """Where the content of a leaf lies outside mlx-lm's own cache."""
+    """The place of a leaf's content outside mlx-lm's own cache."""
 
     TOKENS = auto()
     """Every token's KV: in slabs, and in segments of the prefix cache."""
@@ -29,7 +29,7 @@ class Store(Enum):
     STATE = auto()
     """Arrays of a fixed size: in state rows, and in snapshots."""
     NONE = auto()
-    """Nowhere: only the model understands its cache, so its requests run one by one."""
+    """No place: only the model understands its cache, so requests run unbatched."""
 
 
 class CacheKind(ABC):
@@ -39,16 +39,16 @@ class CacheKind(ABC):
     store: Store
 
     @abstractmethod
-    def made(self, cache: Any) -> bool:
+    def matches(self, cache: Any) -> bool:
         """Tell whether a model's cache is of this kind."""
 
     def window(self, cache: Any) -> int | None:
-        """Return how many tokens the cache keeps; None: the kind keeps no window."""
+        """Return the number of tokens that the cache keeps; None: the kind has no window."""
         return None
 
     @abstractmethod
     def read(self, cache: Any, length: int) -> LeafArrays | None:
-        """Return what the cache holds after ``length`` tokens, as views; None: not all yet."""
+        """Return the content after ``length`` tokens, as views; None: a part is not written yet."""
 
     @abstractmethod
     def fill(
@@ -61,8 +61,9 @@ class CacheKind(ABC):
 
     @abstractmethod
     def empty(self, cache: Any) -> LeafArrays | None:
-        """Return the content of no tokens, in the shapes of a cache that was written; None: no
-        pass has written this one."""
+        """Return content of 0 tokens, in the shapes of a written cache; None: this cache was never
+        written.
+        """
 
     @abstractmethod
     def nbytes(self, cache: Any) -> int:
@@ -70,10 +71,10 @@ class CacheKind(ABC):
 
     @abstractmethod
     def repeat(self, cache: Any, rows: int) -> None:
-        """Make several equal rows of the one that the cache holds."""
+        """Replace the cache's one row by several equal rows."""
 
     def make_room(self, cache: Any, room: int) -> None:  # noqa: B027 - most kinds do not grow
-        """Have a growing cache allocate ``room`` tokens at its first write."""
+        """Make a growing cache allocate ``room`` tokens at its first write."""
 
     def growth_nbytes(self, cache: Any) -> int:
         """Return the bytes that the next token adds to what the cache has allocated."""
@@ -103,7 +104,7 @@ class GrowingKV(_KVKind):
     name = "KV"
     store = Store.TOKENS
 
-    def made(self, cache: Any) -> bool:
+    def matches(self, cache: Any) -> bool:
         return type(cache) is KVCache
 
     def read(self, cache: Any, length: int) -> LeafArrays | None:
@@ -118,7 +119,7 @@ class GrowingKV(_KVKind):
         cache.offset = length
 
     def make_room(self, cache: Any, room: int) -> None:
-        # Otherwise it copies all its tokens every 256 tokens.
+        # With the default step it copies all its tokens every 256 tokens.
         cache.step = room
 
     def growth_nbytes(self, cache: Any) -> int:
@@ -128,12 +129,12 @@ class GrowingKV(_KVKind):
 
 
 class WindowKV(_KVKind):
-    """KV of the last tokens, in their order in time."""
+    """KV of the last tokens, in chronological order."""
 
     name = "window"
     store = Store.WINDOW
 
-    def made(self, cache: Any) -> bool:
+    def matches(self, cache: Any) -> bool:
         return type(cache) is RotatingKVCache and not cache.keep
 
     def window(self, cache: Any) -> int | None:
@@ -157,12 +158,12 @@ class WindowKV(_KVKind):
 
 
 class RecurrentState(CacheKind):
-    """A few arrays of a fixed size, which every token replaces."""
+    """A few arrays of a fixed size. Every token replaces them."""
 
     name = "state"
     store = Store.STATE
 
-    def made(self, cache: Any) -> bool:
+    def matches(self, cache: Any) -> bool:
         return isinstance(cache, ArraysCache)
 
     def read(self, cache: Any, length: int) -> LeafArrays | None:
@@ -171,8 +172,10 @@ class RecurrentState(CacheKind):
     def fill(
         self, cache: Any, content: LeafArrays, *, length: int, room: int, surplus: int
     ) -> None:
-        assert not surplus, f"a state after {length + surplus} tokens is none after {length}"
-        # The model replaces what it holds, but may also change it in place.
+        assert not surplus, (
+            f"a state after {length + surplus} tokens cannot be cut back to {length}"
+        )
+        # A copy: the model may change a state in place.
         cache.cache = [mx.array(array) for array in content]
 
     def empty(self, cache: Any) -> LeafArrays | None:
@@ -187,12 +190,12 @@ class RecurrentState(CacheKind):
 
 
 class Unknown(CacheKind):
-    """A cache that only its own model understands. It is measured, and never read."""
+    """A cache that only its own model understands. It is measured and never read."""
 
     name = "other"
     store = Store.NONE
 
-    def made(self, cache: Any) -> bool:
+    def matches(self, cache: Any) -> bool:
         return True
 
     def read(self, cache: Any, length: int) -> LeafArrays | None:
@@ -218,12 +221,12 @@ UNKNOWN: Final = Unknown()
 
 
 def kind_of(cache: Any) -> CacheKind:
-    """Return the first kind of the table that a model's cache is of."""
-    return next((kind for kind in KINDS if kind.made(cache)), UNKNOWN)
+    """Return the first kind in ``KINDS`` that matches a model's cache."""
+    return next((kind for kind in KINDS if kind.matches(cache)), UNKNOWN)
 
 
 def arrays_in(state: Any) -> list[mx.array]:
-    """Return the arrays in nested containers, whatever else lies beside them."""
+    """Return the arrays in nested containers; other values are skipped."""
     if isinstance(state, mx.array):
         return [state]
     if isinstance(state, dict):
@@ -234,7 +237,7 @@ def arrays_in(state: Any) -> list[mx.array]:
 
 
 def _bytes_per_token(cache: Any) -> int:
-    """Bytes of all that a cache keeps per position; 0 for one that nothing wrote."""
+    """Bytes that a cache keeps per position; 0 for a cache that was never written."""
     arrays = [array for array in arrays_in(cache.state) if array.ndim > 1]
     return sum(int(array.nbytes) // int(array.shape[-2]) for array in arrays)
 

@@ -22,7 +22,7 @@ class LayerKV(NamedTuple):
         return LayerKV(self.keys[index : index + 1], self.values[index : index + 1])
 
     def copied(self) -> "LayerKV":
-        """Keys and values in buffers of their own, never views of a larger one."""
+        """Copy keys and values into buffers of their own, never views of a larger one."""
         return LayerKV(copied(self.keys), copied(self.values))
 
     @property
@@ -31,7 +31,7 @@ class LayerKV(NamedTuple):
 
 
 def joined(parts: Sequence[LayerKV]) -> LayerKV:
-    """The tokens of several parts of one row, one part after another."""
+    """Concatenate the tokens of several parts of one row."""
     if len(parts) == 1:
         return parts[0]
     return LayerKV(
@@ -49,9 +49,10 @@ class KVRow:
 
 
 def to_ring(kv: LayerKV, length: int) -> LayerKV:
-    """Reorder the last tokens of ``length``, from order in time to position modulo their number.
+    """Reorder the last tokens of ``length``: from chronological order to ring order.
 
-    Both orders are the same for a window that has seen no more tokens than it keeps.
+    In ring order a token's index is its position modulo the number of tokens kept. Both orders are
+    the same for a window that has seen no more tokens than it keeps.
     """
     kept = kv.keys.shape[2]
     return kv if length <= kept else _rolled(kv, kept - length % kept)
@@ -64,7 +65,7 @@ def from_ring(kv: LayerKV, length: int) -> LayerKV:
 
 
 def _rolled(kv: LayerKV, first: int) -> LayerKV:
-    """Begin with token ``first``, and end with those before it."""
+    """Rotate so that token ``first`` comes first."""
     kept = kv.keys.shape[2]
     if first % kept == 0:
         return kv

@@ -1,6 +1,6 @@
 """Which of a model's caches hold attention KV and which hold auxiliary state.
 
-Found by inspecting the caches that the model itself makes, never by its name. The number of
+The layout comes from the caches that the model itself makes, never from its name. The number of
 caches can differ from the number of layers, so indices here count caches.
 """
 
@@ -29,9 +29,9 @@ class CacheLeaf:
 
 @dataclass(frozen=True)
 class CacheLayout:
-    """What a model's caches are made of: for every cache, its leaves in order.
+    """The structure of a model's caches: for every cache, its leaves in order.
 
-    A cache list has several, which count one by one wherever leaves are numbered.
+    A cache list has several leaves; numbers of leaves count each of them.
     """
 
     entries: tuple[tuple[CacheLeaf, ...], ...]
@@ -44,12 +44,12 @@ class CacheLayout:
 
     @cached_property
     def attention(self) -> tuple[int, ...]:
-        """The caches that hold attention KV alone, windows included."""
+        """The caches that hold only attention KV, windows included."""
         return self._entries_of(Store.TOKENS, Store.WINDOW)
 
     @cached_property
     def auxiliary(self) -> tuple[int, ...]:
-        """The caches that hold recurrent state alone."""
+        """The caches that hold only recurrent state."""
         return self._entries_of(Store.STATE)
 
     @cached_property
@@ -71,7 +71,7 @@ class CacheLayout:
 
     @property
     def unbatchable(self) -> str | None:
-        """Why no batch can hold these caches; None: they rule none out."""
+        """Why no batch can hold these caches; None: a batch can."""
         kinds = " and ".join(self.other_kinds)
         return f"no batch can hold {kinds} caches" if kinds else None
 
@@ -86,23 +86,23 @@ class CacheLayout:
 
     @property
     def trims_to(self) -> int:
-        """How many tokens a snapshot may cover and still be cut back to fewer."""
+        """The longest snapshot, in tokens, that can be cut back to fewer tokens."""
         if self.hybrid:
             return 0
         return min((leaf.window for leaf in self.leaves if leaf.window is not None), default=0)
 
     @cached_property
     def kv_windows(self) -> tuple[int | None, ...]:
-        """For every leaf with KV its window; None: it keeps every token."""
+        """The window of every leaf with KV; None: the leaf keeps every token."""
         stores = (Store.TOKENS, Store.WINDOW)
         return tuple(leaf.window for leaf in self.leaves if leaf.store in stores)
 
     def pool_index(self, cache: int) -> int:
-        """Place of an attention cache among the attention caches."""
+        """Return the index of an attention cache among the attention caches."""
         return self.attention.index(cache)
 
     def describe(self) -> str:
-        """Say what the model's caches are, for people."""
+        """Describe the model's caches for people."""
         counts: dict[str, int] = {}
         for leaf in self.leaves:
             name = leaf.kind.name if leaf.window is None else f"{leaf.kind.name} {leaf.window}"
@@ -111,7 +111,7 @@ class CacheLayout:
         return ", ".join(f"{count} {name}" for name, count in counts.items())
 
     def flatten(self, caches: Sequence[Any]) -> list[Any]:
-        """Return a list of such caches leaf by leaf."""
+        """Return a list of caches with this layout leaf by leaf."""
         flat: list[Any] = []
         for cache, is_list in zip(caches, self.lists, strict=True):
             flat += cache.caches if is_list else [cache]
@@ -120,9 +120,9 @@ class CacheLayout:
     def nest(self, leaves: Sequence[Any]) -> list[Any]:
         """Return leaves as the list of caches that the model expects."""
         caches: list[Any] = []
-        rest = iter(leaves)
+        remaining = iter(leaves)
         for entry, is_list in zip(self.entries, self.lists, strict=True):
-            own = [next(rest) for _ in entry]
+            own = [next(remaining) for _ in entry]
             caches.append(CacheList(*own) if is_list else own[0])  # type: ignore[no-untyped-call]
         return caches
 
@@ -135,7 +135,7 @@ class CacheLayout:
 
 
 def inspect_caches(caches: Sequence[Any]) -> CacheLayout:
-    """Tell a model's caches apart by kind."""
+    """Return the layout of a model's caches."""
     entries = tuple(
         tuple(_leaf(member) for member in cache.caches)
         if isinstance(cache, CacheList)

@@ -1,4 +1,4 @@
-"""Many arrays of few shapes, held as one array per shape.
+"""Many arrays of few shapes, stored as one array per shape.
 
 Metal allows a process a fixed number of buffers, and each takes whole pages: with a buffer per
 layer, the KV of short prompts reaches that number long before its bytes matter.
@@ -22,8 +22,8 @@ class PackedArrays:
         self._places: Final = places
 
     @classmethod
-    def of(cls, arrays: Sequence[mx.array]) -> "PackedArrays":
-        """Pack copies, which are still to be evaluated; arrays without content cost nothing."""
+    def pack(cls, arrays: Sequence[mx.array]) -> "PackedArrays":
+        """Pack copies, not yet evaluated; arrays without content cost nothing."""
         groups: dict[_Kind, list[mx.array]] = {}
         places: list[tuple[_Kind, int]] = []
         for array in arrays:
@@ -37,7 +37,7 @@ class PackedArrays:
 
     @property
     def buffers(self) -> list[mx.array]:
-        """The arrays with all the content."""
+        """The arrays that hold the content."""
         return [stack for stack in self._stacks.values() if stack.size]
 
     def nbytes(self, page_nbytes: int = 1) -> int:
@@ -45,12 +45,12 @@ class PackedArrays:
         return sum(-(-stack.nbytes // page_nbytes) * page_nbytes for stack in self.buffers)
 
     def unpacked(self) -> list[mx.array]:
-        """Return the arrays in their order, as views that are not to be changed."""
+        """Return the arrays in their order, as views. Do not change them."""
         # A plain index would gather, and copy.
         return [self._stacks[kind][place : place + 1] for kind, place in self._places]
 
     def mapped(self, change: Callable[[mx.array], mx.array]) -> "PackedArrays":
-        """Pack copies of what ``change`` makes of whole stacks; it keeps their first axis."""
+        """Pack copies of ``change(stack)`` for each stack. ``change`` keeps the first axis."""
         changed = {kind: change(stack) for kind, stack in self._stacks.items()}
         kinds = {kind: ((1, *stack.shape[1:]), stack.dtype) for kind, stack in changed.items()}
         stacks = {kinds[kind]: copied(stack) for kind, stack in changed.items()}
@@ -63,5 +63,5 @@ def _stacked(group: Sequence[mx.array]) -> mx.array:
 
 
 def copied(array: mx.array) -> mx.array:
-    """The array in a buffer of its own, never a view of a larger one."""
+    """Copy the array into a buffer of its own, never a view of a larger one."""
     return mx.contiguous(array) if array.size else array

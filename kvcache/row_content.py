@@ -1,4 +1,4 @@
-"""The content of one request's caches, read from them and put back."""
+"""Reads the content of one request's caches, and fills caches with it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from mlx_dp.kvcache.layout import CacheLayout
 class Snapshot:
     """A request's windows and states after ``position`` tokens. Nothing is copied.
 
-    ``windows`` hold the last tokens in their order in time, at most the window's width.
+    ``windows`` hold the last tokens in chronological order, at most the window's width.
     """
 
     position: int
@@ -36,7 +36,7 @@ class Snapshot:
 class RowContent:
     """One request's caches after ``length`` tokens, leaf by leaf, [1, ...] each.
 
-    ``kv`` has the leaves that keep every token, the others are in ``recent``. Nothing is copied.
+    ``kv`` has the leaves that keep every token; ``recent`` has the others. Nothing is copied.
     """
 
     length: int
@@ -44,7 +44,7 @@ class RowContent:
     recent: Snapshot
 
     def saved_kv(self, start: int, end: int) -> list[LayerKV]:
-        """Views of some tokens, in the leaves that keep every token."""
+        """Return views of some tokens, of the leaves that keep every token."""
         assert end <= self.length, (start, end, self.length)
         return [kv.tokens(start, end) for kv in self.kv]
 
@@ -78,7 +78,8 @@ def fill_caches(
 ) -> None:
     """Put the first ``length`` tokens into a model's own empty caches, with ``room`` for more.
 
-    A snapshot that covers more tokens is cut back: its windows must still hold the first one.
+    A snapshot of more tokens is cut back: its windows must still hold all tokens that remain
+    visible.
     """
     assert not layout.other_kinds, f"the content of {layout.other_kinds} is not known"
     assert (snapshot is not None) == layout.stateful, "states and windows need a snapshot"
@@ -94,12 +95,12 @@ def fill_caches(
 
 
 def cache_arrays(caches: Sequence[Any]) -> list[mx.array]:
-    """All arrays in a model's own caches. Unless they are evaluated, their graph grows."""
+    """Return all arrays in a model's own caches. Unless they are evaluated, their graph grows."""
     return [array for cache in caches for array in arrays_in(cache.state)]
 
 
 def make_room(layout: CacheLayout, caches: Sequence[Any], room: int) -> None:
-    """Have growing caches allocate ``room`` tokens at once."""
+    """Make growing caches allocate ``room`` tokens at once."""
     for leaf, cache in zip(layout.leaves, layout.flatten(caches), strict=True):
         leaf.kind.make_room(cache, room)
 

@@ -1,1 +1,1 @@
-"""Values and messages that controller and worker share; imports nothing of ours and no MLX."""
+"""Values and messages that controller and worker share. Imports no other folder and no MLX."""

@@ -6,7 +6,7 @@ from typing import Final
 from mlx_dp.proto.errors import ConfigError
 
 MLX_LM_LIMIT: Final = 4096
-"""mlx-lm makes it the hard limit of whatever process imports it, and only root may raise that."""
+"""mlx-lm sets this limit in each process that imports it; only root may raise the hard limit."""
 
 
 def check_descriptor_limit() -> None:

@@ -34,5 +34,5 @@ class DescriptorText(io.TextIOBase):
 
 
 def dropped_words(lines: int) -> str:
-    """The beginning of a notice that replaces dropped lines."""
+    """Return the beginning of a notice that replaces dropped lines."""
     return "1 line was dropped here" if lines == 1 else f"{lines} lines were dropped here"

@@ -14,9 +14,9 @@ class ExitCode(IntEnum):
     """
 
     OK = 0
-    """``Shutdown`` was received. Unasked, it is a death like any other."""
+    """``Shutdown`` was received. Without one, this exit counts as a crash."""
     CRASH = 1
-    """The interpreter gave up, for example on an import that failed."""
+    """The interpreter failed, for example on an import."""
     USAGE = 2
     """The command line was wrong; argparse chose this number."""
     CONFIG = 3
@@ -25,12 +25,12 @@ class ExitCode(IntEnum):
     UNSUPPORTED_MODEL = 6
     OUT_OF_MEMORY = 7
     HOST_LOST = 9
-    """Never a process's own: its machine is not heard any longer."""
+    """No process exits with this: the connection to its machine is lost."""
     PEER_LOST = 8
 
     @property
     def would_fail_again(self) -> bool:
-        """A restart with the same configuration cannot help."""
+        """Whether a restart with the same configuration cannot help."""
         return self in (
             ExitCode.USAGE,
             ExitCode.CONFIG,

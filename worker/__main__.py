@@ -1,6 +1,6 @@
-"""The worker process, and helpers that need MLX: ``python -m mlx_dp.worker COMMAND``.
+"""The worker process, and helper processes that need MLX: ``python -m mlx_dp.worker COMMAND``.
 
-Imports nothing but the standard library and the parent watch, until that watch is set.
+Imports only the standard library and the parent watch until the watch has started.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from mlx_dp.worker.parent_output import print_to_parent
 from mlx_dp.worker.parent_watch import watch_parent
 
 LAST_WORDS_S: Final = 2.0
-"""How long the last message may take to leave, before the process ends anyway."""
+"""The time for the last message to leave before the process ends anyway."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -38,24 +38,29 @@ def main(argv: Sequence[str]) -> int:
                 print(json.dumps({"error": str(error)}))
                 return 1
             # It imports mlx-lm.
-            from mlx_dp.worker import probe
+            from mlx_dp.worker import model_probe
 
-            return probe.main(arguments)
+            return model_probe.main(arguments)
         case _:
             return _serve(_parser().parse_args(argv))
 
 
 def _watch_parser(*, required: bool) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--parent-pid", type=int, required=required, help="the process to end with")
     parser.add_argument(
-        "--death-fd", type=int, required=required, help="a pipe that ends when the parent does"
+        "--parent-pid", type=int, required=required, help="end when this process ends"
+    )
+    parser.add_argument(
+        "--death-fd",
+        type=int,
+        required=required,
+        help="descriptor of a pipe that ends with the parent",
     )
     return parser
 
 
 def _watched(argv: list[str]) -> list[str]:
-    """Set the parent watch where it is asked for; return the helper's own arguments."""
+    """Start the parent watch if the arguments ask for it; return the remaining arguments."""
     arguments, rest = _watch_parser(required=False).parse_known_args(argv)
     if arguments.parent_pid is not None and arguments.death_fd is not None:
         _leave_signals_to_parent()
@@ -71,22 +76,26 @@ def _parser() -> argparse.ArgumentParser:
     serve = commands.add_parser(
         "serve",
         parents=[_watch_parser(required=True)],
-        help="be a worker of the controller that starts this",
+        help="run a worker for the controller that starts this",
     )
-    serve.add_argument("--endpoint", required=True, help="where the controller listens")
+    serve.add_argument("--endpoint", required=True, help="the controller's address")
     serve.add_argument("--identity", required=True, help="owner and incarnation, never used twice")
     serve.add_argument(
         "--log-level",
         default="info",
         choices=("debug", "info", "warning", "error", "critical"),
     )
-    serve.add_argument("--keys", type=Path, help="directory of the keys, on another machine")
-    serve.add_argument("--model-path", help="the model here, in place of the controller's")
+    serve.add_argument(
+        "--keys", type=Path, help="directory of the keys, for a controller on another machine"
+    )
+    serve.add_argument(
+        "--model-path", help="the model's path on this host (default: the controller's)"
+    )
     serve.add_argument("--memory-nbytes", type=int, help="this worker's share of its device")
     serve.add_argument(
         "--trust-remote-code",
         action=argparse.BooleanOptionalAction,
-        help="whether the model here may bring code, in place of the controller's choice",
+        help="whether code of the model may run on this host (default: the controller's choice)",
     )
     commands.add_parser("convert", add_help=False, help="make a model directory of a GGUF file")
     commands.add_parser("probe", add_help=False, help="measure a model without serving it")
@@ -96,9 +105,9 @@ def _parser() -> argparse.ArgumentParser:
 def _serve(arguments: argparse.Namespace) -> int:
     _leave_signals_to_parent()
     print_to_parent()
-    # The first rung of the ladder for a hang is SIGABRT: it shows every thread's stack.
+    # A hung worker first gets SIGABRT, which prints every thread's stack.
     faulthandler.enable()
-    # On macOS it is this one, which the worker survives.
+    # On macOS it gets SIGUSR1, which it survives.
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     try:
         watch_parent(arguments.parent_pid, arguments.death_fd)
@@ -116,25 +125,25 @@ def _serve(arguments: argparse.Namespace) -> int:
 
     keys = None if arguments.keys is None else read_worker_keys(arguments.keys)
     channel = WorkerChannel(arguments.endpoint, arguments.identity, keys)
-    own = HostOverrides(
+    overrides = HostOverrides(
         model_path=arguments.model_path,
         memory_nbytes=arguments.memory_nbytes,
         trust_remote_code=arguments.trust_remote_code,
     )
     try:
-        return run_worker(channel, own)
+        return run_worker(channel, overrides)
     finally:
         channel.close(linger_s=LAST_WORDS_S)
 
 
 def _leave_signals_to_parent() -> None:
-    """Ignore the signals that a service's processes get together: the controller decides.
+    """Ignore the signals that go to all processes of a service: the controller decides.
 
     Shutdown, the controller's exit and SIGKILL end this process.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    # The controller has started us with them blocked, so that there is no moment without.
+    # The controller starts us with these signals blocked, so there is no gap before this.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 

@@ -1,4 +1,4 @@
-"""Buffers commands that arrive in the middle of a step, while it waits for a peer."""
+"""Buffers commands that arrive while a step waits for a peer."""
 
 from typing import Final
 
@@ -6,8 +6,8 @@ from mlx_dp.proto.messages.protocol import Down, Shutdown, Up
 from mlx_dp.worker.channel import Channel
 from mlx_dp.worker.contract.peers import PassEndedError
 
-_MAX_HELD: Final = 1_024
-"""Then nothing more is read, so that the controller's own queue fills up."""
+_MAX_BUFFERED: Final = 1_024
+"""Beyond this, ``listen`` reads nothing more, and the controller's own queue fills up."""
 
 
 class ShutdownRequestedError(PassEndedError):
@@ -15,14 +15,14 @@ class ShutdownRequestedError(PassEndedError):
 
 
 class BufferedChannel:
-    """A channel that can be listened to in the middle of a step.
+    """A channel that can be read in the middle of a step.
 
     Shutdown takes effect at once; other commands are kept for the next ``drain``, in order.
     """
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._held: list[Down] = []
+        self._buffered: list[Down] = []
 
     @property
     def congested(self) -> bool:
@@ -36,21 +36,21 @@ class BufferedChannel:
         self._channel.send(message)
 
     def drain(self) -> list[Down]:
-        held, self._held = self._held, []
-        return held + self._channel.drain()
+        buffered, self._buffered = self._buffered, []
+        return buffered + self._channel.drain()
 
     def wait(self, timeout_s: float, beside: int | None = None) -> bool:
-        if self._held:
+        if self._buffered:
             return True
         if beside is None:
             return self._channel.wait(timeout_s)
         return self._channel.wait(timeout_s, beside)
 
     def listen(self) -> None:
-        """Read the commands that have arrived, and keep them. Raises ShutdownRequestedError."""
-        if len(self._held) >= _MAX_HELD:
+        """Read and buffer the commands that have arrived. Raises ShutdownRequestedError."""
+        if len(self._buffered) >= _MAX_BUFFERED:
             return
         commands = self._channel.drain()
-        self._held += commands
+        self._buffered += commands
         if any(isinstance(command, Shutdown) for command in commands):
             raise ShutdownRequestedError("the controller sent Shutdown")

@@ -1,4 +1,4 @@
-"""The wire to the controller, as start-up and loop see it."""
+"""The connection to the controller, as start-up and loop use it."""
 
 from typing import Protocol
 
@@ -6,20 +6,21 @@ from mlx_dp.proto.messages.protocol import Down, Up
 
 
 class Channel(Protocol):
-    """Owned by one thread."""
+    """Sends events and receives commands. Owned by one thread."""
 
     @property
     def congested(self) -> bool:
-        """The controller does not read, and frames wait for it."""
+        """Whether frames wait because the controller does not read."""
 
     @property
     def malformed_frames(self) -> int:
-        """Frames from the controller that were dropped, since they broke the protocol."""
+        """Frames from the controller that were dropped because they broke the protocol."""
 
     def send(self, message: Up) -> None: ...
 
     def drain(self) -> list[Down]: ...
 
     def wait(self, timeout_s: float, beside: int | None = None) -> bool:
-        """Block until a message is there (True), the descriptor ``beside`` can be read, or the
-        time is up."""
+        """Block until a message is there (True), the descriptor ``beside`` is readable, or the
+        time is up.
+        """

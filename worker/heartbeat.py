@@ -1,4 +1,4 @@
-"""The heartbeats of a worker: from its start and its decode loop, and from no other thread."""
+"""The heartbeats of a worker, from start-up and the loop. Only the main thread sends them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ from mlx_dp.worker.scheduling.step_timer import StepTime
 
 
 def resident_nbytes() -> int:
-    """Memory of this process as the system counts it."""
+    """Return the resident memory of this process."""
     return int(psutil.Process().memory_info().rss)
 
 
 def starting_heartbeat(phase: WorkerPhase, awaits_rank: int | None = None) -> Heartbeat:
-    """The heartbeat of a worker that cannot serve yet, as it enters a phase or waits in it."""
+    """Return the heartbeat of a worker that is not ready, as it enters a phase or waits in it."""
     return Heartbeat(
         phase=phase,
         step=0,
@@ -37,7 +37,7 @@ def starting_heartbeat(phase: WorkerPhase, awaits_rank: int | None = None) -> He
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopState:
-    """The loop's own part of a heartbeat, in the words of ``Heartbeat``."""
+    """The loop's part of a heartbeat. Fields are those of ``Heartbeat``."""
 
     step: int
     step_tokens: int
@@ -47,41 +47,41 @@ class LoopState:
 
 
 _FEW_TOKENS: Final = 8
-"""Prompt tokens so few that no heartbeat is sent only because they are computed."""
+"""So few prompt tokens alone do not cause a heartbeat."""
 
 
 class HeartbeatSchedule:
-    """When the next heartbeat is due, and its content. The first is due at once."""
+    """The time and content of the next heartbeat. The first is due at once."""
 
     def __init__(self, interval_s: float, resident: Callable[[], int] = resident_nbytes) -> None:
         self._interval_s = interval_s
         self._resident = resident
         self._due_at: float | None = None
-        self._told_tokens = 0
+        self._reported_tokens = 0
 
-    def tells(self, step_tokens: int) -> bool:
-        """Whether the last heartbeat told of about so many prompt tokens: no fewer, and no more
-        than twice as many.
+    def covers(self, step_tokens: int) -> bool:
+        """Whether the last heartbeat reported about ``step_tokens`` prompt tokens: no fewer, and at
+        most twice as many.
 
-        The controller allows time for what it was told of, so that it has to hear as well when
-        most of that is done.
+        The controller allows time for the reported tokens, so it must also hear when most of them
+        are done.
         """
-        return step_tokens <= self._told_tokens <= max(2 * step_tokens, _FEW_TOKENS)
+        return step_tokens <= self._reported_tokens <= max(2 * step_tokens, _FEW_TOKENS)
 
     def due_in(self, now: float) -> float:
         """Seconds to the next heartbeat; 0 when it is due."""
         return 0.0 if self._due_at is None else max(0.0, self._due_at - now)
 
-    def hasten(self) -> None:
-        """Make the next heartbeat due at once, since there is news to tell."""
+    def make_due(self) -> None:
+        """Make the next heartbeat due at once, since its content has changed."""
         self._due_at = None
 
-    def beat(
+    def make_heartbeat(
         self, now: float, state: LoopState, *, scheduler: Scheduler, engine: Engine
     ) -> Heartbeat:
-        """Return the heartbeat to send now, and set the time of the next."""
+        """Return the heartbeat to send now; set the time of the next."""
         self._due_at = now + self._interval_s
-        self._told_tokens = state.step_tokens
+        self._reported_tokens = state.step_tokens
         memory = engine.memory()
         return Heartbeat(
             phase=WorkerPhase.DRAINING if scheduler.draining else WorkerPhase.SERVING,
@@ -106,10 +106,11 @@ class HeartbeatSchedule:
 
 
 class LoopHeartbeats:
-    """Sends the loop's heartbeats, in the middle of a step as well. Passes of a group report here.
+    """Sends the loop's heartbeats, also in the middle of a step. It is the ``PassWatch`` of a
+    group.
 
-    ``step`` counts the loop's steps. A step lasts as long as the passes that it is part of, so
-    the tokens of the peers in them count like one's own.
+    ``step`` counts the loop's steps. A step lasts as long as its passes, so the peers' tokens in
+    these passes count like own tokens.
     """
 
     def __init__(
@@ -137,60 +138,62 @@ class LoopHeartbeats:
         return self._schedule.due_in(self._clock())
 
     def begin_step(self, own_tokens: int) -> None:
-        """A step begins with so many prompt tokens under way, those of the step before included."""
+        """Record that a step begins. ``own_tokens``: prompt tokens under way, including those of
+        the step before.
+        """
         self._own_tokens = own_tokens
         self._peer_tokens_before, self._peer_tokens = self._peer_tokens, 0
-        self._tell()
+        self._report_tokens()
 
     def launched(self, own_tokens: int) -> None:
-        """The step is launched, and so many prompt tokens may still be under way.
+        """Record that the step is launched; ``own_tokens`` prompt tokens may still be under way.
 
-        The step before it is done, whose tokens the controller must not allow time for any more.
+        The step before is done: the controller must not allow time for its tokens any more.
         """
         self._own_tokens = own_tokens
         self.step += 1
-        self._tell()
+        self._report_tokens()
 
-    def took(self, step: StepTime) -> None:
-        """A step was measured: its prompt tokens tell how long the next ones may take."""
-        # A step that blocks is measured itself, any other while the next one is under way.
+    def measured(self, step: StepTime) -> None:
+        """Update the pace with a measured step."""
+        # A blocking step is measured at its own call, any other at the next one's.
         blocks = self._engine.launch_blocks
         peer_tokens = self._peer_tokens if blocks else self._peer_tokens_before
         self._pace.observe(step.duration_s, step.prefilled + peer_tokens)
 
     def idle(self) -> None:
-        """No step of this worker's own is under way."""
+        """Record that no step of this worker is under way."""
         self._own_tokens = 0
         self._peer_tokens_before, self._peer_tokens = self._peer_tokens, 0
 
-    def if_due(self) -> bool:
-        """Send a heartbeat if it is time."""
+    def send_if_due(self) -> bool:
+        """Send a heartbeat if one is due; return whether it was."""
         if self.due_in > 0.0:
             return False
-        self._beat()
+        self._send()
         return True
 
     def awaiting(self, rank: int) -> None:
-        """A pass waits for this rank. The controller may know why."""
+        """Report that a pass waits for ``rank``, and read commands."""
         if self.due_in <= 0.0:
-            self._beat(awaits_rank=rank)
+            self._send(awaits_rank=rank)
         self._channel.listen()
 
     def agreed(self, peer_tokens: int) -> None:
-        """A pass begins, in which the peers run so many tokens."""
+        """Add the tokens that peers run in a pass that begins."""
         self._peer_tokens += peer_tokens
-        self._tell()
+        self._report_tokens()
 
     @property
     def _step_tokens(self) -> int:
         return self._own_tokens + self._peer_tokens + self._peer_tokens_before
 
-    def _tell(self) -> None:
-        # The controller hears of a step before it: no heartbeat leaves while the device computes.
-        if not self._schedule.tells(self._step_tokens):
-            self._beat()
+    def _report_tokens(self) -> None:
+        # Report a step before it runs: no heartbeat leaves while the device computes.
+        if not self._schedule.covers(self._step_tokens):
+            self._send()
 
-    def _beat(self, awaits_rank: int | None = None) -> None:
+    def _send(self, awaits_rank: int | None = None) -> None:
         state = LoopState(
             step=self.step,
             step_tokens=self._step_tokens,
@@ -199,14 +202,14 @@ class LoopHeartbeats:
             prefill_token_s=self._pace.token_s,
         )
         self._channel.send(
-            self._schedule.beat(
+            self._schedule.make_heartbeat(
                 self._clock(), state, scheduler=self._scheduler, engine=self._engine
             )
         )
 
 
 class StartHeartbeats:
-    """One heartbeat as each phase is entered, and more while a peer is late in it."""
+    """Sends a heartbeat when each phase begins, and more while a peer is late."""
 
     def __init__(
         self, channel: BufferedChannel, interval_s: float, clock: Callable[[], float]
@@ -215,22 +218,22 @@ class StartHeartbeats:
         self._interval_s: Final = interval_s
         self._clock: Final = clock
         self._phase: WorkerPhase | None = None
-        self._beat_at = clock()
+        self._sent_at = clock()
 
     def enter(self, phase: WorkerPhase) -> None:
         self._phase = phase
-        self._beat(None)
+        self._send(None)
 
     def awaiting(self, rank: int) -> None:
-        """A pass waits for this rank. Raises ShutdownRequestedError."""
-        if self._clock() - self._beat_at >= self._interval_s:
-            self._beat(rank)
+        """Report that a pass waits for ``rank``; read commands. Raises ShutdownRequestedError."""
+        if self._clock() - self._sent_at >= self._interval_s:
+            self._send(rank)
         self._channel.listen()
 
     def agreed(self, peer_tokens: int) -> None:
-        """A start has no allowance that depends on tokens."""
+        """Do nothing: time limits of a start do not depend on tokens."""
 
-    def _beat(self, awaits_rank: int | None) -> None:
+    def _send(self, awaits_rank: int | None) -> None:
         assert self._phase is not None, "enter() comes first"
-        self._beat_at = self._clock()
+        self._sent_at = self._clock()
         self._channel.send(starting_heartbeat(self._phase, awaits_rank))

@@ -7,12 +7,12 @@ from mlx_dp.proto.messages.protocol import Start
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostOverrides:
-    """The model's path here, and this device's memory. None: as in ``Start``."""
+    """Values of this host that replace those of ``Start``. None: not overridden."""
 
     model_path: str | None = None
     memory_nbytes: int | None = None
     trust_remote_code: bool | None = None
-    """The host's owner decides whether code of the model may run there."""
+    """Whether code of the model may run on this host."""
 
     def apply(self, start: Start) -> Start:
         if self.model_path is not None:

@@ -28,11 +28,11 @@ _logger = logging.getLogger(__name__)
 
 
 class WorkerLoop:
-    """Joins channel, scheduler and engine, without decisions of its own.
+    """Connects channel, scheduler and engine. It makes no decisions.
 
-    Commands take effect between steps, so an aborted request is gone within one. While the
-    controller reads nothing, nothing is generated either: tokens are never dropped, and memory
-    stays bounded. While nothing runs here, it takes part in the passes of its peers.
+    Commands take effect between steps, so an aborted request ends within one step. While the
+    controller does not read, no tokens are generated: so none are dropped, and memory stays
+    bounded. While idle, the worker takes part in the passes of its peers.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class WorkerLoop:
                 return ExitCode.OK
             except Exception as error:
                 failed = serving_failure(error)
-                # This rank did nothing wrong, so its own stack explains nothing.
+                # This rank is not at fault, so its stack explains nothing.
                 trace = failed.kind is not FailureKind.PEER_LOST
                 _logger.error(
                     "step %d failed: %s", self._heartbeats.step, failed.message, exc_info=trace
@@ -76,7 +76,7 @@ class WorkerLoop:
                 return ended
 
     def run_once(self) -> ExitCode | None:
-        """Receive, run one step or wait, and send. Returns the exit code when the worker ends."""
+        """Receive, run one step or wait, and send. Returns an exit code if the worker must end."""
         for message in self._channel.drain():
             if isinstance(message, Shutdown):
                 return ExitCode.OK
@@ -88,7 +88,7 @@ class WorkerLoop:
             return None
         if self._runner.busy:
             self._run_step()
-            self._heartbeats.if_due()
+            self._heartbeats.send_if_due()
             return None
         self._idle()
         return None
@@ -103,7 +103,7 @@ class WorkerLoop:
                 self._runner.flush(message)
             case Drain():
                 self._scheduler.drain()
-                self._schedule.hasten()
+                self._schedule.make_due()
             case Start():
                 _logger.warning("ignored a second Start")
             case _:
@@ -128,7 +128,7 @@ class WorkerLoop:
             blocks=self._engine.launch_blocks,
         )
         if took is not None:
-            self._heartbeats.took(took)
+            self._heartbeats.measured(took)
         self._heartbeats.launched(self._timer.prefilling)
         if took is not None:
             self._chunk_budget.observe(
@@ -137,11 +137,11 @@ class WorkerLoop:
         self._runner.absorb(drawn)
 
     def _idle(self) -> None:
-        """Nothing runs: sleep until a message arrives or a heartbeat is due."""
+        """Sleep until a message arrives or a heartbeat is due."""
         self._timer.idle()
         self._heartbeats.idle()
-        self._scheduler.rest()
-        if self._heartbeats.if_due():
+        self._scheduler.idle()
+        if self._heartbeats.send_if_due():
             self._scheduler.check()
         self._sleep(self._heartbeats.due_in)
 
@@ -150,7 +150,7 @@ class WorkerLoop:
         peers = self._engine.peers
         if peers is None:
             self._channel.wait(timeout_s)
-        elif peers.wanted():
+        elif peers.poll_wanted():
             peers.take_part()
         else:
             self._channel.wait(timeout_s, peers.fd)

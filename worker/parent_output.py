@@ -1,4 +1,4 @@
-"""A worker's output, into a pipe that its parent may not read for a while."""
+"""A worker's output to its parent's pipe, which the parent may not read for a while."""
 
 import errno
 import os
@@ -11,14 +11,14 @@ from typing import Final
 from mlx_dp.proto.descriptor_text import DescriptorText, dropped_words
 
 _WAIT_S: Final = 0.05
-"""How long a full pipe is waited for: once, until something is taken again."""
+"""How long to wait for a full pipe; not again until the parent has read something."""
 
 
 class ParentOutput(DescriptorText):
-    """A text stream over a descriptor that may be non-blocking: text that finds no room is dropped.
+    """A text stream over a descriptor that may be non-blocking. Text that does not fit is dropped.
 
-    Written at once and by the thread that says it, so that the last words before a crash are
-    there. Lines that were dropped are told once there is room again.
+    The calling thread writes at once, so the last words before a crash get out. A notice replaces
+    dropped lines once there is room again.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -30,7 +30,7 @@ class ParentOutput(DescriptorText):
         self._within_line = False
 
     def write(self, text: str) -> int:
-        """Write as much as there is room for. Never fails."""
+        """Write as much as fits. Never fails."""
         output = text.encode(self.encoding, self.errors)
         if not output:
             return 0
@@ -39,7 +39,7 @@ class ParentOutput(DescriptorText):
             notice = self._notice() if self._gap else b""
             left = self._put(notice + output, patience_s)
             if len(left) <= len(output):
-                # The notice is out, where there was one.
+                # The notice, if any, was written.
                 self._dropped = 0
             self._gap = bool(left)
             self._dropped += left[-len(output) :].count(b"\n")
@@ -53,7 +53,7 @@ class ParentOutput(DescriptorText):
         return start + f"{dropped_words(self._dropped)}: they were not read\n".encode()
 
     def _put(self, output: bytes, patience_s: float) -> bytes:
-        """Write as much as there is room for; return the rest."""
+        """Write as much as fits; return the rest."""
         while output:
             try:
                 written = os.write(self._descriptor, output)
@@ -68,9 +68,9 @@ class ParentOutput(DescriptorText):
 
 
 def print_to_parent() -> None:
-    """Have this process print so that it never waits for its parent to read, in C code neither.
+    """Make this process print without waiting for its parent to read, even from C code.
 
-    No other process writes to its pipe, so that it may be made non-blocking.
+    No other process writes to its pipe, so the pipe may be made non-blocking.
     """
     for descriptor in (1, 2):
         if stat.S_ISFIFO(os.fstat(descriptor).st_mode):

@@ -1,6 +1,6 @@
 """Ends this process as soon as its parent is gone, whatever the main thread is doing.
 
-Loads no library: it must watch before MLX is imported, which lasts seconds.
+Loads no library: the watch must start before MLX is imported, which takes seconds.
 """
 
 import fcntl
@@ -13,15 +13,15 @@ from typing import Any, Final, NoReturn
 
 from mlx_dp.proto.exit_codes import ExitCode
 
-# A poll is the last resort, and an orphan must be gone within 2 s.
+# The poll is the last resort; an orphan must end within 2 s.
 POLL_INTERVAL_S: Final = 1.0
 
 
 def watch_parent(parent_pid: int, death_fd: int) -> None:
-    """Watch by every means that the system has, and return.
+    """Start every watch that the system offers, and return.
 
-    ``death_fd`` is the read end of a pipe whose only write end the parent holds and never writes
-    to, so its end of file is the parent's end. Raises OSError when it is no open descriptor.
+    ``death_fd`` is the read end of a pipe. The parent holds its only write end and never writes, so
+    end of file means that the parent is gone. Raises OSError if it is not an open descriptor.
     """
     os.set_inheritable(death_fd, False)
     _exit_if_orphaned(parent_pid)
@@ -49,7 +49,7 @@ def _kill_at_end_of_file(death_fd: int) -> None:
     fcntl.fcntl(death_fd, fcntl.F_SETSIG, signal.SIGKILL)
     flags = fcntl.fcntl(death_fd, fcntl.F_GETFL)
     fcntl.fcntl(death_fd, fcntl.F_SETFL, flags | os.O_ASYNC)
-    # The pipe may have ended before it was armed; the thread that reads it finds that.
+    # The pipe may have ended before this was armed; the thread that reads it notices.
 
 
 def _watch_pipe(death_fd: int) -> None:
@@ -59,7 +59,7 @@ def _watch_pipe(death_fd: int) -> None:
 
 
 def _watch_pid(parent_pid: int) -> None:
-    """Compare the parent's pid: at its exit where kqueue tells, and now and then anywhere."""
+    """Compare the parent's pid: when kqueue reports an exit, and at intervals everywhere."""
     queue = _exit_queue(parent_pid)
     while True:
         if queue is None:
@@ -70,7 +70,7 @@ def _watch_pid(parent_pid: int) -> None:
 
 
 def _exit_queue(parent_pid: int) -> Any | None:
-    """A kqueue that reports the parent's exit, or None on systems without."""
+    """Return a kqueue that reports the parent's exit; None: the system has no kqueue."""
     # Linux' type stubs do not know it.
     system: Any = select
     if not hasattr(system, "kqueue"):
@@ -86,6 +86,6 @@ def _exit_queue(parent_pid: int) -> Any | None:
         queue.control([event], 0)
     except ProcessLookupError:
         _exit()
-    # The parent may have gone before this was registered, and its number to another process.
+    # The parent may have ended before this was registered, and its pid may be reused.
     _exit_if_orphaned(parent_pid)
     return queue

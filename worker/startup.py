@@ -1,4 +1,4 @@
-"""From a bare process to a serving worker: Hello, Start, load, capacity, warm-up, Ready."""
+"""The start of a worker: Hello, Start, load, capacity, warm-up, Ready."""
 
 import logging
 import os
@@ -40,7 +40,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedWorker:
-    """A worker that may say Ready. ``context_length`` is the limit for requests."""
+    """A worker that can send Ready. ``context_length`` is the limit for requests."""
 
     engine: Engine
     capacity: OwnerCapacity
@@ -49,7 +49,7 @@ class LoadedWorker:
 
 def run_worker(
     channel: Channel,
-    own: HostOverrides | None = None,
+    overrides: HostOverrides | None = None,
     *,
     clock: Callable[[], float] = time.monotonic,
 ) -> ExitCode:
@@ -58,10 +58,10 @@ def run_worker(
     start = _await_start(channel)
     if start is None:
         return ExitCode.OK
-    if own is not None:
-        start = own.apply(start)
+    if overrides is not None:
+        start = overrides.apply(start)
     began_at = clock()
-    # Peers may be waited for from here on, and the controller is listened to meanwhile.
+    # From here on the start may wait for peers; it reads commands meanwhile.
     channel = BufferedChannel(channel)
     try:
         started = _bring_up(
@@ -90,13 +90,13 @@ def run_worker(
     )
     code = _loop(start, started, channel, clock).run()
     if code is ExitCode.OK:
-        # A device that failed is not asked for anything more: the process ends anyway.
+        # After a failure the device is left alone: the process ends anyway.
         started.engine.close()
     return code
 
 
 def _await_start(channel: Channel) -> Start | None:
-    """Wait for Start without a limit: the parent watch notices when the controller is gone."""
+    """Wait for Start without a time limit: the parent watch ends orphans."""
     while True:
         for message in channel.drain():
             match message:
@@ -109,12 +109,14 @@ def _await_start(channel: Channel) -> Start | None:
         channel.wait(_START_POLL_S)
 
 
-def _bring_up(start: Start, beats: StartHeartbeats, clock: Callable[[], float]) -> LoadedWorker:
-    engine = _load(start, beats, clock)
+def _bring_up(
+    start: Start, heartbeats: StartHeartbeats, clock: Callable[[], float]
+) -> LoadedWorker:
+    engine = _load(start, heartbeats, clock)
     facts = engine.facts
     capacity, context_length = _resolve(start, facts)
     engine.open(capacity)
-    beats.enter(WorkerPhase.WARMING)
+    heartbeats.enter(WorkerPhase.WARMING)
     warm_up(
         engine,
         capacity,
@@ -125,10 +127,10 @@ def _bring_up(start: Start, beats: StartHeartbeats, clock: Callable[[], float]) 
     return LoadedWorker(engine=engine, capacity=capacity, context_length=context_length)
 
 
-def _load(start: Start, beats: StartHeartbeats, clock: Callable[[], float]) -> Engine:
+def _load(start: Start, heartbeats: StartHeartbeats, clock: Callable[[], float]) -> Engine:
     match start.engine:
         case EngineKind.FAKE:
-            beats.enter(WorkerPhase.LOADING)
+            heartbeats.enter(WorkerPhase.LOADING)
             return FakeEngine.load(
                 start.fake, clock=clock, sleep=time.sleep, prefix_cache=start.prefix_cache
             )
@@ -137,7 +139,7 @@ def _load(start: Start, beats: StartHeartbeats, clock: Callable[[], float]) -> E
             # A worker with the fake engine never loads MLX.
             from mlx_dp.worker.engine.mlx_engine import MlxEngine
 
-            return MlxEngine.load(start, beats)
+            return MlxEngine.load(start, heartbeats)
         case _:
             assert_never(start.engine)
 

@@ -23,10 +23,10 @@ def warm_up(
     chunk_tokens: int,
     clock: Callable[[], float],
 ) -> None:
-    """Serve made-up requests by the code that serves real ones, and leave nothing of them behind.
+    """Serve made-up requests with the code that serves real ones, then reset the engine.
 
-    A scheduler of its own plans the steps, within the owner's memory. Requests that it rejects, as
-    the model follows no grammars or memory is short, are left out.
+    A separate scheduler plans the steps, within the owner's memory. Requests that it rejects,
+    because the model cannot follow grammars or memory is short, are left out.
     """
     engine.warm_up()
     longest_s = engine.facts.warm_up_s
@@ -45,14 +45,14 @@ def warm_up(
     def elapsed_s() -> float:
         return clock() - began_at
 
-    for each in warm_up_rounds(scope):
+    for warm_up_round in warm_up_rounds(scope):
         so_far_s = elapsed_s()
         if so_far_s > longest_s:
-            _logger.info("warm-up: %.1f s left no time for %s", so_far_s, each.name)
+            _logger.info("warm-up: stopped after %.1f s, before %s", so_far_s, warm_up_round.name)
             break
-        end_s = 2 * so_far_s if each.dispensable else longest_s
-        budget = min(each.budget, chunk_tokens)
-        _run(each, runner, budget, late=partial(_is_late, elapsed_s, end_s))
+        end_s = 2 * so_far_s if warm_up_round.dispensable else longest_s
+        budget = min(warm_up_round.budget, chunk_tokens)
+        _run(warm_up_round, runner, budget, late=partial(_is_late, elapsed_s, end_s))
     runner.flush(Flush(flush_id=0))
     scheduler.check()
     engine.reset()
@@ -63,17 +63,19 @@ def _is_late(elapsed_s: Callable[[], float], end_s: float) -> bool:
     return elapsed_s() > end_s
 
 
-def _run(each: WarmUpRound, runner: StepRunner, budget: int, *, late: Callable[[], bool]) -> None:
+def _run(
+    requests: WarmUpRound, runner: StepRunner, budget: int, *, late: Callable[[], bool]
+) -> None:
     """Run a round to its end, or until it is ``late``."""
-    for wave in (each.companions, *each.waves):
+    for wave in (requests.companions, *requests.waves):
         for submit in wave:
             runner.submit(submit)
         while runner.waiting and not late():
             _step(runner, budget)
-    others = [submit for wave in each.waves for submit in wave]
-    while any(map(runner.runs, others)) and not late():
+    others = [submit for wave in requests.waves for submit in wave]
+    while any(map(runner.is_running, others)) and not late():
         _step(runner, budget)
-    for submit in (*each.companions, *others):
+    for submit in (*requests.companions, *others):
         runner.abort(Abort(request_id=submit.request_id, epoch=submit.epoch))
     while runner.busy:
         _step(runner, budget)

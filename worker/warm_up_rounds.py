@@ -1,8 +1,8 @@
-"""What the warm-up runs: one request at least for each form that a step has in service.
+"""The warm-up's requests: at least one for each form of a step in service.
 
 The first use of a kernel compiles it, which takes seconds on Metal. A kernel belongs to an
-operation, its element types and, roughly, a power of two of its size: so each form is run once, and
-not every combination of forms.
+operation, its element types and, roughly, a power of two of its size: so each form is run once, not
+every combination of forms.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ ALONE_TOKENS: Final = 512
 MIXED_TOKENS: Final = 32
 """Prompt tokens of a step that decodes as well, so that they share its forward pass."""
 LONG_TOKENS: Final = 1_100
-"""Metal attends to more than 1,024 tokens by kernels of their own."""
+"""Metal uses other attention kernels for more than 1,024 tokens."""
 
 _EPOCH: Final = 1
 _GREEDY: Final = SamplingParams(temperature=0.0)
@@ -55,22 +55,22 @@ SAMPLINGS: Final = (
     SamplingParams(temperature=0.0, min_tokens=2),
     _ALL,
 )
-"""Each way to sample by itself, and all at once."""
+"""Each sampling parameter alone, and all together."""
 ALONE: Final = (
     SamplingParams(temperature=0.8),
     SamplingParams(temperature=0.8, top_k=20),
     _ALL,
 )
-"""Samplings that compute something else when every row of the batch has them."""
+"""Samplings that run other kernels when all rows of the batch have them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmUpRound:
     """Requests that run together.
 
-    ``companions`` come first, decode beside the others, and are aborted when those are done. Each
-    wave is submitted once the prompts of the one before are in. ``budget``: prompt tokens of a
-    step. ``dispensable``: it may take no longer than all rounds before it.
+    ``companions`` start first, decode beside the others, and are aborted when the others are done.
+    A wave is submitted once the prompts of the wave before are complete. ``budget``: prompt tokens
+    per step. ``dispensable``: it may take no longer than all rounds before it.
     """
 
     name: str
@@ -82,7 +82,7 @@ class WarmUpRound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmUpScope:
-    """What bounds the rounds: rows at once, and tokens of a request."""
+    """The limits of the rounds: concurrent rows, and tokens of a request."""
 
     shape: ModelShape
     request_slots: int
@@ -111,7 +111,7 @@ class _Requests:
         self._ids = count(1)
 
     def prompt(self, num_tokens: int) -> tuple[int, ...]:
-        """Return tokens that no other prompt begins with, so that none is in the prefix cache."""
+        """Return tokens that no other prompt begins with, so that the prefix cache has none."""
         vocab_size = self._scope.shape.vocab_size
         first = 97 * next(self._ids)
         return tuple((first + place) % vocab_size for place in range(num_tokens))
@@ -133,7 +133,7 @@ class _Requests:
             prompt_ids=prompt_ids[: max(1, most - max_tokens)],
             output_ids=output_ids,
             max_tokens=max_tokens,
-            # Only grammars and min_tokens look at it, and it hardly ever ends an answer.
+            # Only grammars and min_tokens use it, and it hardly ever ends an answer.
             stop_token_ids=(self._scope.shape.vocab_size - 1,),
             params=params,
             grammar=grammar,
@@ -141,7 +141,7 @@ class _Requests:
 
 
 def _sampling_rounds(make: _Requests, width: int) -> Iterator[WarmUpRound]:
-    """Every sampling in a batch with others, then those that differ when they are alone."""
+    """Every sampling in a mixed batch, then those that run other kernels alone."""
     mixed = [make.request(make.prompt(1 + place), 3, p) for place, p in enumerate(SAMPLINGS)]
     mixed.append(make.request(make.prompt(4), 3, grammar=_LETTERS))
     replayed = make.request(make.prompt(5), 6, _PENALTIES, output_ids=(0, 1))
@@ -161,7 +161,7 @@ def _mixed_round(make: _Requests) -> WarmUpRound:
         name="a prompt in chunks beside rows that decode",
         companions=(
             make.request(make.prompt(5), 200),
-            # It expects to outgrow the first width of slabs.
+            # Its expected length exceeds the first width of slabs.
             make.request(make.prompt(70), 600),
         ),
         waves=((make.request(make.prompt(150), 2),),),
@@ -170,7 +170,7 @@ def _mixed_round(make: _Requests) -> WarmUpRound:
 
 
 def _prefix_round(make: _Requests) -> WarmUpRound:
-    """A prompt from the prefix cache, and one that parts from it midway."""
+    """A prompt from the prefix cache, and one that shares only its beginning."""
     prompt = make.prompt(150)
     parting = (*prompt[:100], *make.prompt(50))
     return WarmUpRound(
@@ -192,7 +192,7 @@ def _width_round(make: _Requests, width: int) -> WarmUpRound:
 
 
 def _long_round(make: _Requests, shape: ModelShape) -> WarmUpRound:
-    """A prompt beyond every window that turns over within a long prompt."""
+    """A prompt longer than every window that a long prompt can fill."""
     tokens = max((w.tokens + 1 for w in shape.windows if w.tokens <= 2 * LONG_TOKENS), default=0)
     request = make.request(make.prompt(max(LONG_TOKENS, tokens)), 3)
     return WarmUpRound(name="a long prompt", waves=((request,),), dispensable=True)

@@ -1,9 +1,9 @@
-"""The one seam in mlx-lm: the attention function that its model files share.
+"""The one patch to mlx-lm: the attention function that its model files share.
 
 Rows of very different lengths cannot attend as one array without padding all of them to the
-longest, which on long contexts costs more than the rest of a step. So the shared function asks a
-batched cache whose rows lie in several slabs to attend slab by slab. With any other cache it is
-mlx-lm's own.
+longest, which on long contexts costs more than the rest of a step. So for a
+batched cache whose rows lie in several slabs, the patched function attends slab by slab. For any
+other cache it calls mlx-lm's own function.
 """
 
 import sys
@@ -39,7 +39,7 @@ def _attention(
 
 
 def install() -> None:
-    """Replace the attention function wherever models look for it. Idempotent.
+    """Replace the attention function in every module that refers to it. Idempotent.
 
     Call it before a model is loaded: model files import the function by name.
     """

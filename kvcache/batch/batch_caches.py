@@ -1,4 +1,4 @@
-"""The caches of all requests that decode together, of every kind that a model has."""
+"""The caches of all requests that decode together, of every kind in a model."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +16,7 @@ from mlx_dp.kvcache.row_content import RowContent, Snapshot
 
 
 class BatchCaches:
-    """Rows of KV, windows and states in one order, and ``caches`` for the model.
+    """Rows of KV, windows and states in one batch order; ``caches`` go to the model.
 
     ``state_sizes`` is the number of arrays in each state.
     """
@@ -55,7 +55,7 @@ class BatchCaches:
         return self._kv
 
     def join(self, key: int, content: RowContent, *, room: int) -> None:
-        """Copy a row in. ``room`` is how many tokens it is expected to reach."""
+        """Copy a row in. ``room`` is the number of tokens that it is expected to reach."""
         grown, windows = iter(content.kv), iter(content.recent.windows)
         kv = [
             next(grown) if window is None else to_ring(next(windows), content.length)
@@ -72,12 +72,12 @@ class BatchCaches:
         return self._kv.length(key)
 
     def saved_kv(self, key: int, start: int, end: int) -> list[LayerKV]:
-        """Views of a row's tokens, in the leaves that keep every token."""
+        """Return views of a row's tokens, of the leaves that keep every token."""
         views = self._kv.views(key, start, end)
         return [view for view, window in zip(views, self._windows, strict=True) if window is None]
 
     def snapshot(self, key: int) -> Snapshot:
-        """Views of a row's present windows and states."""
+        """Return views of a row's present windows and states."""
         length = self._kv.length(key)
         views = self._kv.views(key, length, length)
         windows = [
@@ -106,7 +106,7 @@ class BatchCaches:
         return self._kv.end_step()
 
     def arrays(self) -> list[mx.array]:
-        """Arrays to evaluate with each step, beside its output."""
+        """Return the arrays to evaluate with each step, besides its output."""
         return self._states.arrays()
 
     def check(self) -> None:

@@ -7,18 +7,18 @@ from mlx_dp.proto.messages.batching import Batching
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchForm:
-    """How the rows of a batch lie, and the shape of their mask.
+    """The layout of a batch's rows in memory, and the shape of their mask.
 
-    ``split``: in several slabs, for models that attend through the shared attention function.
+    ``split``: rows lie in several slabs, for models that use the shared attention function.
     ``grouped_mask``: the mask is [rows, 1, 1, 1, visible], for models with their own attention
     over [rows, KV heads, queries per KV head, 1, visible].
-    ``single``: one by one in the model's own caches, as mlx-lm runs a single request.
-    ``resumes``: the output does not depend on where prefill chunks end, so that a prompt may
-    continue from any cached prefix.
+    ``single``: rows run one by one in the model's own caches, as mlx-lm runs a single request.
+    ``resumes``: the output does not depend on where prefill chunks end, so a prompt may continue
+    from any cached prefix.
     ``pads``: chunks of several prompts can share a pass that is padded to the longest, for models
-    whose states keep the padding out. Models without states need no padding.
-    ``tails``: a step's tokens go to a tail beside each slab, for devices on which a write to the
-    slab copies it. Only a split form can have tails: slab and tail are two arrays.
+    whose states ignore the padding. Models without states need no padding.
+    ``tails``: a step writes its tokens to a tail beside each slab, for devices on which a write to
+    the slab copies it. Only a split form can have tails: slab and tail are two arrays.
     ``reason``: why a ``single`` form was chosen; empty for others.
     """
 

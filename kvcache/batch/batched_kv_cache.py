@@ -14,12 +14,12 @@ class NotSplittableError(Exception):
 
 
 class BatchedKVCache:
-    """One layer of the batch in mlx-lm's cache protocol, for one pass after another.
+    """One layer of the batch in mlx-lm's cache protocol.
 
     In a single slab, ``update_and_fetch`` returns the slab's keys and values, and any arithmetic
-    on them is right. Several slabs, tails and chunks of prompts do not form one array: then it
-    returns the new tokens' own keys and values, and ``attend``, called by the shared attention
-    function, finds the rest.
+    on them is right. Several slabs, tails and chunks of prompts do not form one array. Then it
+    returns only the new tokens' keys and values; the shared attention function calls ``attend``,
+    which uses the other tokens too.
     """
 
     def __init__(self, layer: int, *, window: int | None, grouped_mask: bool) -> None:
@@ -32,8 +32,8 @@ class BatchedKVCache:
         self._parts: list[tuple[LayerKV, ...]] = []
         self.offset: mx.array = mx.zeros((0,), dtype=mx.int32)
         self.asks_wide = False
-        # The fetched arrays, since some models make other work depend on them. Values that a
-        # model stores here are never read.
+        # The fetched arrays: some models make other work depend on them. Values that a model
+        # stores here are never read.
         self.keys: Any = None
         self.values: Any = None
 
@@ -47,16 +47,16 @@ class BatchedKVCache:
         return self.step.split
 
     def begin_step(self, step: KVStep | PaddedStep, offset: mx.array) -> None:
-        """``offset`` [rows] is each row's position of its first coming token."""
+        """``offset`` [rows] is the position of each row's next token."""
         self.offset = offset
         self._step = step
         self._attended = False
 
     def end_step(self) -> list[mx.array]:
-        """Forget the step: its views would make the next write a copy, and the requests of its
-        chunks may be gone by then.
+        """Release the step: its views would turn the next write into a copy, and the requests of
+        its chunks may be gone by then.
 
-        Returns arrays that were written and not attended to: nothing else would ever compute them.
+        Returns arrays that were written but not attended to: nothing else would compute them.
         """
         fetched, self._fetched = self._fetched, None
         split, self._step = self.split, None
@@ -88,7 +88,7 @@ class BatchedKVCache:
     def make_mask(
         self, N: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array | None:
-        """Return None, or booleans, true where a row may look.
+        """Return None, or booleans that are true for the tokens that a row may see.
 
         They are [rows, 1, 1, visible], with one axis more for models that group their heads.
         """

@@ -16,7 +16,7 @@ from mlx_dp.kvcache.kv_row import KVRow, LayerKV
 
 MIN_WIDTH: Final = 256
 SLAB_TOKENS: Final = 8192
-"""A slab has rows for about this many tokens, which bounds what a join can copy."""
+"""A slab has rows for about this many tokens. This bounds the copy that a join can cause."""
 
 
 class KVBatch:
@@ -24,9 +24,9 @@ class KVBatch:
 
     A long request costs short ones neither memory nor attention, since they lie in other slabs.
     Widths are powers of two as long as rows share a slab, and sixteenths of the next power of two
-    beyond. A row that fills its width moves to the next one, which copies that row alone; a leave
-    moves at most one row. The batch order is slab after slab, and changes with every join, leave
-    and move: ``begin_step`` returns it.
+    beyond. A row that fills its width moves to the next width, which copies that row alone; a row
+    that leaves makes at most one other row move. The batch order is slab after slab, and changes
+    with every join, leave and move: ``begin_step`` returns it.
 
     A form that is not split keeps all rows in one slab, for models that do their own attention
     arithmetic on the fetched arrays. The slab then widens for the longest row, which copies all
@@ -52,10 +52,11 @@ class KVBatch:
         self._min_width = min_width
         self._slab_tokens = slab_tokens
         self._slabs: list[KVSlab] = []
-        self._home: dict[int, KVSlab] = {}
+        self._slab_of: dict[int, KVSlab] = {}
         self.spare_nbytes: int | None = None
-        """What slabs may take for rows that are not there yet; None: any. They double when they
-        grow as long as that fits in, and else grow by what is needed."""
+        """Bytes that slabs may allocate for future rows; None: any number. A slab that grows
+        doubles as long as that fits, and otherwise grows only by the rows needed.
+        """
         self.caches = [
             BatchedKVCache(index, window=window, grouped_mask=form.grouped_mask)
             for index, window in enumerate(self._windows)
@@ -72,7 +73,7 @@ class KVBatch:
 
     @property
     def asks_wide(self) -> bool:
-        """The model has asked for a mask that is wider than the cache that it is for."""
+        """Whether the model has asked for a mask wider than the cache's window."""
         return any(cache.asks_wide for cache in self.caches)
 
     @property
@@ -80,7 +81,7 @@ class KVBatch:
         return sum(row.length for slab in self._slabs for row in slab.rows)
 
     def width_for(self, num_tokens: int) -> int:
-        """Tokens that there is memory for in a row that needs so many."""
+        """Return the width that is allocated for a row of ``num_tokens`` tokens."""
         width = self._min_width
         while width < num_tokens:
             width *= 2
@@ -88,19 +89,19 @@ class KVBatch:
             return max(width, self._slabs[0].width) if self._slabs else width
         if width <= self._slab_tokens:
             return width
-        # Such a row is alone in its slab, so it gains nothing from a width that others share.
+        # Such a row is alone in its slab, so a width that other rows share gains nothing.
         step = max(self._min_width, width // 16)
         return -(-num_tokens // step) * step
 
     def widened_tokens(self, num_tokens: int) -> int:
-        """Tokens by which a row that needs so many would widen all others, in one slab."""
+        """Return by how many tokens a row of ``num_tokens`` would widen the others in one slab."""
         if self._split or not self._slabs:
             return 0
         slab = self._slabs[0]
         return (self.width_for(num_tokens) - slab.width) * slab.held_rows
 
     def growing_widths(self) -> list[int]:
-        """Widths of the rows that the next step makes anew, because their present ones are full."""
+        """Return the new widths of the rows that are full, which the next step reallocates."""
         if not self._split:
             return [2 * s.width for s in self._slabs if s.longest == s.width for _ in s.rows]
         full = [row for slab in self._slabs for row in slab.rows if row.length == slab.width]
@@ -109,18 +110,18 @@ class KVBatch:
     def join(self, key: int, content: Sequence[LayerKV], *, length: int, room: int) -> None:
         """Copy in a row's KV, [1, KV heads, tokens that the layer keeps, head dim] per layer.
 
-        ``room`` is how many tokens the row is expected to reach; it may outgrow it. Windows come
-        in ``to_ring``'s order.
+        ``room`` is the number of tokens that the row is expected to reach; the row may outgrow it.
+        Windows are in ring order, see ``to_ring``.
         """
-        assert key not in self._home, f"row {key} is here already"
+        assert key not in self._slab_of, f"row {key} is here already"
         self._append(KVRow(key, length), content, room=max(room, length + 1))
 
     def prepare(self, room: int, share: float, *, set_aside: int = 0) -> None:
-        """Make a share of the memory that a row of ``room`` tokens will lack when it joins.
+        """Allocate a share of the memory that a row of ``room`` tokens will need when it joins.
 
-        A slab that grows copies all its rows. Several such calls spread that over the steps before
-        the join. ``set_aside`` bytes are for rows to come, this one included: memory that is made
-        early must not displace anything else.
+        A slab that grows copies all its rows. Several calls spread the copy over the steps before
+        the join. ``set_aside`` bytes are promised to future rows, this one included: memory that
+        is allocated early must not displace anything else.
         """
         if not self._split:
             return
@@ -135,29 +136,29 @@ class KVBatch:
             self.spare_nbytes = spare - (slab.nbytes - held)
 
     def leave(self, key: int) -> None:
-        """Drop a row. The last row of the same width takes its place."""
-        slab = self._home.pop(key)
+        """Remove a row. The last row of the same width takes its place."""
+        slab = self._slab_of.pop(key)
         self._remove(slab, slab.index(key))
 
     def length(self, key: int) -> int:
-        """Tokens that a row holds, those of a step under way included."""
-        slab = self._home[key]
+        """Return the number of tokens in a row, those of a step under way included."""
+        slab = self._slab_of[key]
         return slab.rows[slab.index(key)].length
 
     def content(self, key: int) -> list[LayerKV]:
-        """Copy a row's KV out, as ``join`` takes it."""
-        slab = self._home[key]
+        """Copy a row's KV out, in the form that ``join`` takes."""
+        slab = self._slab_of[key]
         return slab.content(slab.index(key))
 
     def views(self, key: int, start: int, end: int) -> list[LayerKV]:
-        """Views of a row's tokens. Copy, evaluate and drop them before the next step, which would
-        otherwise copy the slab.
+        """Return views of a row's tokens. Copy, evaluate and drop them before the next step, or
+        that step copies the slab.
         """
-        slab = self._home[key]
+        slab = self._slab_of[key]
         return slab.views(slab.index(key), start, end)
 
     def compact(self) -> None:
-        """Give back the memory of rows that are not there."""
+        """Free memory that no row uses."""
         for slab in self._slabs:
             slab.shrink()
 
@@ -166,9 +167,9 @@ class KVBatch:
     ) -> tuple[int, ...]:
         """Prepare one token for every row; return their keys in batch order.
 
-        Afterwards the model is called once with ``caches``, on tokens [rows, 1]. Tokens of
-        prompts' chunks are further rows behind them, in a split form only. Without ``decode`` they
-        are the only rows.
+        Afterwards call the model once with ``caches``, on tokens [rows, 1]. Tokens of mixed chunks
+        are further rows behind them, in a split form only. Without ``decode`` they are the only
+        rows.
         """
         assert not chunks or self._split, "only a split batch takes chunks"
         assert chunks or decode, "nothing to run"
@@ -184,15 +185,15 @@ class KVBatch:
     def end_step(self) -> list[mx.array]:
         """Check that the model has attended to the KV through the shared attention function.
 
-        Returns arrays that only the caller can have computed. Raises NotSplittableError where a
-        split batch was not attended to, which makes the model's output worthless.
+        Returns arrays that the caller must evaluate: nothing else depends on them. Raises
+        NotSplittableError when a split batch was not attended to: the model's output is wrong.
         """
         return [array for cache in self.caches for array in cache.end_step()]
 
     def check(self) -> None:
-        """Assert that every row has one home, and of each width only the last slab has room."""
+        """Assert that rows have one slab each, and only the last slab of a width has free rows."""
         held = {row.key: slab for slab in self._slabs for row in slab.rows}
-        assert held == self._home, (held, self._home)
+        assert held == self._slab_of, (held, self._slab_of)
         assert sum(len(slab.rows) for slab in self._slabs) == len(held), held.keys()
         for slab in self._slabs:
             assert 0 < len(slab.rows) <= slab.max_rows
@@ -209,7 +210,7 @@ class KVBatch:
         full = [row for slab in self._slabs for row in slab.rows if row.length == slab.width]
         for row in full:
             content = self.content(row.key)
-            slab = self._home.pop(row.key)
+            slab = self._slab_of.pop(row.key)
             self._append(KVRow(row.key, row.length), content, room=row.length + 1)
             self._remove(slab, slab.index(row.key))
 
@@ -219,11 +220,11 @@ class KVBatch:
         slab.append(row, content, spare=spare is None or held <= spare)
         if spare is not None:
             self.spare_nbytes = spare - (slab.nbytes - held)
-        self._home[row.key] = slab
+        self._slab_of[row.key] = slab
 
     def _remove(self, slab: KVSlab, index: int) -> None:
         if len(slab.rows) == 1:
-            # No gap remains for another slab's row to fill.
+            # The slab goes as a whole, so no row has to fill a gap.
             self._slabs.remove(slab)
             return
         last = next(s for s in reversed(self._slabs) if s.width == slab.width)
@@ -231,13 +232,13 @@ class KVBatch:
         if last is not slab or index != end:
             moved = last.rows[end]
             slab.replace(index, moved, last.content(end))
-            self._home[moved.key] = slab
+            self._slab_of[moved.key] = slab
         last.pop()
         if not last.rows:
             self._slabs.remove(last)
 
     def _slab_for(self, tokens: int) -> KVSlab:
-        """Return a slab with a free row that is wide enough, made if need be."""
+        """Return a slab with a free row that is wide enough; make one if there is none."""
         width = self.width_for(tokens)
         if not self._split:
             return self._only_slab(width)

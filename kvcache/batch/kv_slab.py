@@ -16,10 +16,10 @@ class KVSlab:
     Per layer the keys and the values are one buffer [rows, KV heads, width, head dim]. A row's
     content starts at index 0, and zeros lie behind it, never the content of an earlier row: one
     NaN there would poison the output even under a mask. A layer with a window is no wider than the
-    window, and a token's place in it is its position modulo the window.
+    window, and a token's index in it is its position modulo the window.
 
-    With a tail, layers that keep every token have their newest tokens there until it is folded.
-    Windows have none: a copy of one costs its width, however long the rows are.
+    With a tail, layers that keep every token hold their newest tokens there until it is folded.
+    Windows have no tail: copying one costs its width, however long the rows are.
     """
 
     def __init__(
@@ -48,12 +48,12 @@ class KVSlab:
 
     @property
     def held_rows(self) -> int:
-        """Rows that every layer has memory for."""
+        """The number of rows that every layer has memory for."""
         return min((buffer.shape[0] for buffer in self._keys), default=0)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all buffers, including a tail that the next step makes anew."""
+        """Bytes of all buffers, including a tail that the next step allocates."""
         tail = 0
         if self._tail is not None:
             growing = [layer for layer, window in enumerate(self._windows) if window is None]
@@ -66,15 +66,15 @@ class KVSlab:
         return max(row.length for row in self.rows)
 
     def index(self, key: int) -> int:
-        """Return the place of the row of this key."""
+        """Return the index of the row with this key."""
         return next(index for index, row in enumerate(self.rows) if row.key == key)
 
     def append(self, row: KVRow, content: Sequence[LayerKV], *, spare: bool) -> None:
         """Copy a row's KV behind the last row.
 
-        ``content`` is [1, KV heads, tokens that the layer keeps, head dim] per layer. Where there
-        is no memory for it the slab doubles, or with ``spare`` False grows by this row alone; so a
-        join copies at most the slab that it joins.
+        ``content`` is [1, KV heads, tokens that the layer keeps, head dim] per layer. Without free
+        memory the slab doubles, or with ``spare`` False grows by this row alone. So a join copies
+        at most one slab.
         """
         assert not self.full and row.length <= self.width, (len(self.rows), row, self.width)
         self._fold(drop=True)
@@ -84,7 +84,7 @@ class KVSlab:
         self._put(index, row.length, content, left_over=self._left_over.pop(index, 0))
 
     def prepare(self, share: float) -> None:
-        """Where no row is free, double this share of the layers that have not doubled yet."""
+        """If no row is free, double this share of the layers that have not doubled yet."""
         held = self.held_rows
         if len(self.rows) < held or self.full:
             return
@@ -94,7 +94,7 @@ class KVSlab:
             self._grow(layer, rows)
 
     def content(self, index: int) -> list[LayerKV]:
-        """Copy one row's KV of every layer out of the slab, as ``append`` takes it."""
+        """Copy one row's KV of every layer out of the slab, in the form that ``append`` takes."""
         length = self.rows[index].length
         content = [kv.copied() for kv in self.views(index, 0, length)]
         # Evaluated now: a pending view holds the buffer, and the next write to it would copy all
@@ -103,9 +103,9 @@ class KVSlab:
         return content
 
     def views(self, index: int, start: int, end: int) -> list[LayerKV]:
-        """Views of one row's tokens, in the layers with a window of all that they keep.
+        """Return views of one row's tokens; of layers with a window, all tokens that they keep.
 
-        Tokens that lie partly in the tail are joined.
+        Tokens in the slab and in the tail are joined.
         """
         views: list[LayerKV] = []
         folded = self.rows[index].length - self._in_tail
@@ -132,13 +132,13 @@ class KVSlab:
         self._put(index, row.length, content, left_over=left_over)
 
     def pop(self) -> KVRow:
-        """Remove the last row. Its content stays, unreachable, until another row comes."""
+        """Remove the last row. Its content stays, unreachable, until another row replaces it."""
         row = self.rows.pop()
         self._left_over[len(self.rows)] = row.length
         return row
 
     def shrink(self) -> None:
-        """Give back the memory of rows that do not exist. Copies the others."""
+        """Free the memory of unused rows. Copies the others."""
         if all(buffer.shape[0] == len(self.rows) for buffer in self._keys):
             return
         self._fold(drop=True)
@@ -146,11 +146,11 @@ class KVSlab:
         for buffers in (self._keys, self._values):
             for layer, buffer in enumerate(buffers):
                 buffers[layer] = mx.contiguous(buffer[: len(self.rows)])
-        # Otherwise the larger buffers would live on until the next step is done.
+        # While lazy, the larger buffers would stay alive until the next step is done.
         mx.eval(self._keys, self._values)
 
     def widen(self, width: int) -> None:
-        """Make room for longer rows. Copies the slab: for models that allow one slab only."""
+        """Allow longer rows. Copies the slab: for models that allow only one slab."""
         for buffers in (self._keys, self._values):
             for layer, (buffer, window) in enumerate(zip(buffers, self._windows, strict=True)):
                 rows, heads, old, dim = buffer.shape
@@ -160,7 +160,7 @@ class KVSlab:
         self.width = width
 
     def write(self, layer: int, step: SlabStep, new: LayerKV) -> tuple[LayerKV, ...]:
-        """Write one token a row; return what the rows may see: in the slab, then in the tail.
+        """Write one token per row; return the KV that rows may see: in the slab, then in the tail.
 
         ``new`` is [rows, KV heads, 1, head dim].
         """
@@ -182,7 +182,7 @@ class KVSlab:
         return (kept.tokens(0, place.visible),)
 
     def begin_step(self, start: int) -> SlabStep:
-        """Describe the coming step, whose batch rows begin at ``start``, and count its token."""
+        """Describe the next step, whose batch rows begin at ``start``, and count its tokens."""
         lengths = [row.length for row in self.rows]
         assert lengths and max(lengths) < self.width, (lengths, self.width)
         if self._tail is not None and self._tail.full:
@@ -196,11 +196,11 @@ class KVSlab:
 
     @property
     def _in_tail(self) -> int:
-        """How many of each row's newest tokens are not in the slab yet."""
+        """The number of each row's newest tokens that are not in the slab yet."""
         return 0 if self._tail is None else self._tail.used
 
     def _fold(self, *, drop: bool = False) -> None:
-        """Write the tail's tokens to the slab. ``drop``: other rows are about to join."""
+        """Write the tail's tokens to the slab. ``drop``: free the tail, since rows will change."""
         if self._tail is None:
             return
         if self._tail.used:
@@ -228,7 +228,7 @@ class KVSlab:
             self._grow(layer, rows)
 
     def _grow(self, layer: int, rows: int) -> None:
-        """Make memory for so many rows in one layer, where there is less."""
+        """Allocate memory for ``rows`` rows in one layer, if it has less."""
         for buffers in (self._keys, self._values):
             buffer = buffers[layer]
             if (more := rows - buffer.shape[0]) > 0:

@@ -1,4 +1,4 @@
-"""One forward pass over the batch: whose tokens are in it, and where their KV goes."""
+"""One forward pass over the batch: its tokens, and the places of their KV."""
 
 from collections.abc import Sequence
 
@@ -11,17 +11,18 @@ from mlx_dp.kvcache.batch.slab_step import SlabStep
 from mlx_dp.kvcache.kv_row import LayerKV
 
 Seen = tuple[LayerKV, ...]
-"""What rows may see in one layer: one array of keys and values, or a slab's and then its tail's."""
+"""The KV that rows may see in one layer: one array, or a slab's and then its tail's."""
 
 
 class KVStep:
     """One token of every row, slab after slab, and behind them the tokens of prompts' chunks.
 
-    To the model each token is a row. It holds slabs and chunks, so it must not outlive its pass.
+    To the model each token is a row. The step holds slabs and chunks, so it must not outlive its
+    pass.
     """
 
     def __init__(self, slabs: Sequence[KVSlab], chunks: Sequence[MixedChunk]) -> None:
-        """Count the token of every row of ``slabs``, none of which is full."""
+        """Count one token for every row of ``slabs``. No row may be full."""
         self._slabs = tuple(slabs)
         self._chunks = tuple(chunks)
         self._asked: dict[int | None, int] = {}
@@ -51,11 +52,11 @@ class KVStep:
         return len(self._slabs) > 1 or bool(self._chunks) or tails
 
     def ask_window(self, window: int | None, num_tokens: int) -> None:
-        """Note the width of the mask that the model asks of caches with this window."""
+        """Record the mask width that the model requests from caches with this window."""
         self._asked[window] = num_tokens
 
     def write(self, layer: int, window: int | None, new: LayerKV) -> list[Seen]:
-        """Write every token's KV; return what each slab's rows may see, the chunks' last."""
+        """Write all tokens' KV; return the KV that each slab's rows may see, then each chunk's."""
         if not self.split:
             return [self._slabs[0].write(layer, self.slab_steps[0], new)]
         parts = [
@@ -77,7 +78,7 @@ class KVStep:
         scale: float,
         sinks: mx.array | None,
     ) -> mx.array:
-        """Attend slab by slab, the chunks last, to what ``write`` returned."""
+        """Attend slab by slab, then chunk by chunk, to the result of ``write``."""
         count = len(self.slab_steps)
         attended = [
             _attend_slab(
@@ -93,7 +94,7 @@ class KVStep:
         return attended[0] if len(attended) == 1 else mx.concatenate(attended)
 
     def _chunk_rows(self) -> list[tuple[MixedChunk, int, int]]:
-        """Every chunk with its first row and the one behind its last."""
+        """Return every chunk with its range of rows, start and end."""
         rows = []
         start = self.slab_steps[-1].end if self.slab_steps else 0
         for chunk in self._chunks:

@@ -1,9 +1,9 @@
 """The newest tokens of a slab's rows, in small buffers beside it.
 
 A write to a buffer works in place only while nothing else holds the buffer. Metal holds the inputs
-of a step until its command buffers are done, so that the next step's writes may copy each buffer
-that the step has read. With a tail that is the tail, a few tokens a row, instead of the slab. The
-slab itself is written only when the tail is folded into it.
+of a step until its command buffers are done, so the next step's writes may copy each buffer that
+the step has read. With a tail, they copy only the tail, a few tokens per row, instead of the slab.
+The slab itself is written only when the tail is folded into it.
 """
 
 from collections.abc import Sequence
@@ -14,18 +14,19 @@ import mlx.core as mx
 from mlx_dp.kvcache.kv_row import LayerKV
 
 TAIL_TOKENS: Final = 32
-"""A fold may copy the slab; over so many steps that costs little, as does a tail of this size."""
+"""A fold may copy the slab. Once in this many steps it costs little, as does a tail of this size.
+"""
 
 
 class KVTail:
     """One column per step since the last fold, with one token of each row of the slab.
 
-    Rows join only while the tail is empty, so that all rows have the same columns, and attention
-    to the tail needs no mask.
+    Rows join only while the tail is empty, so all rows have the same columns, and attention to the
+    tail needs no mask.
     """
 
     def __init__(self, num_tokens: int) -> None:
-        """``num_tokens``: columns that there is room for."""
+        """``num_tokens``: the number of columns."""
         self.num_tokens = num_tokens
         self.used = 0
         self._layers: dict[int, LayerKV] = {}
@@ -35,7 +36,7 @@ class KVTail:
         return self.used == self.num_tokens
 
     def nbytes(self, rows: int, slabs: Sequence[LayerKV]) -> int:
-        """Bytes of the tails of so many rows in the layers of a slab."""
+        """Return the bytes of the tails of ``rows`` rows in the layers of a slab."""
         buffers = [buffer for slab in slabs for buffer in slab]
         token = sum(b.itemsize * b.shape[1] * b.shape[3] for b in buffers)
         return rows * self.num_tokens * token
@@ -43,18 +44,18 @@ class KVTail:
     def write(self, layer: int, column: int, new: LayerKV) -> LayerKV:
         """Write [rows, KV heads, 1, head dim] to a column; return all columns up to it."""
         rows = new.keys.shape[0]
-        kept = self._kept(layer, new)
+        kept = self._buffers(layer, new)
         for buffer, fresh in zip(kept, new, strict=True):
             buffer[:rows, :, column : column + 1] = fresh
         return LayerKV(kept.keys[:rows], kept.values[:rows]).tokens(0, column + 1)
 
     def row(self, layer: int, index: int, slab: LayerKV) -> LayerKV:
         """Return a view of one row's columns."""
-        return self._kept(layer, slab).row(index).tokens(0, self.used)
+        return self._buffers(layer, slab).row(index).tokens(0, self.used)
 
     def fold(self, layer: int, slab: LayerKV, starts: tuple[int, ...]) -> None:
-        """Write all columns to the rows of a slab's buffers, in each from its start on."""
-        kept = self._kept(layer, slab).tokens(0, self.used)
+        """Write all columns to the rows of a slab's buffers, at each row's own start."""
+        kept = self._buffers(layer, slab).tokens(0, self.used)
         rows, first = len(starts), starts[0]
         for buffer, tail in zip(slab, kept, strict=True):
             if min(starts) == max(starts):
@@ -65,16 +66,16 @@ class KVTail:
                 buffer[index, :, places] = tail[:rows].transpose(0, 2, 1, 3)
 
     def clear(self) -> None:
-        """Forget all columns. Their memory stays for the next ones."""
+        """Empty all columns. Their memory is reused."""
         self.used = 0
 
     def drop(self) -> None:
-        """Give back the memory: the next columns may be of other rows."""
+        """Free the memory: the next columns may belong to other rows."""
         assert not self.used, f"{self.used} tokens a row are not folded"
         self._layers = {}
 
-    def _kept(self, layer: int, like: LayerKV) -> LayerKV:
-        """A layer's buffers; zeros when no pass has written to it."""
+    def _buffers(self, layer: int, like: LayerKV) -> LayerKV:
+        """Return a layer's buffers, zeros if they are new."""
         if layer not in self._layers:
             self._layers[layer] = LayerKV(self._zeros(like.keys), self._zeros(like.values))
         return self._layers[layer]
@@ -96,8 +97,8 @@ def attend_both(
     """Attend with [rows, heads, 1, head dim] to a slab and its tail, without joining them.
 
     A joined array would be the copy that the tail avoids, and MLX's fused attention takes one
-    array. So this is attention as MLX computes it where nothing is fused, with one softmax over
-    the scores of both. ``mask`` [rows, 1, 1, tokens] is true where a row may look in the slab.
+    array. So this is unfused attention as MLX computes it, with one softmax over the scores of
+    both. ``mask`` [rows, 1, 1, tokens] is true for the tokens of the slab that a row may see.
     """
     rows, heads, _, dim = queries.shape
     kv_heads = slab.keys.shape[1]

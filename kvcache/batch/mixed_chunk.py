@@ -13,9 +13,9 @@ from mlx_dp.kvcache.kv_row import LayerKV
 class MixedChunk:
     """The next ``num_tokens`` of one prompt, from ``position`` on, as the batch's last rows.
 
-    Outside attention a token is a row, whichever request it belongs to; so one forward pass, which
-    reads the weights once, serves decode and prefill. In attention the rows are one sequence
-    again, over the KV in ``caches``: the model's own caches of that request, leaf by leaf.
+    Outside attention a token is a row, whatever its request. So one forward pass, which reads the
+    weights once, serves decode and prefill. In attention the rows are one sequence again, over the
+    KV in ``caches``: the model's own caches of that request, leaf by leaf.
     """
 
     caches: Sequence[Any]
@@ -26,16 +26,16 @@ class MixedChunk:
     def write(self, layer: int, new: LayerKV, *, window: int | None, asked: int | None) -> LayerKV:
         """Append rows [tokens, KV heads, 1, head dim]; return [1, KV heads, all, head dim].
 
-        ``asked`` is the width of the mask that the model asks of a cache with this window.
+        ``asked`` is the mask width that the model requests from a cache with this window.
         """
-        turned = LayerKV(_turn(new.keys), _turn(new.values))
+        turned = LayerKV(_transposed(new.keys), _transposed(new.values))
         return self.append(layer, turned, window=window, asked=asked)
 
     def append(self, layer: int, new: LayerKV, *, window: int | None, asked: int | None) -> LayerKV:
         """Append one row of tokens, [1, KV heads, tokens, head dim], as ``write`` does."""
         cache = self.caches[layer]
         if window not in self._masks:
-            # Before the first write, since the mask depends on what was there.
+            # Before the first write, since the mask depends on the length before it.
             self._masks[window] = cache.make_mask(
                 self.num_tokens, return_array=False, window_size=asked
             )
@@ -50,13 +50,13 @@ class MixedChunk:
         self, queries: mx.array, seen: LayerKV, *, scale: float, mask: Any, sinks: mx.array | None
     ) -> mx.array:
         """Attend with rows [tokens, heads, 1, head dim]; the result has that shape too."""
-        return _turn(
+        return _transposed(
             mx.fast.scaled_dot_product_attention(
-                _turn(queries), seen.keys, seen.values, scale=scale, mask=mask, sinks=sinks
+                _transposed(queries), seen.keys, seen.values, scale=scale, mask=mask, sinks=sinks
             )
         )
 
 
-def _turn(array: mx.array) -> mx.array:
-    """From rows of one token to one row of tokens, and back."""
+def _transposed(array: mx.array) -> mx.array:
+    """Swap rows of one token and one row of tokens."""
     return array.transpose(2, 1, 0, 3)

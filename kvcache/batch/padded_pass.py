@@ -16,9 +16,9 @@ from mlx_dp.kvcache.layout import CacheLayout
 class PaddedPass:
     """``caches`` for one call of the model on tokens [chunks, longest], padded on the right.
 
-    For models with recurrent states, where a token cannot be a row of its own. The model has to
-    keep the padding out of its states, by the lengths and the mask that they offer. Not all do:
-    only a model that has passed the check at load may run like this.
+    For models with recurrent states, in which a token cannot be a row of its own. The model must
+    keep the padding out of its states, by means of their lengths and mask. Not all models do: only
+    a model that passed the padding check at load may run this way.
     """
 
     def __init__(self, layout: CacheLayout, chunks: Sequence[MixedChunk]) -> None:
@@ -41,10 +41,10 @@ class PaddedPass:
         self.caches: list[Any] = layout.nest(leaves)
 
     def end(self) -> list[mx.array]:
-        """Give every prompt views of its states. The next pass replaces the states, so a view that
-        is kept has to be copied.
+        """Give every prompt views of its states. The next pass replaces the states, so copy a view
+        before keeping it.
 
-        Returns arrays to evaluate, as ``KVBatch.end_step``.
+        Returns arrays to evaluate, as ``KVBatch.end_step`` does.
         """
         for index, state in self._states.items():
             for row, chunk in enumerate(self._chunks):
@@ -54,13 +54,13 @@ class PaddedPass:
         return [array for cache in self._kv for array in cache.end_step()]
 
     def _joined(self, index: int) -> ArraysCache:
-        """Join all prompts' states of one leaf; zeros for a prompt that has none yet."""
+        """Join all prompts' states of one leaf; a prompt without a state gets zeros."""
         rows = [chunk.caches[index].cache for chunk in self._chunks]
         joined: Any = ArraysCache(len(rows[0]))
         joined.cache = [_stacked(arrays) for arrays in zip(*rows, strict=True)]
         sizes = [chunk.num_tokens for chunk in self._chunks]
         if min(sizes) < max(sizes):
-            # One for each leaf, since the model counts it down in place.
+            # One array per leaf, since the model counts it down in place.
             joined.lengths = mx.array(sizes, dtype=mx.int32)
         state: ArraysCache = joined
         return state

@@ -10,9 +10,9 @@ from mlx_dp.kvcache.kv_row import LayerKV
 
 
 class PaddedStep:
-    """Writes KV and attends chunk by chunk, where a ``KVStep`` does so slab by slab.
+    """Writes KV and attends chunk by chunk, as a ``KVStep`` does slab by slab.
 
-    So attention never sees the padding, and needs no mask for it.
+    Attention never sees the padding, and needs no mask for it.
     """
 
     def __init__(self, chunks: Sequence[MixedChunk]) -> None:
@@ -27,11 +27,11 @@ class PaddedStep:
         return True
 
     def ask_window(self, window: int | None, num_tokens: int) -> None:
-        """Note the width of the mask that the model asks of caches with this window."""
+        """Record the mask width that the model requests from caches with this window."""
         self._asked[window] = num_tokens
 
     def write(self, layer: int, window: int | None, new: LayerKV) -> list[tuple[LayerKV, ...]]:
-        """Append each row's real tokens to its own caches; return what each may see.
+        """Append each row's real tokens to its own caches; return the KV that each may see.
 
         ``new`` is [rows, KV heads, tokens, head dim].
         """

@@ -7,11 +7,11 @@ import mlx.core as mx
 
 @dataclass(frozen=True, slots=True)
 class WritePlace:
-    """Where the step's tokens go in layers of one window, and which tokens the rows then see.
+    """The write positions of a step in layers of one window, and the tokens visible afterwards.
 
-    Where all rows have the same place, it is ``position``, and no mask is needed; otherwise
-    ``positions`` has it row by row, and ``mask`` [rows, 1, 1, visible] is true where a row may
-    look.
+    If all rows write at the same place, that is ``position``, and no mask is needed. Otherwise
+    ``positions`` has one per row, and ``mask`` [rows, 1, 1, visible] is true for the tokens that a
+    row may see.
     """
 
     visible: int
@@ -22,7 +22,7 @@ class WritePlace:
 
 @dataclass(frozen=True, slots=True)
 class FoldedPlace:
-    """The part of a slab that rows with a tail see; ``mask`` [rows, 1, 1, visible] None: all."""
+    """The part of a slab that rows with a tail see; ``mask`` [rows, 1, 1, visible], None: all."""
 
     visible: int
     mask: mx.array | None
@@ -48,13 +48,13 @@ class SlabStep:
 
     @property
     def indices(self) -> mx.array:
-        """The rows of the slab, to write to each at a position of its own."""
+        """The row indices, to write to each row at its own position."""
         if self._indices is None:
             self._indices = mx.arange(len(self.lengths), dtype=mx.int32)
         return self._indices
 
     def place(self, window: int | None) -> WritePlace:
-        """The same object for all layers of one window, so that its arrays are made once."""
+        """Return the same object for all layers of one window, so that its arrays are made once."""
         place = self._places.get(window)
         if place is None:
             place = self._places[window] = self._placed(window)

@@ -10,10 +10,10 @@ from mlx_dp.kvcache.kinds import LeafArrays
 
 
 class BatchedStateCache(ArraysCache):
-    """One leaf's state of all rows, as the model reads and replaces it.
+    """One leaf's state of all rows, which the model reads and replaces.
 
-    A subclass, since some models ask for it. Every row has a real token in every step, so there
-    is nothing to mask or to count.
+    A subclass, since some models check the type. Every row has a real token in every step, so
+    there is nothing to mask or to count.
     """
 
     def make_mask(self, N: int) -> None:
@@ -26,8 +26,8 @@ class BatchedStateCache(ArraysCache):
 class StateRows:
     """One row of state per request and leaf, in the batch's order.
 
-    A state does not grow, and the model makes it anew in every step. So a join or leave costs one
-    more copy of the rows, once.
+    A state does not grow, and the model replaces it in every step. So a join or leave costs one
+    extra copy of the rows.
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:
@@ -35,7 +35,7 @@ class StateRows:
         self.caches: list[Any] = [BatchedStateCache(size) for size in sizes]
         self._order: tuple[int, ...] = ()
         self._joined: dict[int, Sequence[LeafArrays]] = {}
-        self._here: set[int] = set()
+        self._keys: set[int] = set()
 
     @property
     def nbytes(self) -> int:
@@ -50,29 +50,29 @@ class StateRows:
         return [*self.arrays(), *joined]
 
     def join(self, key: int, state: Sequence[LeafArrays]) -> None:
-        """Take a row's state, [1, ...] per array."""
-        assert key not in self._here, f"row {key} is here already"
-        self._here.add(key)
+        """Add a row with its state, [1, ...] per array."""
+        assert key not in self._keys, f"row {key} is here already"
+        self._keys.add(key)
         self._joined[key] = state
 
     def leave(self, key: int) -> None:
-        """Drop a row. Its memory goes with the next arrangement, or with the last row."""
-        self._here.remove(key)
+        """Remove a row. Its memory is freed by the next ``arrange``, or with the last row."""
+        self._keys.remove(key)
         self._joined.pop(key, None)
-        if not self._here:
+        if not self._keys:
             self.arrange(())
 
     def compact(self) -> None:
-        """Give back the memory of rows that left. Copies the others."""
-        stay = tuple(key for key in self._order if key in self._here)
+        """Free the memory of rows that left. Copies the others."""
+        stay = tuple(key for key in self._order if key in self._keys)
         if stay != self._order:
             self.arrange((*stay, *self._joined))
-            # Otherwise the former arrays would live on until the next step is done.
+            # While lazy, the former arrays would stay alive until the next step is done.
             mx.eval(self.arrays())
 
     def content(self, key: int) -> list[LeafArrays]:
         """Copy a row's state. A view would keep the whole batch's state alive."""
-        assert key in self._here, f"row {key} is not here"
+        assert key in self._keys, f"row {key} is not here"
         if key in self._joined:
             return [tuple(mx.contiguous(a) for a in leaf) for leaf in self._joined[key]]
         row = self._order.index(key)
@@ -81,7 +81,7 @@ class StateRows:
         ]
 
     def arrange(self, order: tuple[int, ...]) -> None:
-        """Bring the rows into the order of the coming step. Rows not in it are gone."""
+        """Put the rows into the order of the next step. Rows that are not in it are dropped."""
         if order == self._order:
             return
         place = {key: row for row, key in enumerate(self._order)}
@@ -106,7 +106,7 @@ class StateRows:
         self._joined = {}
 
     def arrays(self) -> list[mx.array]:
-        """Arrays to evaluate with each step, or their graph would grow."""
+        """Return the arrays to evaluate with each step, or their graph would grow."""
         return [array for cache in self.caches for array in cache.cache if array is not None]
 
     @staticmethod
@@ -115,8 +115,8 @@ class StateRows:
     ) -> mx.array | None:
         parts: list[mx.array] = []
         if array is not None and stay:
-            everyone = list(stay) == list(range(array.shape[0]))
-            parts.append(array if everyone else array[mx.array(list(stay), dtype=mx.int32)])
+            all_stay = list(stay) == list(range(array.shape[0]))
+            parts.append(array if all_stay else array[mx.array(list(stay), dtype=mx.int32)])
         parts += come
         if not parts:
             return None

@@ -1,1 +1,1 @@
-"""The prefix cache: a radix tree over token ids, its arrays, and what a request holds of both."""
+"""The prefix cache: a radix tree over token ids, its arrays, and the slots that requests hold."""

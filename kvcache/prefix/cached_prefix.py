@@ -1,7 +1,7 @@
-"""The names that the prefix cache's bookkeeping and its arrays share.
+"""Identifiers that the prefix tree and the array store share.
 
-The tree knows tokens, the store knows arrays; both name a run of KV by its segment, and a snapshot
-of state by its auxiliary slot. No number is used twice while it lives.
+The tree has tokens, the store has arrays. Both identify a run of KV by its segment number, and a
+snapshot of state by its auxiliary slot. A number is not reused while it is in use.
 """
 
 from collections.abc import Collection
@@ -18,10 +18,10 @@ class SegmentPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedPrefix:
-    """The part of a prompt that need not be computed: ``pieces`` in order, ``num_tokens`` in all.
+    """The cached part of a prompt: ``pieces`` in order, ``num_tokens`` in total.
 
-    ``snapshot`` names the state to begin with, for models that have one. It lies at ``num_tokens``
-    or, where the state can be cut back, beyond.
+    ``snapshot`` is the state to start from, for models with state. It covers ``num_tokens`` tokens,
+    or more where the state can be cut back.
     """
 
     pieces: tuple[SegmentPart, ...]
@@ -43,7 +43,7 @@ class PrefixStore(Protocol):
     def split(self, segment: int, at: int, head: int) -> None:
         """Move the first ``at`` tokens of a segment into a new one, ``head``."""
 
-    def forget(self, segments: Collection[int], snapshots: Collection[int]) -> None:
-        """Drop segments and snapshots that left the tree. Unknown ones are no error: their save
-        may still be to come.
+    def drop(self, segments: Collection[int], snapshots: Collection[int]) -> None:
+        """Drop segments and snapshots that the tree has removed. Unknown numbers are ignored: they
+        may not be saved yet.
         """

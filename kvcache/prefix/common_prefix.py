@@ -4,8 +4,8 @@
 def common_prefix(left: tuple[int, ...], right: tuple[int, ...], start: int = 0) -> int:
     """Count the first ids of ``left`` that ``right`` has from ``start`` on.
 
-    Slices are compared whole, and a difference is found by bisection: prompts have tens of
-    thousands of tokens, and a loop over them in Python would delay every step.
+    It compares whole slices, and finds a difference by bisection: prompts have tens of thousands of
+    tokens, and a loop over them in Python would delay every step.
     """
     limit = min(len(left), len(right) - start)
     if limit <= 0 or left[0] != right[start]:

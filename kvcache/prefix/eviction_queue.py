@@ -4,18 +4,18 @@ import heapq
 from collections.abc import Callable
 
 SLACK = 64
-"""Entries beyond twice the living ones that are worth no clean-up."""
+"""Stale entries beyond twice the number of candidates before the heap is rebuilt."""
 
 
 class EvictionQueue:
-    """Candidates by the number of their last use; stale entries are skipped when met.
+    """Candidates by the number of their last use; ``pop`` skips stale entries.
 
-    A new candidate, and one that is used again, is pushed: moving an entry within a heap costs
-    more than leaving the stale one behind.
+    A candidate is pushed when it is new and after each use: moving an entry within a heap costs
+    more than leaving a stale one behind.
     """
 
     def __init__(self, last_use: Callable[[int], int | None]) -> None:
-        """``last_use`` of a candidate by its id; None: it is no candidate at present."""
+        """``last_use`` returns the last use of a candidate id; None: it is no candidate now."""
         self._last_use = last_use
         self._entries: list[tuple[int, int]] = []
 
@@ -23,7 +23,7 @@ class EvictionQueue:
         return len(self._entries)
 
     def push(self, candidate: int, *, living: int) -> None:
-        """Enter a candidate. ``living`` bounds how many candidates there can be."""
+        """Add a candidate. ``living`` is an upper bound on the number of candidates."""
         use = self._last_use(candidate)
         assert use is not None, f"{candidate} cannot be evicted"
         heapq.heappush(self._entries, (use, candidate))

@@ -1,4 +1,4 @@
-"""The numbered slots that a running request holds, taken and given back as a whole."""
+"""The numbered slots of a running request, allocated and released together."""
 
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -30,8 +30,8 @@ class Shortage(Enum):
 class OwnerPools:
     """All slots of one owner, and the prefix cache, which shares the auxiliary ones.
 
-    A request gets a slot of every kind, or none at all. With the prefix cache a request's
-    auxiliary slot is the cache's to keep or free; without, it is released with the request.
+    A request gets a slot of every kind, or none at all. With the prefix cache, the cache keeps or
+    frees a request's auxiliary slot; without it, the slot is released with the request.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class OwnerPools:
         assert not hybrid or capacity.auxiliary_slots >= capacity.request_slots, capacity
         self._slots = RequestSlots(capacity.request_slots)
         self._stateful = hybrid or (facts.stateful and prefix_cache)
-        # Sliding windows need no slots to run, but snapshots for the prefix cache.
+        # Models with sliding windows run without slots; only their cached snapshots need them.
         windowed = capacity.request_slots * auxiliary_ratio(prefix_cache=True)
         self._auxiliary = AuxiliarySlots(
             capacity.auxiliary_slots if hybrid else windowed if self._stateful else 0
@@ -57,14 +57,14 @@ class OwnerPools:
             return Shortage.SLOTS
         auxiliary_slot = None
         if self._stateful:
-            auxiliary_slot = self._take_state(request_id)
+            auxiliary_slot = self._alloc_state(request_id)
             if auxiliary_slot is None:
                 return Shortage.STATES
         slot = self._slots.alloc()
         assert slot is not None, "a free slot was counted"
         return Lease(request_id=request_id, slot=slot, auxiliary_slot=auxiliary_slot)
 
-    def _take_state(self, request_id: int) -> int | None:
+    def _alloc_state(self, request_id: int) -> int | None:
         if self.cache is not None:
             return self.cache.snapshot_slot(request_id)
         return self._auxiliary.alloc(request_id)

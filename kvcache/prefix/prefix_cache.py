@@ -14,10 +14,11 @@ from mlx_dp.kvcache.slots.auxiliary_slots import TREE, AuxiliarySlots
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beginning:
-    """``num_tokens`` need not be computed. Prefill chunks end at each of ``snapshot_points``.
+class PrefillStart:
+    """Where a prompt's prefill starts: ``num_tokens`` are cached.
 
-    The points are token counts, ascending, beyond ``num_tokens``; none for stateless models.
+    Prefill chunks end at each of ``snapshot_points``: token counts, ascending, greater than
+    ``num_tokens``. Stateless models have none.
     """
 
     num_tokens: int
@@ -26,7 +27,7 @@ class Beginning:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handover:
-    """Content that a request's next chunk takes from the store before it runs, and saves after."""
+    """The content that a request's next chunk reads from the store, and saves to it afterwards."""
 
     prefix: CachedPrefix | None
     saves: tuple[Save, ...]
@@ -42,8 +43,8 @@ class Freed:
 class PrefixRequest:
     """One running request, as the cache sees it.
 
-    ``reuse`` and ``leaf`` are set while their paths are locked: until the step is launched. The
-    request begins with ``reuse``, and ``leaf`` is the end of the tokens that it inserted.
+    ``reuse`` is the prefix that the request starts from; ``leaf`` is the last node of the tokens
+    that it inserted. Each is set while its path is locked, until the step is launched.
     """
 
     request_id: int
@@ -51,15 +52,15 @@ class PrefixRequest:
     reuse: Reuse | None = None
     leaf: PrefixNode | None = None
 
-    def held(self) -> Iterator[PrefixNode]:
-        """The nodes from which paths are locked."""
+    def locked_ends(self) -> Iterator[PrefixNode]:
+        """Yield the last node of each path that the request has locked."""
         if self.reuse is not None:
             yield self.reuse.node
         if self.leaf is not None:
             yield self.leaf
 
     def prefix(self) -> CachedPrefix | None:
-        """Name the prefix that it begins with, by the present segments."""
+        """Return the prefix that the request starts from, by the present segment numbers."""
         reuse = self.reuse
         if reuse is None:
             return None
@@ -71,8 +72,10 @@ class PrefixRequest:
         snapshot = reuse.node.snapshot if reuse.stateful else None
         return CachedPrefix(pieces=pieces, num_tokens=reuse.num_tokens, snapshot=snapshot)
 
-    def settle(self) -> tuple[Save, ...]:
-        """Name the copies that it owes, by the present segments, and count them as made."""
+    def take_owed_saves(self) -> tuple[Save, ...]:
+        """Return the copies that the request still owes, by the present segment numbers; they count
+        as made from now on.
+        """
         path = () if self.leaf is None else self.leaf.path()
         owed = [node for node in path if node.writer == self.request_id]
         for node in owed:
@@ -83,12 +86,12 @@ class PrefixRequest:
 class PrefixCache:
     """Decides which prefixes the owner keeps, and which it drops when memory is short.
 
-    Calls for one request: ``begin``, ``prefilled``, ``ended``; ``dropped`` at any time instead.
-    Numbers of segments change when nodes are split, which any request's insertion can do. So
-    nothing names a segment before ``hand_over``, which is called for each planned chunk, in order,
-    when the plan is complete; no other call may come between that and the step.
+    Calls for one request: ``begin``, ``insert_prompt``, ``insert_ended``; or ``drop_request`` at
+    any time. Inserting any request's tokens can split nodes, which changes segment numbers. So
+    segments are named only by ``hand_over``: call it for each planned chunk, in order, once the
+    plan is complete, and make no other call before the step is launched.
 
-    A path is locked from ``begin`` or ``prefilled`` to ``hand_over``. Rows have copies, so the
+    A path is locked from ``begin`` or ``insert_prompt`` to ``hand_over``. Rows have copies, so
     prefixes that running requests share can be dropped before any request is preempted.
     """
 
@@ -107,17 +110,17 @@ class PrefixCache:
     def nbytes(self) -> int:
         return self._tree.nbytes
 
-    def expected(self, ids: Sequence[int], namespace: str) -> int:
-        """Tokens that ``begin`` would find now."""
+    def cached_tokens(self, ids: Sequence[int], namespace: str) -> int:
+        """Return the number of tokens that ``begin`` would find now."""
         prompt = tuple(ids)
         reuse = reusable(self._tree.match(prompt, namespace), len(prompt) - 1, self._facts)
         return 0 if reuse is None else reuse.num_tokens
 
-    def missing(self, ids: Sequence[int], namespace: str) -> int:
-        """Tokens whose KV an insertion of ``ids`` would add."""
+    def missing_tokens(self, ids: Sequence[int], namespace: str) -> int:
+        """Return the number of tokens whose KV an insertion of ``ids`` would add."""
         return len(ids) - self._tree.match(tuple(ids), namespace).kv_tokens
 
-    def begin(self, request_id: int, ids: Sequence[int], namespace: str) -> Beginning:
+    def begin(self, request_id: int, ids: Sequence[int], namespace: str) -> PrefillStart:
         """Find and lock the cached part of a prompt. The last token is never part of it."""
         assert request_id not in self._requests, f"request {request_id} begins twice"
         prompt = tuple(ids)
@@ -135,11 +138,11 @@ class PrefixCache:
         points: tuple[int, ...] = ()
         if self._facts.stateful:
             points = snapshot_points(len(prompt), num_tokens, match.kv_tokens)
-        return Beginning(num_tokens=num_tokens, snapshot_points=points)
+        return PrefillStart(num_tokens=num_tokens, snapshot_points=points)
 
     def snapshot_slot(self, request_id: int) -> int | None:
-        """Take a slot for a request's live state or a coming snapshot, from the tree if none is
-        free.
+        """Take a slot for a request's live state or its next snapshot. If none is free, evict one
+        of the tree's.
 
         None: all slots are in use, and the request continues without a snapshot.
         """
@@ -149,18 +152,17 @@ class PrefixCache:
         evicted = self._tree.evict_snapshot()
         if evicted is None:
             return None
-        self._store.forget((), (evicted,))
+        self._store.drop((), (evicted,))
         self._slots.free(evicted, TREE)
         return self._slots.alloc(request_id)
 
-    def prefilled(
+    def insert_prompt(
         self, request_id: int, ids: Sequence[int], tracked: Mapping[int, int]
     ) -> frozenset[int]:
-        """Insert a prompt whose last chunk is in the plan, without its last token.
+        """Insert a prompt without its last token, when its last chunk is planned.
 
         ``tracked`` has the slots of its snapshots by token count: the tree takes or frees each.
-        Returns those taken: the others need not be written any more. The request keeps its live
-        slot.
+        Returns the slots taken; the others need not be written. The request keeps its live slot.
         """
         request = self._requests[request_id]
         assert request.leaf is None, f"request {request_id} was not handed over"
@@ -172,23 +174,23 @@ class PrefixCache:
         return frozenset(slot for slot in tracked.values() if self._slots.owner_of(slot) is TREE)
 
     def hand_over(self, request_id: int) -> Handover:
-        """Name the content that the request's chunk takes and saves, once, and unlock its paths."""
+        """Return the content that the request's chunk reads and saves, once; unlock its paths."""
         request = self._requests[request_id]
-        handover = Handover(prefix=request.prefix(), saves=request.settle())
-        self._let_go(request)
+        handover = Handover(prefix=request.prefix(), saves=request.take_owed_saves())
+        self._unlock_paths(request)
         return handover
 
-    def ended(
+    def insert_ended(
         self,
         request_id: int,
         ids: Sequence[int],
         live_slot: int | None,
         tracked: Mapping[int, int],
     ) -> tuple[tuple[Save, ...], int | None]:
-        """Insert all tokens that were fed, and the live state unless their end has one already.
+        """Insert all tokens that were fed, and the live state unless the tree has one there.
 
-        Returns the copies that the store has to make now, and the slot for the live state; None:
-        freed.
+        Returns the copies that the store must make now, and the slot that the live state is copied
+        to; None: the slot was freed.
         """
         request = self._requests.pop(request_id)
         assert request.leaf is None, f"request {request_id} was not handed over"
@@ -200,43 +202,45 @@ class PrefixCache:
         kept = None
         if fed:
             request.leaf = self._insert(request, fed, snapshots)
-            saves = request.settle()
+            saves = request.take_owed_saves()
             kept = live_slot if request.leaf.snapshot == live_slot else None
         else:
             self._free(request_id, *snapshots.values())
-        self._let_go(request)
+        self._unlock_paths(request)
         return saves, kept
 
-    def dropped(self, request_id: int, tracked: Mapping[int, int], live_slot: int | None) -> None:
-        """Free the slots and locks of a request that was given up, perhaps before it began."""
+    def drop_request(
+        self, request_id: int, tracked: Mapping[int, int], live_slot: int | None
+    ) -> None:
+        """Free the slots and locks of a request, which may not have begun. Insert nothing."""
         self._free(request_id, *tracked.values())
         if live_slot is not None:
             self._slots.free(live_slot, request_id)
         request = self._requests.pop(request_id, None)
         if request is not None:
             assert request.leaf is None, f"request {request_id} was not handed over"
-            self._let_go(request)
+            self._unlock_paths(request)
 
     def evict(self) -> bool:
-        """Drop the least recently used leaf, with its snapshot, if there is one to drop."""
+        """Drop the least recently used leaf and its snapshot; return whether there was one."""
         leaf = self._tree.evict_leaf()
         if leaf is None:
             return False
         snapshots = () if leaf.snapshot is None else (leaf.snapshot,)
-        self._store.forget((leaf.node_id,), snapshots)
+        self._store.drop((leaf.node_id,), snapshots)
         for slot in snapshots:
             self._slots.free(slot, TREE)
         return True
 
     def flush(self) -> Freed:
-        """Drop all prefixes that no planned chunk names."""
+        """Drop all prefixes except those that planned chunks use."""
         num_tokens, nbytes = self.num_tokens, self.nbytes
         while self.evict():
             pass
         return Freed(num_tokens=num_tokens - self.num_tokens, nbytes=nbytes - self.nbytes)
 
     def check(self) -> None:
-        """Assert that tree, slots and locks are consistent. Looks at every node."""
+        """Assert that tree, slots and locks are consistent. Visits every node."""
         self._tree.check()
         self._slots.check()
         nodes = self._tree.nodes.values()
@@ -245,7 +249,7 @@ class PrefixCache:
         held = Counter(
             node.node_id
             for request in self._requests.values()
-            for end in request.held()
+            for end in request.locked_ends()
             for node in end.up()
         )
         assert held == {node.node_id: node.locks for node in nodes if node.locks}, held
@@ -260,20 +264,20 @@ class PrefixCache:
         for num_tokens, slot in snapshots.items():
             node = ends[num_tokens]
             if node.snapshot is None:
-                self._slots.give(slot, request.request_id)
-                self._tree.attach(node, slot)
+                self._slots.give_to_tree(slot, request.request_id)
+                self._tree.attach_snapshot(node, slot)
             else:
                 self._free(request.request_id, slot)
         return insertion.leaf
 
     def _free(self, request_id: int, *slots: int) -> None:
-        """Free slots of a request, whose states the store may hold already."""
+        """Free slots of a request. The store may hold their states already."""
         if slots:
-            self._store.forget((), slots)
+            self._store.drop((), slots)
         for slot in slots:
             self._slots.free(slot, request_id)
 
-    def _let_go(self, request: PrefixRequest) -> None:
-        for node in request.held():
+    def _unlock_paths(self, request: PrefixRequest) -> None:
+        for node in request.locked_ends():
             self._tree.unlock(node)
         request.reuse = request.leaf = None

@@ -9,8 +9,8 @@ from mlx_dp.proto.capacity.model_shape import ModelShape
 class PrefixFacts:
     """``stateful``: a prefix can be continued only from a snapshot of state.
 
-    ``trims_to`` is how many tokens such a state may cover and still be cut back to fewer; 0:
-    never. ``shape`` has the bytes. ``page_nbytes``: the device allocates multiples of it.
+    ``trims_to`` is the longest state, in tokens, that can be cut back to fewer; 0: none can.
+    ``shape`` has the sizes in bytes. The device allocates multiples of ``page_nbytes``.
     """
 
     shape: ModelShape
@@ -22,13 +22,13 @@ class PrefixFacts:
         return num_tokens * self.shape.kv_bytes_per_token
 
     def snapshot_nbytes(self, num_tokens: int) -> int:
-        """Bytes of the state after so many tokens."""
+        """Return the bytes of the state after ``num_tokens`` tokens."""
         kept = self.shape.request_nbytes(num_tokens) - self.segment_nbytes(num_tokens)
         return kept + self.slack_nbytes if kept else 0
 
     @property
     def slack_nbytes(self) -> int:
-        """Bytes that a segment or a snapshot takes at most to fill its pages: its arrays have
-        about two shapes.
+        """The most bytes that a segment or a snapshot wastes in partly filled pages: its arrays
+        have about two shapes.
         """
         return 2 * (self.page_nbytes - 1)

@@ -8,9 +8,9 @@ from mlx_dp.kvcache.prefix.prefix_node import PrefixNode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixMatch:
-    """The longest run of a request's tokens that the tree has the KV of.
+    """The longest beginning of a request's tokens whose KV the tree has.
 
-    ``node`` is where the run ends, possibly inside the node's key; None when nothing matches.
+    ``node`` holds the last matching token, possibly inside its key; None when nothing matches.
     """
 
     kv_tokens: int
@@ -19,7 +19,7 @@ class PrefixMatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reuse:
-    """``num_tokens`` of the path to ``node``; ``stateful``: beginning with that node's snapshot."""
+    """The first ``num_tokens`` of the path to ``node``; ``stateful``: with that node's snapshot."""
 
     num_tokens: int
     node: PrefixNode
@@ -27,7 +27,7 @@ class Reuse:
 
 
 def reusable(match: PrefixMatch, limit: int, facts: PrefixFacts) -> Reuse | None:
-    """Choose the longest prefix of at most ``limit`` tokens that a request can go on from."""
+    """Choose the longest prefix of at most ``limit`` tokens that a request can continue from."""
     longest = min(match.kv_tokens, limit)
     if match.node is None or longest <= 0:
         return None
@@ -48,7 +48,7 @@ def _deepest_snapshot(last: PrefixNode, longest: int) -> Reuse | None:
 
 
 def _deepest_cut(last: PrefixNode, longest: int) -> Reuse | None:
-    """Find a state that can be cut back, on the path or below it: tokens that both share decide."""
+    """Find a state that can be cut back to this path: its node lies on the path or below it."""
     for node in last.up():
         if node.trimmable:
             found = _trimmable_below(node)
@@ -57,7 +57,7 @@ def _deepest_cut(last: PrefixNode, longest: int) -> Reuse | None:
 
 
 def _trimmable_below(node: PrefixNode) -> PrefixNode:
-    """Follow the counts down to the first snapshot; before a trimmable one, none is too deep."""
+    """Follow the counts down to the first snapshot. Nodes above a trimmable one are trimmable."""
     while node.snapshot is None:
         node = next(child for child in node.children.values() if child.trimmable)
     return node

@@ -11,9 +11,9 @@ class PrefixNode:
 
     ``node_id`` is the number of its segment. ``end`` counts tokens from the root, and never
     changes. ``locks`` counts the holders of this node or one below it. ``writer`` is the request
-    whose row still has to be copied into the segment; None: the store has it. ``snapshot`` is the
-    auxiliary slot with the state after ``end`` tokens. ``trimmable`` counts the snapshots here and
-    below that can be cut back to any shorter prefix.
+    whose row must still be copied into the segment; None: the store has the segment. ``snapshot``
+    is the auxiliary slot with the state after ``end`` tokens. ``trimmable`` counts the snapshots
+    here and below that can be cut back to any shorter prefix.
     """
 
     node_id: int
@@ -34,12 +34,12 @@ class PrefixNode:
         return self.end - len(self.key)
 
     def up(self) -> Iterator[Self]:
-        """This node and those above it, without the root, which has no tokens."""
+        """Yield this node and its ancestors, without the root, which has no tokens."""
         node = self
         while node.parent is not None:
             yield node
             node = node.parent
 
     def path(self) -> tuple[Self, ...]:
-        """From below the root down to this node."""
+        """Return the nodes from below the root down to this one."""
         return tuple(self.up())[::-1]

@@ -1,4 +1,4 @@
-"""All nodes of the prefix tree, and their order."""
+"""The nodes of the prefix tree and their structure."""
 
 from collections.abc import Iterator, Mapping
 from itertools import count
@@ -8,10 +8,10 @@ from mlx_dp.kvcache.prefix.prefix_node import PrefixNode
 
 
 class PrefixNodes:
-    """Nodes by number, below one root per namespace. No number is given twice.
+    """Nodes by number, below one root per namespace. Numbers are never reused.
 
     Invariant: a node begins where its parent ends, and siblings differ in their first token. A
-    root has no tokens and no segment, and goes with its last child.
+    root has no tokens and no segment, and is removed with its last child.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class PrefixNodes:
         return self._num_tokens
 
     def root(self, namespace: str) -> PrefixNode:
-        """Return a namespace's root, to which a child is added next."""
+        """Return a namespace's root. The caller must add a child next: no root is empty."""
         if namespace not in self._roots:
             self._roots[namespace] = PrefixNode(
                 node_id=next(self._numbers), namespace=namespace, key=(), end=0, parent=None
@@ -52,10 +52,10 @@ class PrefixNodes:
     def split(self, node: PrefixNode, cut: int) -> PrefixNode:
         """Put the tokens up to ``cut`` into a node of their own, and return it.
 
-        Number and snapshot stay with the tail. A holder of the tail then holds both nodes.
+        Number and snapshot stay with the tail. A lock on the tail then covers both nodes.
         """
         assert node.start < cut < node.end, (node.start, cut, node.end)
-        parent, at = above(node), cut - node.start
+        parent, at = parent_of(node), cut - node.start
         head = PrefixNode(
             node_id=next(self._numbers),
             namespace=node.namespace,
@@ -75,7 +75,7 @@ class PrefixNodes:
 
     def remove(self, leaf: PrefixNode) -> None:
         assert not leaf.children, f"node {leaf.node_id} has children"
-        parent = above(leaf)
+        parent = parent_of(leaf)
         del parent.children[leaf.key[0]]
         del self._by_id[leaf.node_id]
         self._num_tokens -= len(leaf.key)
@@ -88,12 +88,12 @@ class PrefixNodes:
         assert all(root.children for root in self._roots.values()), self._roots.keys()
         assert self._num_tokens == sum(len(node.key) for node in reached.values())
         for node in reached.values():
-            assert node.key and node.start == above(node).end, (node.node_id, node.start)
-            assert above(node).children[node.key[0]] is node, node.node_id
-            assert node.namespace == above(node).namespace, node.node_id
+            assert node.key and node.start == parent_of(node).end, (node.node_id, node.start)
+            assert parent_of(node).children[node.key[0]] is node, node.node_id
+            assert node.namespace == parent_of(node).namespace, node.node_id
 
 
-def above(node: PrefixNode) -> PrefixNode:
+def parent_of(node: PrefixNode) -> PrefixNode:
     """Return a node's parent; a root has none."""
     assert node.parent is not None, f"node {node.node_id} is a root"
     return node.parent

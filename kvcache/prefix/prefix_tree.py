@@ -10,7 +10,7 @@ from mlx_dp.kvcache.prefix.eviction_queue import EvictionQueue
 from mlx_dp.kvcache.prefix.prefix_facts import PrefixFacts
 from mlx_dp.kvcache.prefix.prefix_match import PrefixMatch
 from mlx_dp.kvcache.prefix.prefix_node import PrefixNode
-from mlx_dp.kvcache.prefix.prefix_nodes import PrefixNodes, above
+from mlx_dp.kvcache.prefix.prefix_nodes import PrefixNodes, parent_of
 
 
 class Split(NamedTuple):
@@ -32,8 +32,9 @@ class Insertion:
 class PrefixTree:
     """Nodes with locks, uses and snapshots. No arrays, and no clock.
 
-    A locked node is never evicted, nor any node above it. A node is used when it is locked, but a
-    snapshot only when it is taken or begun with: those in the middle of a long conversation age.
+    A locked node is never evicted, nor any node above it. Locking a node counts as a use. A
+    snapshot is used only when it is taken or started from, so snapshots in the middle of a long
+    conversation age.
     """
 
     def __init__(self, facts: PrefixFacts) -> None:
@@ -62,7 +63,7 @@ class PrefixTree:
         return self._nodes.by_id
 
     def match(self, ids: tuple[int, ...], namespace: str) -> PrefixMatch:
-        """Follow the tokens as far as the tree has them. Changes nothing."""
+        """Return the longest match of these tokens. Changes nothing."""
         node = self._nodes.roots.get(namespace)
         matched = 0
         last: PrefixNode | None = None
@@ -76,8 +77,8 @@ class PrefixTree:
     def insert(
         self, ids: tuple[int, ...], namespace: str, cuts: Collection[int], writer: int
     ) -> Insertion:
-        """Add the nodes of ``ids`` that are missing, owed by ``writer``, so that a node ends at
-        each cut.
+        """Add the missing nodes of ``ids``, so that a node ends at each cut. ``writer`` owes their
+        KV.
         """
         assert ids and all(0 < cut <= len(ids) for cut in cuts), (len(ids), cuts)
         match = self.match(ids, namespace)
@@ -111,17 +112,17 @@ class PrefixTree:
     def lock(self, node: PrefixNode) -> None:
         """Lock a path, from this node up."""
         use = next(self._uses)
-        for held in node.up():
-            held.locks += 1
-            held.last_use = use
+        for locked in node.up():
+            locked.locks += 1
+            locked.last_use = use
 
     def unlock(self, node: PrefixNode) -> None:
-        for held in node.up():
-            assert held.locks > 0, f"node {held.node_id} is not locked"
-            held.locks -= 1
-            self._offer(held)
+        for locked in node.up():
+            assert locked.locks > 0, f"node {locked.node_id} is not locked"
+            locked.locks -= 1
+            self._enqueue(locked)
 
-    def attach(self, node: PrefixNode, slot: int) -> None:
+    def attach_snapshot(self, node: PrefixNode, slot: int) -> None:
         """Keep a snapshot of the state after the node's last token."""
         assert node.snapshot is None, f"node {node.node_id} has a snapshot"
         node.snapshot = slot
@@ -132,10 +133,10 @@ class PrefixTree:
     def use_snapshot(self, node: PrefixNode) -> None:
         assert node.snapshot is not None, f"node {node.node_id} has no snapshot"
         node.snapshot_use = next(self._uses)
-        self._offer(node)
+        self._enqueue(node)
 
     def evict_leaf(self) -> PrefixNode | None:
-        """Remove the least recently used leaf without locks, and return it as it was."""
+        """Remove the least recently used leaf without locks; return it unchanged."""
         found = self._leaves.pop()
         if found is None:
             return None
@@ -144,7 +145,7 @@ class PrefixTree:
         if leaf.snapshot is not None:
             self._uncount_snapshot(leaf)
         self._nodes.remove(leaf)
-        self._offer(above(leaf))
+        self._enqueue(parent_of(leaf))
         return leaf
 
     def evict_snapshot(self) -> int | None:
@@ -167,8 +168,8 @@ class PrefixTree:
             for counted in node.up():
                 counted.trimmable += change
 
-    def _offer(self, node: PrefixNode) -> None:
-        """Enter a node in the queues that it is a candidate of from now on."""
+    def _enqueue(self, node: PrefixNode) -> None:
+        """Push a node to the eviction queues for which it is a candidate now."""
         if self._leaf_use(node.node_id) is not None:
             self._leaves.push(node.node_id, living=len(self.nodes))
         if self._snapshot_use(node.node_id) is not None:
@@ -183,7 +184,7 @@ class PrefixTree:
         return None if node is None or node.snapshot is None or node.locks else node.snapshot_use
 
     def check(self) -> None:
-        """Assert that nodes, locks and queues are consistent. Looks at every node."""
+        """Assert that nodes, locks and queues are consistent. Visits every node."""
         self._nodes.check()
         snapshots: list[int] = []
         nbytes = 0
@@ -192,7 +193,7 @@ class PrefixTree:
             own = node.snapshot is not None and node.end <= self._facts.trims_to
             assert node.trimmable == own + sum(child.trimmable for child in below), node.node_id
             assert node.locks >= sum(child.locks for child in below), node.node_id
-            assert node.writer is None or node.locks, f"node {node.node_id} is owed and not held"
+            assert node.writer is None or node.locks, f"node {node.node_id} is owed and not locked"
             if node.snapshot is not None:
                 snapshots.append(node.snapshot)
                 nbytes += self._facts.snapshot_nbytes(node.end)

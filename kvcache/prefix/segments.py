@@ -12,7 +12,7 @@ from mlx_dp.kvcache.row_content import Snapshot
 
 
 class Segments:
-    """Copies that outlive their request, by the numbers that the prefix tree gives them.
+    """Copies of KV and state that outlive their request, by the prefix tree's numbers.
 
     A segment is the KV of some consecutive tokens, [1, KV heads, tokens, head dim] per leaf that
     keeps every token. Each segment and each snapshot takes a buffer or two, whatever the number of
@@ -37,56 +37,58 @@ class Segments:
     def has_snapshot(self, number: int) -> bool:
         return number in self._snapshots
 
-    def put(self, number: int, kv: Sequence[LayerKV]) -> list[mx.array]:
-        """Copy a segment in. Returns its buffers, which are still to be evaluated."""
+    def put_segment(self, number: int, kv: Sequence[LayerKV]) -> list[mx.array]:
+        """Copy a segment in. Returns its buffers, not yet evaluated."""
         assert number not in self._segments, f"segment {number} is here already"
-        return self._hold(number, PackedArrays.of([array for layer in kv for array in layer]))
+        return self._store_segment(
+            number, PackedArrays.pack([array for layer in kv for array in layer])
+        )
 
-    def keep(
+    def save_row(
         self,
         saves: Sequence[Save],
         saved_kv: Callable[[Save], Sequence[LayerKV]],
         number: int | None,
         snapshot_now: Callable[[], Snapshot | None],
     ) -> list[mx.array]:
-        """Copy the parts of a row that are to outlive it; ``number`` is its snapshot's, if it has
-        one.
+        """Copy the parts of a row that outlive it. ``number`` is the number of its snapshot, if
+        any.
 
-        Returns the copies, which are still to be evaluated.
+        Returns the copies, not yet evaluated.
         """
         copies: list[mx.array] = []
         for save in saves:
-            copies += self.put(save.segment, saved_kv(save))
+            copies += self.put_segment(save.segment, saved_kv(save))
         if number is not None and (snapshot := snapshot_now()) is not None:
-            copies += self.store(number, snapshot)
+            copies += self.put_snapshot(number, snapshot)
         return copies
 
-    def store(self, number: int, snapshot: Snapshot) -> list[mx.array]:
-        """Copy a snapshot in, in the place of an older one of that number.
+    def put_snapshot(self, number: int, snapshot: Snapshot) -> list[mx.array]:
+        """Copy a snapshot in; it replaces an older one of the same number.
 
-        Returns its buffers, which are still to be evaluated.
+        Returns its buffers, not yet evaluated.
         """
-        self.forget((), (number,))
-        packed = _PackedSnapshot.of(snapshot)
+        self.drop((), (number,))
+        packed = _PackedSnapshot.pack(snapshot)
         self._snapshots[number] = packed
         self._count(packed.arrays, 1)
         return packed.arrays.buffers
 
-    def restore(self, number: int) -> Snapshot:
-        """Return a snapshot, which stays here and is not to be changed."""
+    def read_snapshot(self, number: int) -> Snapshot:
+        """Return a snapshot. It stays here; do not change it."""
         return self._snapshots[number].unpacked()
 
     def split(self, number: int, at: int, head: int) -> None:
         """Move the first ``at`` tokens of a segment into a new one."""
         assert head not in self._segments, f"segment {head} is here already"
         whole = self._segments[number]
-        self.forget((number,), ())
-        copies = self._hold(head, whole.mapped(lambda stack: stack[..., :at, :]))
-        copies += self._hold(number, whole.mapped(lambda stack: stack[..., at:, :]))
-        # Otherwise both would hold the whole segment until they are read.
+        self.drop((number,), ())
+        copies = self._store_segment(head, whole.mapped(lambda stack: stack[..., :at, :]))
+        copies += self._store_segment(number, whole.mapped(lambda stack: stack[..., at:, :]))
+        # While lazy, both would keep the whole segment alive.
         mx.async_eval(copies)
 
-    def read(self, prefix: CachedPrefix) -> list[LayerKV]:
+    def read_prefix(self, prefix: CachedPrefix) -> list[LayerKV]:
         """Return the KV of a prefix, leaf by leaf."""
         pieces = [
             [kv.tokens(0, piece.num_tokens) for kv in _layers(self._segments[piece.segment])]
@@ -94,8 +96,8 @@ class Segments:
         ]
         return [joined(leaf) for leaf in zip(*pieces, strict=True)]
 
-    def forget(self, segments: Collection[int], snapshots: Collection[int]) -> None:
-        """Drop segments and snapshots; unknown ones are no error."""
+    def drop(self, segments: Collection[int], snapshots: Collection[int]) -> None:
+        """Drop segments and snapshots; unknown numbers are ignored."""
         for number in segments:
             if (segment := self._segments.pop(number, None)) is not None:
                 self._count(segment, -1)
@@ -103,7 +105,7 @@ class Segments:
             if (snapshot := self._snapshots.pop(number, None)) is not None:
                 self._count(snapshot.arrays, -1)
 
-    def _hold(self, number: int, packed: PackedArrays) -> list[mx.array]:
+    def _store_segment(self, number: int, packed: PackedArrays) -> list[mx.array]:
         self._segments[number] = packed
         self._count(packed, 1)
         return packed.buffers
@@ -115,7 +117,7 @@ class Segments:
 
 @dataclass(frozen=True, slots=True)
 class _PackedSnapshot:
-    """A snapshot's windows and then its states, of which ``state_sizes`` has the lengths."""
+    """A snapshot's windows, then its states; ``state_sizes`` has the number of arrays in each."""
 
     position: int
     num_windows: int
@@ -123,12 +125,12 @@ class _PackedSnapshot:
     arrays: PackedArrays
 
     @classmethod
-    def of(cls, snapshot: Snapshot) -> "_PackedSnapshot":
+    def pack(cls, snapshot: Snapshot) -> "_PackedSnapshot":
         return cls(
             position=snapshot.position,
             num_windows=len(snapshot.windows),
             state_sizes=tuple(map(len, snapshot.states)),
-            arrays=PackedArrays.of(snapshot.arrays()),
+            arrays=PackedArrays.pack(snapshot.arrays()),
         )
 
     def unpacked(self) -> Snapshot:

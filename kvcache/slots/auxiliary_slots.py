@@ -18,9 +18,9 @@ Owner = int | _Tree
 class AuxiliarySlots:
     """A fixed number of state slots, counted from 0, each idle or with one owner.
 
-    A request owns its live slot and those that its next snapshots go to; a snapshot that the
-    prefix tree keeps belongs to the tree alone. Only the present owner may free a slot or give it
-    away. A slot is a number; the store has the arrays.
+    A request owns its live slot and the slots of its next snapshots. A snapshot that the prefix
+    tree keeps belongs to the tree alone. Only the present owner may free a slot or give it away. A
+    slot is a number; the store has the arrays.
     Invariant: every slot number is either in ``_idle`` or a key of ``_owner``.
     """
 
@@ -45,14 +45,14 @@ class AuxiliarySlots:
 
     @property
     def request_slots(self) -> int:
-        """The number of slots of running requests: live ones and those of snapshots to come."""
+        """The number of slots of running requests: live states and future snapshots."""
         return len(self._owner) - self._tree_slots
 
     def owner_of(self, slot: int) -> Owner | None:
         return self._owner.get(slot)
 
     def owned_by(self, owner: Owner) -> frozenset[int]:
-        """The slots of one owner. Looks at every slot, so it is for checks only."""
+        """The slots of one owner. It visits every slot, so it is for checks only."""
         return frozenset(slot for slot, holder in self._owner.items() if holder == owner)
 
     def alloc(self, request_id: int) -> int | None:
@@ -64,25 +64,25 @@ class AuxiliarySlots:
         return slot
 
     def fork(self, slot: int, request_id: int) -> int | None:
-        """Take another slot for a request that owns one, for a copy; None: all have an owner."""
+        """Take another slot for a copy of a request's state; None: all slots have an owner."""
         assert slot in self._owner, f"slot {slot} holds no state to copy"
         return self.alloc(request_id)
 
-    def give(self, slot: int, request_id: int) -> None:
+    def give_to_tree(self, slot: int, request_id: int) -> None:
         """Hand a request's slot over to the prefix tree."""
-        self._demand(slot, request_id)
+        self._check_owner(slot, request_id)
         self._owner[slot] = TREE
         self._tree_slots += 1
 
     def free(self, slot: int, owner: Owner) -> None:
         """Give back a slot of this owner."""
-        self._demand(slot, owner)
+        self._check_owner(slot, owner)
         del self._owner[slot]
         if owner is TREE:
             self._tree_slots -= 1
         heapq.heappush(self._idle, slot)
 
-    def _demand(self, slot: int, owner: Owner) -> None:
+    def _check_owner(self, slot: int, owner: Owner) -> None:
         holder = self._owner.get(slot)
         assert holder == owner, f"slot {slot} belongs to {_name(holder)}, not to {_name(owner)}"
 

@@ -1,4 +1,4 @@
-"""The rows that an owner gives to running requests."""
+"""The slots that an owner gives to running requests."""
 
 import heapq
 

@@ -1,1 +1,1 @@
-"""What fits: topology, the owners' shares, token pools and the limits of requests."""
+"""Capacity arithmetic: topology, owners' shares, token pools and request limits."""

@@ -39,16 +39,16 @@ class ModelShape:
     windows: Annotated[tuple[CacheWindow, ...], Meta(max_length=64)] = ()
 
     def kv_nbytes(self, num_tokens: int) -> int:
-        """Bytes of KV that a request of so many tokens has."""
+        """Return the bytes of KV of a request of ``num_tokens`` tokens."""
         windowed = sum(min(num_tokens, w.tokens) * w.bytes_per_token for w in self.windows)
         return num_tokens * self.kv_bytes_per_token + windowed
 
     def request_nbytes(self, num_tokens: int) -> int:
-        """Bytes of KV and state that a request of so many tokens has."""
+        """Return the bytes of KV and state of a request of ``num_tokens`` tokens."""
         return self.kv_nbytes(num_tokens) + self.auxiliary_bytes_per_slot
 
     def longest_request(self, nbytes: int) -> int | None:
-        """Tokens of the longest request whose KV fits into so many bytes; None: any length does."""
+        """Return the length of the longest request whose KV fits into ``nbytes``; None: any."""
         tokens = 0
         per_token = self.kv_bytes_per_token + sum(w.bytes_per_token for w in self.windows)
         for window in sorted(self.windows, key=lambda window: window.tokens):

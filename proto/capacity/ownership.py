@@ -1,4 +1,4 @@
-"""Divides the limits among owners: the one place that does.
+"""Divides the limits among owners. No other module divides them.
 
 The arithmetic is SGLang's MLX rule (sglang #30547, #32115): ``max_running_requests`` and an
 explicit ``max_mamba_cache_size`` are divided by ``attn_dp_size`` and never by ``dp_size``, so they
@@ -72,7 +72,7 @@ class OwnerCapacity:
     auxiliary_slots: Count
     pool_tokens: Count | None
     cache_nbytes: Count | None = None
-    """What rows, cached prefixes and states may take together; None: unbounded."""
+    """The bytes for rows, cached prefixes and states together; None: unlimited."""
     warnings: Warnings = ()
 
 
@@ -128,7 +128,7 @@ def _share(flag: str, value: int | None, owners: int) -> tuple[int | None, str |
 
 
 def auxiliary_ratio(*, prefix_cache: bool) -> int:
-    """Auxiliary slots that one running request of a hybrid model needs."""
+    """Return the auxiliary slots that one running request of a hybrid model needs."""
     return AUXILIARY_SLOTS_WITH_PREFIX_CACHE if prefix_cache else 1
 
 
@@ -190,5 +190,5 @@ def _auxiliary(share: OwnerSlice, slots: int, *, prefix_cache: bool) -> tuple[in
 
 
 def divide_prefill(chunked_prefill_size: int, *, ranks: int) -> int:
-    """Give each rank of a group its share of a step's prompt tokens, as their passes are one."""
+    """Return each rank's share of a step's prompt tokens: all ranks run the same passes."""
     return max(1, chunked_prefill_size // ranks)

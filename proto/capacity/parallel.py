@@ -82,7 +82,7 @@ class Topology:
 
 
 def resolve_topology(*, dp_size: int, tp_size: int | None, enable_dp_attention: bool) -> Topology:
-    """Validate the sizes that the flags give. Nothing is ever floored.
+    """Validate the sizes from the flags. Sizes that do not divide are errors, never rounded.
 
     Raises ConfigError for sizes that are not positive, do not divide, or that this version
     cannot serve yet.
@@ -104,7 +104,9 @@ def resolve_topology(*, dp_size: int, tp_size: int | None, enable_dp_attention: 
             mode=ReplicaMode.DATA_PARALLEL,
             dp_size=1,
             tp_size=1,
-            warnings=("--enable-dp-attention does nothing with --dp-size 1: one owner has all",),
+            warnings=(
+                "--enable-dp-attention does nothing with --dp-size 1: there is only one owner",
+            ),
         )
     if world % dp_size:
         raise ConfigError(

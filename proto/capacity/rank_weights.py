@@ -12,7 +12,7 @@ from mlx_dp.proto.fields import Text
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankWeights:
-    """Bytes by rank, read from shapes alone. With a ``refusal`` the weights cannot be divided."""
+    """Bytes by rank, from shapes alone. ``refusal``: why the weights cannot be divided."""
 
     nbytes: Annotated[tuple[Count, ...], Meta(max_length=MAX_OWNERS)] = ()
     refusal: Text | None = None

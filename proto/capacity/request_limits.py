@@ -6,7 +6,7 @@ from typing import Final
 from mlx_dp.proto.fields import MAX_REQUEST_TOKENS
 
 NEXT_ANSWER_TOKENS: Final = 256
-"""Tokens of an answer for which a request has KV set aside at a time."""
+"""The number of answer tokens for which KV is set aside at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +18,7 @@ class AdmissionLimits:
 
     @property
     def max_request_tokens(self) -> int:
-        """The most tokens, prompt and answer together, that one request can ever have."""
+        """The most tokens, prompt and answer together, that one request can have."""
         most = min(self.context_length, MAX_REQUEST_TOKENS)
         if self.pool_tokens is None:
             return most
@@ -26,7 +26,9 @@ class AdmissionLimits:
 
 
 def answer_tokens(limits: AdmissionLimits, prompt_tokens: int, asked: int | None = None) -> int:
-    """The longest answer: the tokens that the client asks for and the prompt leaves, at least 1."""
+    """Return the longest answer: at most what the client asks for and the prompt leaves, at least
+    1.
+    """
     left = max(1, limits.max_request_tokens - prompt_tokens)
     return left if asked is None else min(asked, left)
 
@@ -37,7 +39,7 @@ def fits(limits: AdmissionLimits, prompt_tokens: int, max_tokens: int = 1) -> bo
 
 
 def reserved_tokens(prompt_tokens: int, max_tokens: int) -> int:
-    """KV tokens that an owner sets aside for a request.
+    """Return the KV tokens that an owner sets aside for a request.
 
     The last token drawn is never fed back, so it needs no KV.
     """
@@ -45,16 +47,16 @@ def reserved_tokens(prompt_tokens: int, max_tokens: int) -> int:
 
 
 def next_tokens(held_tokens: int, left_tokens: int) -> int:
-    """KV tokens that a request needs next: those it has, and room for the next part of its answer.
+    """Return the KV tokens that a request needs next: its tokens and the next part of its answer.
 
     Most answers end long before ``max_tokens``; setting all of it aside would leave owners half
-    empty. Never more than ``reserved_tokens``, with ``left_tokens`` of the answer to come.
+    empty. The result never exceeds ``reserved_tokens``; ``left_tokens`` of the answer remain.
     """
     return held_tokens + min(left_tokens, NEXT_ANSWER_TOKENS) - 1
 
 
 def refusal(limits: AdmissionLimits, prompt_tokens: int, max_tokens: int) -> str | None:
-    """Say why a request can never run here, in the caller's terms, or None when it can."""
+    """Return why a request can never run here, in the caller's terms, or None."""
     if prompt_tokens < 1:
         return "the prompt is empty: at least 1 token is needed"
     if max_tokens < 1:
@@ -71,7 +73,7 @@ def refusal(limits: AdmissionLimits, prompt_tokens: int, max_tokens: int) -> str
 
 
 def prompt_overflow(limits: AdmissionLimits, size: str) -> str:
-    """Say that a prompt of this size leaves no room for an answer."""
+    """Return the error for a prompt that leaves no room for an answer."""
     return _overflow(
         limits,
         f"your messages resulted in {size}, and the completion needs at least 1. Please reduce "
@@ -80,9 +82,10 @@ def prompt_overflow(limits: AdmissionLimits, size: str) -> str:
 
 
 def _overflow(limits: AdmissionLimits, excess: str) -> str:
-    """OpenAI's wording, which vLLM uses too: clients parse it to shorten a prompt, or to retry.
+    """Return the error in OpenAI's wording, which vLLM uses too: clients parse it to shorten a
+    prompt.
 
-    The limit is the effective one, wherever it comes from.
+    The limit is the effective one, from the model or from the pool.
     """
     most = limits.max_request_tokens
     said = f"This model's maximum context length is {most} tokens. However, {excess}"

@@ -1,4 +1,4 @@
-"""The division of one worker's memory: one estimate for the plan and for the worker itself."""
+"""The division of one worker's memory. The plan and the worker use the same estimate."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -15,14 +15,14 @@ from mlx_dp.proto.errors import ConfigError
 OVERHEAD_FRACTION: Final = 0.1
 OVERHEAD_MIN_NBYTES: Final = 64 * 2**20
 MIN_POOL_TOKENS: Final = 2
-"""One token of prompt and one of answer: less backs no request."""
+"""One token of prompt and one of answer: the least for a request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryDivision:
     """One worker's memory by use.
 
-    ``tokens`` are those of the longest single request that fits; None: of any length.
+    ``tokens`` is the length of the longest single request that fits; None: any length.
     """
 
     weights_nbytes: int
@@ -44,7 +44,7 @@ class MemoryDivision:
 def pool_tokens(
     memory_nbytes: int | None, shape: ModelShape, share: OwnerSlice, *, prefix_cache: bool
 ) -> int | None:
-    """KV tokens that one owner can pool, or None where no length is too much."""
+    """Return the size of one owner's token pool; None: requests of any length fit."""
     return divide_memory(memory_nbytes, shape, share, prefix_cache=prefix_cache).tokens
 
 
@@ -56,7 +56,7 @@ def cache_nbytes(
     *,
     prefix_cache: bool,
 ) -> int | None:
-    """Bytes of one owner's rows, cached prefixes and states together; None: unbounded."""
+    """Return the bytes for one owner's rows, cached prefixes and states; None: unlimited."""
     if memory_nbytes is not None:
         return divide_memory(memory_nbytes, shape, share, prefix_cache=prefix_cache).cache_nbytes
     if capacity.pool_tokens is None:
@@ -107,7 +107,7 @@ def divide_memory(
 
 
 def overhead_nbytes(memory_nbytes: int) -> int:
-    """The reserve for activations and the allocator's slack, which no pool may use."""
+    """Return the reserve for activations and the allocator's overhead, which no pool may use."""
     return max(OVERHEAD_MIN_NBYTES, int(memory_nbytes * OVERHEAD_FRACTION))
 
 
@@ -127,9 +127,9 @@ def _unmeasured(shape: ModelShape, share: OwnerSlice) -> MemoryDivision:
 def _auxiliary_nbytes(
     shape: ModelShape, share: OwnerSlice, free_nbytes: int, *, prefix_cache: bool
 ) -> int:
-    """Bytes for the states: as much as the slots need, at most half of the free bytes.
+    """Return the bytes for states: as many as the slots need, at most half of the free bytes.
 
-    Slots are a ceiling, not an allocation: thousands of them must not leave no room for KV.
+    Slots are a ceiling, not an allocation: thousands of them must not take all memory from KV.
     """
     slots = share.max_mamba_cache_size
     if slots is None:

@@ -1,4 +1,4 @@
-"""The values that controller, workers and hosts send each other, bounded where they are declared.
+"""The values that controller, workers and hosts send each other, with bounds in their declarations.
 
-``protocol.py`` joins commands and events into the two directions of the wire.
+``protocol.py`` lists commands and events: the two directions between controller and worker.
 """

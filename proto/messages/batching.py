@@ -1,10 +1,10 @@
-"""How a worker decodes the requests that run at the same time."""
+"""The way in which a worker decodes concurrent requests."""
 
 from enum import StrEnum
 
 
 class Batching(StrEnum):
-    """The form of a model's batch, chosen when it is loaded: the first that gives right results."""
+    """The form of a model's batch, chosen at load: the first that gives correct results."""
 
     SEVERAL_SLABS = "several_slabs"
     SLABS_WITH_TAILS = "several_slabs_with_tails"

@@ -1,4 +1,4 @@
-"""Commands: messages of a controller to a worker. See ``messages``."""
+"""Commands: messages from controller to worker. See ``protocol``."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -31,7 +31,7 @@ class EngineKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """Controller to worker: load and become ready, as this slice of the whole."""
+    """Controller to worker: load the model and become ready, with this share."""
 
     tag: ClassVar[str] = "start"
 
@@ -47,16 +47,16 @@ class Start:
     heartbeat_interval_s: Annotated[float, Meta(gt=0.0, le=3600.0)]
     fake: FakeEngineOptions = FakeEngineOptions()
     group: GroupPlace | None = None
-    """None: this worker computes alone."""
+    """None: this worker is not part of a group."""
     trust_remote_code: bool = False
-    """Whether the model may bring code that is run."""
+    """Whether code in the model directory may run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submit:
-    """Controller to worker: run this request. It is delivered only once ``Accepted``.
+    """Controller to worker: run this request. Delivery is certain only after ``Accepted``.
 
-    ``output_ids`` are tokens that an earlier owner already emitted: they are prefilled behind the
+    ``output_ids`` are tokens that an earlier owner already emitted: they are prefilled after the
     prompt, count as answer for penalties and positions, and are never sent again.
     """
 
@@ -67,18 +67,18 @@ class Submit:
     prompt_ids: Annotated[TokenIds, Meta(min_length=1)]
     output_ids: TokenIds = ()
     max_tokens: Annotated[int, Meta(ge=1, le=MAX_REQUEST_TOKENS)]
-    """Of the whole answer, ``output_ids`` included."""
+    """The limit of the whole answer, ``output_ids`` included."""
     stop_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_STOP_TOKEN_IDS)] = ()
     params: SamplingParams = SamplingParams()
     cache_salt: Annotated[str, Meta(max_length=MAX_CACHE_SALT_CHARS)] = ""
-    """Requests share cached prefixes only with those of the same salt."""
+    """Requests share cached prefixes only with requests of the same salt."""
     grammar: Grammar | None = None
-    """What the answer must match; ``output_ids`` are its beginning."""
+    """The grammar that the answer must match; the answer begins with ``output_ids``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abort:
-    """Controller to worker: forget this request; unknown or finished ones are no error."""
+    """Controller to worker: end this request. An unknown or finished request is no error."""
 
     tag: ClassVar[str] = "abort"
 
@@ -97,7 +97,7 @@ class Flush:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drain:
-    """Controller to worker: accept nothing more, finish what runs."""
+    """Controller to worker: reject new requests, finish the running ones."""
 
     tag: ClassVar[str] = "drain"
 

@@ -26,7 +26,7 @@ class WorkerPhase(StrEnum):
     """The phase of a worker's start, as the worker reports it."""
 
     FORMING = "forming"
-    """It meets the other ranks of its group, and cannot go on without them."""
+    """It joins the other ranks of its group, and waits until all have joined."""
     LOADING = "loading"
     WARMING = "warming"
     SERVING = "serving"
@@ -34,18 +34,18 @@ class WorkerPhase(StrEnum):
 
 
 class FailureKind(StrEnum):
-    """Why a worker gives up. Kinds that are not ``transient`` would fail again: no retry."""
+    """The reason of a worker's failure. Only ``transient`` kinds are retried."""
 
     CONFIG = "config"
     UNSUPPORTED_MODEL = "unsupported_model"
     OUT_OF_MEMORY = "out_of_memory"
     PEER_LOST = "peer_lost"
-    """Another rank of its group is gone or silent; itself it did nothing wrong."""
+    """Another rank of its group is lost or silent; this worker is not at fault."""
     INTERNAL = "internal"
 
     @property
     def transient(self) -> bool:
-        """A restart with the same configuration may help."""
+        """Whether a restart with the same configuration may help."""
         return self in (FailureKind.PEER_LOST, FailureKind.INTERNAL)
 
 
@@ -68,22 +68,22 @@ class Hello:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """Worker to controller: loaded, warmed up on its real path, and able to serve."""
+    """Worker to controller: the model is loaded and warmed up, and the worker can serve."""
 
     tag: ClassVar[str] = "ready"
 
     capacity: OwnerCapacity
     shape: ModelShape
     context_length: Annotated[int, Meta(ge=1, lt=2**31)]
-    """The limit that holds for requests: the model's, or a smaller one that was asked for."""
+    """The limit for requests: the model's, or a smaller one from the configuration."""
     device: Text
     load_s: Seconds
     batching: Batching | None = None
     """None: the engine has no model."""
     unbatched_reason: Text = ""
-    """Why requests run one by one, where they do."""
+    """Why requests run one by one, if they do."""
     buffer_limit: Count | None = None
-    """How many buffers its device lets it hold; None: as many as there is memory for."""
+    """The number of buffers that the device allows; None: limited only by memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +99,7 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejected:
-    """Worker to controller: the request was not taken, and holds nothing here."""
+    """Worker to controller: the request was rejected, and holds nothing here."""
 
     tag: ClassVar[str] = "rejected"
 
@@ -111,7 +111,7 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefilled:
-    """Worker to controller: the prompt is complete, ``cached_tokens`` of it without computing.
+    """Worker to controller: the prefill is complete; ``cached_tokens`` were not computed.
 
     Sent once per grant, before its first ``Tokens``.
     """
@@ -134,9 +134,9 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preempted:
-    """Worker to controller: memory ran short, so the request was given up, and its slot is free.
+    """Worker to controller: memory was short, so the request was preempted, and its slot is free.
 
-    The request is sound: it continues elsewhere, or here later. ``num_tokens`` counts the whole
+    The request is valid: it continues elsewhere, or here later. ``num_tokens`` counts the whole
     answer so far, as in ``Finished``.
     """
 
@@ -149,7 +149,7 @@ class Preempted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flushed:
-    """Worker to controller: how much a ``Flush`` has freed."""
+    """Worker to controller: the tokens and bytes that a ``Flush`` has freed."""
 
     tag: ClassVar[str] = "flushed"
 
@@ -176,7 +176,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
-    """Worker to controller: the loop turns. ``step`` must move while ``running`` is above 0."""
+    """Worker to controller: the loop runs. ``step`` must advance while ``running`` is above 0."""
 
     tag: ClassVar[str] = "heartbeat"
 
@@ -185,41 +185,43 @@ class Heartbeat:
     running: Count
     """Requests that hold a slot."""
     prefilling: Count
-    """Those of them that have no token yet."""
+    """Running requests without a token yet."""
     used_tokens: Count
     """KV tokens that hold content."""
     reserved_tokens: Count
-    """KV tokens set aside for the requests that run."""
+    """KV tokens set aside for running requests."""
     auxiliary_used: Count
     """Auxiliary slots of running requests and of cached prefixes."""
     rss_nbytes: Count
     device_nbytes: Count
     cached_tokens: Count = 0
-    """Tokens of cached prefixes, all of which can be dropped but for those in use."""
+    """Tokens of cached prefixes. All but those in use can be evicted."""
     cached_nbytes: Count = 0
     held_nbytes: Count = 0
-    """What rows, cached prefixes and states take of ``OwnerCapacity.cache_nbytes``."""
+    """Bytes of rows, cached prefixes and states, out of ``OwnerCapacity.cache_nbytes``."""
     held_buffers: Count = 0
-    """Buffers that these and the weights are made of."""
+    """Buffers of rows, cached prefixes, states and weights."""
     step_tokens: Count = 0
-    """Prompt tokens in the steps under way: no beat leaves until those are through."""
+    """Prompt tokens in the steps under way. The next heartbeat may come only after them."""
     prefill_token_s: Annotated[float, Meta(ge=0.0)] | None = None
-    """Seconds of one prompt token in its recent steps, the slow ones; None: none measured yet."""
+    """Upper estimate of the seconds of one prompt token; None: not measured yet."""
     malformed_frames: Count = 0
-    """Frames of ours that it could not read, and has dropped."""
+    """Frames from the controller that it dropped as malformed."""
     awaits_rank: Rank | None = None
-    """A rank of its group that it cannot go on without, or None: ``step`` stands for that one."""
+    """The rank of its group that it waits for, so ``step`` does not advance; None: it does not
+    wait.
+    """
     passes: PassTotals | None = None
-    """None: it computes alone."""
+    """None: the worker is not part of a group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """Worker to controller: it cannot continue, and exits right after this."""
+    """Worker to controller: the worker cannot continue, and exits now."""
 
     tag: ClassVar[str] = "failed"
 
     kind: FailureKind
     message: Text
     lost_rank: Rank | None = None
-    """With PEER_LOST, whom it waited for in vain, if it knows."""
+    """With PEER_LOST, the lost rank, if it is known."""

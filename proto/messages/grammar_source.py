@@ -1,4 +1,4 @@
-"""Grammars as llguidance takes them. Importing this loads the library."""
+"""Converts grammars to llguidance's form. Importing this loads the library."""
 
 from typing import Final, assert_never
 
@@ -6,7 +6,7 @@ from llguidance import LLMatcher, LLParserLimits
 
 from mlx_dp.proto.messages.grammar import Grammar, GrammarKind
 
-# A weak model would otherwise fill its whole answer with white space, all of it valid JSON.
+# Unlimited, a weak model could fill its whole answer with white space, which is valid JSON.
 JSON_WHITESPACE: Final = r" |\n{1,2}[ \t]{0,20}"
 
 

@@ -16,7 +16,7 @@ EachRank = Annotated[tuple[Text, ...], Meta(min_length=1, max_length=MAX_OWNERS)
 class DistributedBackend(StrEnum):
     """The transport of a group's collectives, in MLX's names.
 
-    ``mpi`` is left out: mpirun insists on starting the ranks, which is the controller's task.
+    ``mpi`` is left out: mpirun must start the ranks itself, but the controller starts them.
     """
 
     RING = "ring"
@@ -39,11 +39,11 @@ class GroupPlace:
     addresses: EachRank
     peers: EachRank
     generation: Epoch
-    """Counts the starts of the group: what an earlier one says is not for this one."""
+    """The number of the group's start. Frames of an earlier start are ignored."""
     curve: CurveKeys | None = None
-    """The group's own pair, for peers that are met over TCP."""
+    """The group's own key pair, for peers over TCP."""
     shard_vocabulary: bool = False
-    """Embedding and head are divided too."""
+    """Whether embedding and head are divided too."""
 
     def __post_init__(self) -> None:
         if self.rank >= self.size:

@@ -3,8 +3,8 @@
 A host is ``mlx-dp worker`` on another machine: the process that starts, watches and kills one
 worker there, on the controller's command. The worker itself speaks to the controller as every
 other one does. Both sides send a message at least every ``heartbeat_s``. A side that has heard
-nothing for ``silence_s`` gives the other up: the host ends its worker, and the controller counts
-the worker as ended.
+nothing for ``silence_s`` treats the other as lost: the host ends its worker, and the controller
+counts the worker as ended.
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ def is_host(identity: bytes) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Join:
-    """Host to controller: worker ``rank`` can run here. Repeated until it is answered."""
+    """Host to controller: worker ``rank`` can run here. Repeated until the controller answers."""
 
     tag: ClassVar[str] = "join"
 
@@ -42,7 +42,7 @@ class Join:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alive:
-    """Host to controller: it is still there."""
+    """Host to controller: the host is alive."""
 
     tag: ClassVar[str] = "alive"
 
@@ -68,7 +68,7 @@ class Leave:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Welcome:
-    """Controller to host: it has the place, and has to keep to these times."""
+    """Controller to host: the host is admitted, and must keep these times."""
 
     tag: ClassVar[str] = "welcome"
 
@@ -78,7 +78,7 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deny:
-    """Controller to host: it does not get the place. ``final``: nor later."""
+    """Controller to host: the host is not admitted. ``final``: retrying does not help."""
 
     tag: ClassVar[str] = "deny"
 
@@ -94,7 +94,7 @@ class Launch:
 
     identity: Identity
     model_path: Text
-    """Where the controller has the model; empty for the fake engine."""
+    """The model's path on the controller; empty for the fake engine."""
     model_fingerprint: Text
     """What the host's own model must have too."""
     log_level: Text
@@ -112,7 +112,7 @@ class SignalWorker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ping:
-    """Controller to host: it is still there."""
+    """Controller to host: the controller is alive."""
 
     tag: ClassVar[str] = "ping"
 

@@ -10,11 +10,11 @@ from mlx_dp.proto.fields import Seconds
 class PassTotals:
     """Counts of one process since it began to serve.
 
-    ``waited_s`` is the time that it was ready for a pass that a peer had not come to yet; its
-    device may have had work of the pass before meanwhile.
+    ``waited_s`` is the time that it waited for a peer to enter a pass; its device may still have
+    run the previous pass meanwhile.
     """
 
     passes: Count
     idle_passes: Count
-    """Those of them in which it had no rows of its own."""
+    """Passes in which it had no rows."""
     waited_s: Seconds

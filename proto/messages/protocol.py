@@ -2,10 +2,10 @@
 
 Commands go down, controller to worker: Start, Submit, Abort, Flush, Drain, Shutdown. Events go up:
 Hello, Ready, Accepted, Rejected, Prefilled, Tokens, Preempted, Finished, Flushed, Heartbeat,
-Failed. Every field is bounded where it is declared, and the codec enforces the bounds on arrival.
+Failed. Every field's declaration has its bounds, and the codec enforces them on arrival.
 
-``epoch`` counts the grants of one request: an event with another epoch than the request's present
-one is stale and dropped. The sender's incarnation is its socket identity, so it is on every frame.
+``epoch`` counts the grants of one request: an event whose epoch is not the request's present one is
+stale and dropped. The sender's incarnation is its socket identity, so it is on every frame.
 """
 
 from mlx_dp.proto.messages.commands import Abort as Abort

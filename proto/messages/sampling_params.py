@@ -12,9 +12,9 @@ MAX_LOGIT_BIAS: Final = 1024
 MAX_TOP_LOGPROBS: Final = 20
 MAX_SEED: Final = 2**63 - 1
 MAX_MIN_TOKENS: Final = 2**20
-"""As long as a request may be, see ``fields.MAX_REQUEST_TOKENS``."""
+"""The longest request, see ``fields.MAX_REQUEST_TOKENS``."""
 GREEDY_BELOW: Final = 1e-5
-"""Temperatures so small that logits divided by them leave float32 choose the best token."""
+"""Below this temperature the best token is chosen: dividing logits by it would overflow float32."""
 MODEL_DEFAULTS: Final = ("temperature", "top_p", "top_k", "repetition_penalty")
 """The parameters for which a model's generation_config.json may have a default."""
 
@@ -28,13 +28,13 @@ def require_finite(*values: float) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """Sampling of one request, in the ecosystem's names and with all their bounds.
+    """Sampling of one request, in the ecosystem's names, with their bounds.
 
     The order is: min_tokens, logit_bias, penalties, temperature, then top_k, top_p and min_p on
     the distribution at that temperature (as vLLM and SGLang do; mlx-lm filters at temperature 1).
-    Penalties count as OpenAI's and vLLM's: repetition over prompt and answer, presence and
-    frequency over the answer alone. A draw depends on ``seed`` and the position only, so neither
-    the batch nor the worker changes it.
+    Penalties count as in OpenAI and vLLM: repetition over prompt and answer, presence and
+    frequency over the answer alone. A draw depends only on ``seed`` and the position, not on the
+    batch or the worker.
     """
 
     temperature: Annotated[float, Meta(ge=0.0, le=100.0)] = 1.0

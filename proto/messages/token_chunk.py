@@ -29,7 +29,7 @@ class TokenChunk:
     index: Annotated[int, Meta(ge=0, le=MAX_REQUEST_TOKENS)]
     ids: Annotated[TokenIds, Meta(min_length=1)]
     logprobs: Annotated[tuple[TokenLogprob, ...], Meta(max_length=MAX_REQUEST_TOKENS)] = ()
-    """As many as ``ids`` when the request asked for them, else none."""
+    """One per id if the request asked for them, else empty."""
 
     def __post_init__(self) -> None:
         if self.logprobs and len(self.logprobs) != len(self.ids):

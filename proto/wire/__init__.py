@@ -1,1 +1,1 @@
-"""How messages travel: the codec, the sockets of both ends, and encryption between machines."""
+"""Transport of messages: the codec, the sockets of both ends, encryption between machines."""

@@ -1,8 +1,8 @@
 """Frames to messages and back: one msgpack array of (version, tag, fields).
 
-Decoding checks that a frame is well formed before it makes anything of it, and then every type and
-bound. A hostile frame raises ProtocolError and nothing else, and no frame costs more than 32 times
-its own size: a float that travels as one byte becomes an object.
+Decoding first checks that a frame is well formed, then every type and bound. A hostile frame raises
+only ProtocolError, and no frame costs more than 32 times its own size: a number of one byte becomes
+an object.
 """
 
 from collections.abc import Mapping
@@ -38,8 +38,8 @@ _HOST_UP: Final[Mapping[str, msgspec.msgpack.Decoder[HostUp]]] = {
 def encode(message: Message | HostDown | HostUp) -> bytes:
     """Return the frame of a message.
 
-    Raises ProtocolError when the frame would be longer than a receiver takes, or holds text that
-    UTF-8 has no form for.
+    Raises ProtocolError if the frame would be longer than a receiver accepts, or has text that
+    UTF-8 cannot encode.
     """
     try:
         frame = _ENCODER.encode((PROTOCOL_VERSION, message.tag, message))

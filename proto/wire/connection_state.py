@@ -13,17 +13,19 @@ class ConnectionState(Enum):
     """The latest known state of one end's attempts to connect."""
 
     UNREACHED = auto()
-    """Nothing took the connection."""
+    """No listener accepted the connection."""
     GREETING = auto()
-    """It is open, and the two ends have not agreed yet."""
+    """The connection is open, but the handshake is not complete."""
     READY = auto()
     KEY_REFUSED = auto()
     """The other end does not know our key."""
     OTHER_MECHANISM = auto()
     """One end has keys, and the other has none."""
     BROKEN_OFF = auto()
-    """The other end hung up on our greeting: it has another key than we think, or is none of us.
-    Where it has keys and we have none, this may be seen in place of OTHER_MECHANISM."""
+    """The other end closed the connection at our greeting: its key is not the one we expect, or it
+    is another program. If it has keys and we have none, this may be seen instead of
+    OTHER_MECHANISM.
+    """
 
 
 _STATES: Final[Mapping[int, ConnectionState]] = {
@@ -32,7 +34,7 @@ _STATES: Final[Mapping[int, ConnectionState]] = {
     zmq.EVENT_HANDSHAKE_FAILED_AUTH: ConnectionState.KEY_REFUSED,
     zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: ConnectionState.OTHER_MECHANISM,
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: ConnectionState.BROKEN_OFF,
-    # It follows a failed handshake; alone it means that nothing listens there.
+    # After a failed handshake this event is its consequence; alone it means that nothing listens.
     zmq.EVENT_CLOSED: ConnectionState.UNREACHED,
 }
 _FAILED: Final = (

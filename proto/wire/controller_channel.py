@@ -24,7 +24,7 @@ from mlx_dp.proto.wire.socket_directory import SocketDirectory
 HIGH_WATER_MARK: Final = 256
 MAX_DRAINED_MESSAGES: Final = 256
 SHORT_BASE: Final = Path("/tmp")
-"""macOS allows 103 bytes for an ipc path, of which its usual temporary folder takes half."""
+"""macOS allows 103 bytes for an ipc path, and its usual temporary folder takes half."""
 
 _SOCKET_NAME: Final = "workers"
 
@@ -37,9 +37,9 @@ _T = TypeVar("_T")
 class ControllerChannel:
     """Sends commands to workers by identity, and receives their events. Owned by the event loop.
 
-    A send acknowledges nothing: a request is delivered only once the worker answers. Only
-    identities that were announced with ``expect`` are heard, and each is used once, so that
-    nothing of an earlier incarnation gets through.
+    A send is no acknowledgement: a request counts as delivered once the worker answers. Messages
+    from identities that were not announced with ``expect`` are dropped. Each identity is used only
+    once, so no message of an earlier incarnation gets through.
     """
 
     def __init__(
@@ -52,8 +52,8 @@ class ControllerChannel:
     ) -> None:
         """Bind an ipc endpoint in a fresh private directory under ``base``; None: loopback TCP.
 
-        ``remote``: host:port to bind for other machines too, which only holders of ``keys`` can
-        use. Raises ConfigError when an endpoint cannot be made, or would be open to strangers.
+        ``remote``: host:port to bind for other machines; only holders of ``keys`` can connect.
+        Raises ConfigError if an endpoint cannot be bound, or would accept clients without keys.
         """
         self._directory: SocketDirectory | None = None
         self._bound_file: tuple[int, int] | None = None
@@ -64,7 +64,7 @@ class ControllerChannel:
         self._socket: Final = RouterSocket(high_water_mark=high_water_mark, keys=keys)
         try:
             self._endpoint: Final = self._bind(base if zmq.has("ipc") else None)
-            # Last, since the keys then hold for all later endpoints.
+            # Last, since the keys apply to all endpoints bound afterwards.
             self._remote: Final = None if remote is None else self._socket.bind_tcp(remote)
         except BaseException:
             self.close()
@@ -87,7 +87,7 @@ class ControllerChannel:
         """
         if self._directory is None:
             return
-        self._directory.keep(time.time())
+        self._directory.refresh(time.time())
         path = self._directory.path / _SOCKET_NAME
         if _file_id(path) != self._bound_file:
             self._socket.rebind_ipc(path)
@@ -96,37 +96,37 @@ class ControllerChannel:
 
     @property
     def endpoint(self) -> str:
-        """Where workers of this machine connect."""
+        """The endpoint for workers of this machine."""
         return self._endpoint
 
     @property
     def remote_endpoint(self) -> str | None:
-        """Where workers of other machines connect; None: there are none."""
+        """The endpoint for workers of other machines; None: there are none."""
         return self._remote
 
     @property
     def unknown_frames(self) -> int:
-        """Messages that were dropped because their sender is not expected, or no longer."""
+        """The number of messages dropped because their sender is not expected."""
         return self._unknown_frames
 
     def expect(self, identity: str) -> None:
-        """Hear this identity from now on."""
+        """Accept messages from this identity from now on."""
         self._known.add(identity.encode())
 
     def forget(self, identity: str) -> None:
-        """Stop hearing this identity for good, even if its process wakes up later."""
+        """Drop messages from this identity from now on, even if its process wakes up later."""
         self._known.discard(identity.encode())
         self._forgotten.add(identity.encode())
 
     def send(self, identity: str, message: Down) -> None:
-        """Hand a message to the socket, at once or not at all.
+        """Pass a message to the socket, at once or not at all.
 
         Raises NotConnectedError, PeerCongestedError, or ProtocolError for too big a message.
         """
         self._socket.send(identity.encode(), encode(message))
 
     def hear_hosts(self, take: TakeHost) -> None:
-        """Pass messages of the hosts of remote workers to ``take``, from within ``drain``."""
+        """Have ``drain`` call ``take`` with messages from the hosts of remote workers."""
         self._take_host = take
 
     def send_host(self, identity: str, message: HostDown) -> None:
@@ -149,12 +149,14 @@ class ControllerChannel:
                 self._take_host(identity.decode(), _decode(received, decode_host_up))
             else:
                 self._unknown_frames += 1
-                self._send_away(identity)
+                self._send_shutdown(identity)
         self._socket.rearm()
         return arrived
 
-    def _send_away(self, identity: bytes) -> None:
-        """Tell a worker that was given up and still speaks to exit. Strangers get no answer."""
+    def _send_shutdown(self, identity: bytes) -> None:
+        """Send Shutdown to a worker that was given up and still sends. Unknown senders get no
+        answer.
+        """
         if identity not in self._forgotten:
             return
         # A peer that does not read, or has gone, is answered again at its next message.
@@ -175,7 +177,7 @@ class ControllerChannel:
 
 
 def _file_id(path: Path) -> tuple[int, int] | None:
-    """Tells a file from another that has taken its path; None: there is no file."""
+    """Return an identity of the file at a path; None: there is no file."""
     try:
         found = path.lstat()
     except OSError:

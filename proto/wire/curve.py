@@ -1,7 +1,7 @@
-"""Encrypted sockets (CurveZMQ): both ends of a TCP connection prove who they are.
+"""Encrypted sockets (CurveZMQ): both ends of a TCP connection authenticate each other.
 
-A socket gets its keys before it binds or connects, since each endpoint keeps the options that the
-socket had then: one socket may have an open ipc endpoint and a closed TCP one.
+Set a socket's keys before it binds or connects: each endpoint keeps the options that the socket had
+then. So one socket may have an ipc endpoint without keys and a TCP endpoint with keys.
 """
 
 import threading
@@ -40,7 +40,7 @@ def serve_curve(socket: zmq.Socket[bytes], keys: CurveKeys) -> None:
     socket.setsockopt(zmq.CURVE_SERVER, 1)
     socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode())
     socket.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN)
-    # Without this, a missing guard would accept every client.
+    # Without this, every client would be accepted if there is no guard.
     socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
 
 
@@ -52,7 +52,7 @@ def serve_openly(socket: zmq.Socket[bytes], *, guarded: bool) -> None:
     socket.setsockopt(zmq.HEARTBEAT_IVL, 0)
     if guarded:
         socket.setsockopt(zmq.CURVE_SERVER, 0)
-        # A domain cannot be unset, and with any domain libzmq asks the guard for each connection.
+        # A domain cannot be unset, and with a domain libzmq asks the guard about each connection.
         socket.setsockopt(zmq.ZAP_DOMAIN, _OPEN_DOMAIN)
 
 
@@ -65,7 +65,7 @@ def join_curve(socket: zmq.Socket[bytes], keys: CurveKeys, server_public: str) -
 
 
 def watch_connection(socket: zmq.Socket[bytes]) -> None:
-    """End a connection that a cut cable or a stopped machine would leave open."""
+    """Detect a cut cable or a stopped machine, and end the connection."""
     socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_INTERVAL_MS)
     socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_INTERVAL_MS)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
@@ -104,10 +104,10 @@ class KeyGuard:
 
     def _verdict(self, request: list[bytes]) -> list[bytes]:
         assert len(request) >= 2, f"a request of {len(request)} frames from our own socket"
-        status = b"200" if self._lets_in(request) else b"400"
+        status = b"200" if self._is_allowed(request) else b"400"
         return [_ZAP_VERSION, request[1], status, b"", b"", b""]
 
-    def _lets_in(self, request: list[bytes]) -> bool:
+    def _is_allowed(self, request: list[bytes]) -> bool:
         if len(request) == _OPEN_REQUEST_FRAMES:
             version, _, domain, _, _, mechanism = request
             return (version, domain, mechanism) == (_ZAP_VERSION, _OPEN_DOMAIN, b"NULL")

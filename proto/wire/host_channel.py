@@ -17,7 +17,7 @@ _logger = logging.getLogger(__name__)
 
 
 class HostChannel:
-    """One connection to the controller. Once it is cut, make another under a new identity."""
+    """One connection to the controller. After it is lost, make another with a new identity."""
 
     def __init__(self, endpoint: str, identity: str, keys: WorkerKeys | None) -> None:
         self._context: Final = new_context()
@@ -32,13 +32,11 @@ class HostChannel:
 
     @property
     def descriptor(self) -> int:
-        """Readable when a message may have arrived; edge triggered, so poll now and then too."""
+        """Readable when a message may have arrived. Edge triggered, so also poll at intervals."""
         return int(self._socket.fileno())
 
     def send(self, message: HostUp) -> None:
-        """Send, or drop the message where nothing has left for long: the peer then notices
-        silence.
-        """
+        """Send, or drop the message if the queue is full: the controller notices the silence."""
         try:
             self._socket.send(encode(message), zmq.NOBLOCK)
         except zmq.Again:

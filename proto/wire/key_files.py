@@ -1,4 +1,4 @@
-"""Keys in a directory: which peers may connect over TCP, in files of one line each.
+"""A directory of keys for peers that may connect over TCP, in files of one line each.
 
 ``NAME.key`` is a secret and ``NAME.pub`` its public half. The controller has ``controller.key``
 and the ``.pub`` of each worker that it accepts; a worker has its own ``.key`` and
@@ -26,7 +26,7 @@ _MAX_NBYTES: Final = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerKeys:
-    """The controller's pair, and the public keys of the workers that it accepts."""
+    """The controller's key pair, and the public keys of the workers that it accepts."""
 
     own: CurveKeys
     allowed: frozenset[str]
@@ -34,14 +34,14 @@ class ControllerKeys:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerKeys:
-    """A worker's pair, and the public key by which it knows its controller."""
+    """A worker's key pair, and its controller's public key."""
 
     own: CurveKeys
     controller: str
 
 
 def write_keys(directory: Path, names: Sequence[str]) -> tuple[Path, ...]:
-    """Make the pairs of the controller, unless it has one, and of the workers called ``names``.
+    """Make key pairs for the controller, unless it has one, and for the workers in ``names``.
 
     Returns the paths written. Raises ConfigError before it overwrites anything.
     """
@@ -71,7 +71,7 @@ def _write_pair(directory: Path, name: str) -> tuple[Path, Path]:
     keys = make_keys()
     secret, public = directory / f"{name}{_SECRET}", directory / f"{name}{_PUBLIC}"
     for path, text, mode in ((secret, keys.secret, 0o600), (public, keys.public, 0o644)):
-        # Made with its mode: a file that is narrowed later was open for a moment.
+        # Created with its final mode: a later chmod would leave it readable for a moment.
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, mode)
         with os.fdopen(descriptor, "w") as file:
             file.write(f"{text}\n")
@@ -79,7 +79,7 @@ def _write_pair(directory: Path, name: str) -> tuple[Path, Path]:
 
 
 def read_controller_keys(directory: Path) -> ControllerKeys:
-    """Read the keys. Raises ConfigError where one is missing, or others can read a secret."""
+    """Read the keys. Raises ConfigError if one is missing, or others can read a secret."""
     allowed = frozenset(
         _read(path) for path in sorted(directory.glob(f"*{_PUBLIC}")) if path.stem != CONTROLLER
     )
@@ -92,7 +92,7 @@ def read_controller_keys(directory: Path) -> ControllerKeys:
 
 
 def read_worker_keys(directory: Path) -> WorkerKeys:
-    """Read the keys. Raises ConfigError where one is missing or ambiguous, or others can read a
+    """Read the keys. Raises ConfigError if one is missing or ambiguous, or others can read a
     secret.
     """
     own = [path for path in sorted(directory.glob(f"*{_SECRET}")) if path.stem != CONTROLLER]
@@ -121,7 +121,7 @@ def _read(path: Path) -> str:
             text = file.read(_MAX_NBYTES).decode("ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"no key can be read from {path}: {error}") from None
-    # No public half can be computed from a text that is not a key.
+    # This fails for a text that is not a key.
     if len(text) != KEY_CHARS or not _is_key(text):
         raise ConfigError(f"{path} holds no key: make one with mlx-dp keys")
     return text

@@ -7,7 +7,8 @@ import zmq
 from mlx_dp.proto.errors import ConfigError
 
 LEAST_LIBZMQ: Final = (4, 3, 5)
-"""Peers could break into older ones, or end them, before they have said who they are."""
+"""Older versions have holes that unauthenticated peers can use to take over or crash the process.
+"""
 
 
 def new_context() -> zmq.Context[zmq.Socket[bytes]]:

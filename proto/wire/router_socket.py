@@ -23,7 +23,7 @@ from mlx_dp.proto.wire.loopback import is_loopback
 
 LAST_PORT: Final = 65535
 MAX_PARTS_AT_A_TIME: Final = 256
-"""Of one message, between two turns of the event loop."""
+"""The most parts of one message to read in one iteration of the event loop."""
 
 
 class NotConnectedError(Exception):
@@ -31,7 +31,7 @@ class NotConnectedError(Exception):
 
 
 class PeerCongestedError(Exception):
-    """The peer takes no more for now; the message was not sent. The peer may be alive."""
+    """The peer's queue is full, and the message was not sent. The peer may be alive."""
 
 
 @dataclass(slots=True)
@@ -43,7 +43,7 @@ class Received:
     nbytes: int = 0
     first: zmq.Frame | None = None
 
-    def take(self, part: zmq.Frame) -> None:
+    def add_part(self, part: zmq.Frame) -> None:
         if self.parts == 0:
             self.first = part
         self.parts += 1
@@ -58,14 +58,14 @@ class Received:
 class RouterSocket:
     """Sends and receives frames by peer identity. Owned by the event loop; ``close`` it.
 
-    Its own part of a message is bounded by MAX_FRAME_BYTES. libzmq cannot be bounded so: it
-    collects all parts of a message before it returns the first, and neither MAXMSGSIZE nor a high
-    water mark limits their number. One message of 150 parts of 1 MiB costs 158 MB until it is
-    dropped. So the sockets must be out of strangers' reach: see ``bind_ipc`` and ``bind_tcp``.
+    This class keeps at most MAX_FRAME_BYTES of a message. libzmq has no such limit: it collects all
+    parts of a message before it returns the first, and neither MAXMSGSIZE nor a high-water mark
+    limits their number. One message of 150 parts of 1 MiB costs 158 MB until it is dropped. So
+    untrusted clients must not reach the socket: see ``bind_ipc`` and ``bind_tcp``.
     """
 
     def __init__(self, *, high_water_mark: int, keys: ControllerKeys | None = None) -> None:
-        """``keys`` are for what is bound by ``bind_tcp``. Raises ConfigError as ``new_context``."""
+        """``keys`` apply to ``bind_tcp``. Raises ConfigError as ``new_context`` does."""
         self._keys: Final = keys
         self._loop: asyncio.AbstractEventLoop | None = None
         self._on_arrival: Callable[[], None] | None = None
@@ -83,12 +83,12 @@ class RouterSocket:
         self._socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_INTERVAL_MS)
 
     def bind_loopback(self) -> str:
-        """Bind a free loopback port, where there are no ipc sockets."""
+        """Bind a free loopback port, on systems without ipc sockets."""
         self._socket.bind("tcp://127.0.0.1:0")
         return self._bound()
 
     def bind_ipc(self, path: Path) -> str:
-        """Bind a path. Raises ConfigError as ``check_ipc_path``."""
+        """Bind a path. Raises ConfigError as ``check_ipc_path`` does."""
         check_ipc_path(path)
         self._socket.bind(f"ipc://{path}")
         return self._bound()
@@ -108,7 +108,7 @@ class RouterSocket:
     def bind_tcp(self, address: str) -> str:
         """Bind ``host:port``, after every endpoint that needs no keys.
 
-        Raises ConfigError where it cannot be bound, or would be open to strangers.
+        Raises ConfigError if it cannot be bound, or would accept clients without keys.
         """
         if self._keys is not None:
             serve_curve(self._socket, self._keys.own)
@@ -147,7 +147,7 @@ class RouterSocket:
     def receive(self) -> Received | None:
         """Return the next message, or None. Call ``rearm`` when stopping before None.
 
-        A message without end is dropped over several turns of the event loop.
+        A message with endless parts is dropped over several iterations of the event loop.
         """
         message = self._partial
         try:
@@ -155,7 +155,7 @@ class RouterSocket:
                 message = self._partial = Received(self._socket.recv(zmq.DONTWAIT))
             for _ in range(MAX_PARTS_AT_A_TIME):
                 part = self._socket.recv(zmq.DONTWAIT, copy=False)
-                message.take(part)
+                message.add_part(part)
                 if not part.more:
                     self._partial = None
                     return message
@@ -187,10 +187,10 @@ class RouterSocket:
         return bool(events & zmq.POLLIN)
 
     def rearm(self) -> None:
-        """Look again soon where the descriptor will stay silent.
+        """Schedule another read, since the descriptor may not become readable again.
 
-        It is edge triggered: after a send, which takes the edge, and after a drain that stops
-        early, no other edge reports what already lies in the queue.
+        It is edge triggered: after a send, which consumes the edge, and after a drain that stops
+        early, no new edge reports the messages already queued.
         """
         if self._loop is None or self._rearmed:
             return
@@ -225,7 +225,7 @@ def check_ipc_path(path: Path) -> None:
 
 
 def check_open_address(address: str) -> None:
-    """Raise ConfigError where strangers could reach a ``host:port`` that asks for no keys."""
+    """Raise ConfigError if other machines could reach a ``host:port`` without keys."""
     if not is_loopback(host_of(address)):
         raise ConfigError(
             f"{address} can be reached from other machines, and without keys any program there "

@@ -1,4 +1,4 @@
-"""A private directory for sockets, removed at close, or by a later start after a kill."""
+"""A private directory for sockets. It is removed at close; after a kill, by the next start."""
 
 import errno
 import fcntl
@@ -20,10 +20,10 @@ REFRESH_S: Final = 6 * 3600.0
 
 
 def refresh_due(touched_at: float, now: float) -> bool:
-    """Whether files whose times are ``touched_at`` should get new ones, by the wall clock.
+    """Whether files with the time ``touched_at`` are due for a refresh, by the wall clock.
 
-    The wall clock goes on while the machine sleeps, and cleaners of temporary files use it. It may
-    be set back.
+    The wall clock runs while the machine sleeps, and cleaners of temporary files use it. It may be
+    set back.
     """
     return not 0.0 <= now - touched_at < REFRESH_S
 
@@ -36,7 +36,7 @@ class SocketDirectory:
     """
 
     def __init__(self, base: Path) -> None:
-        """Make it. Raises ConfigError when no directory can be made under ``base``."""
+        """Make the directory under ``base``. Raises ConfigError if that fails."""
         try:
             _sweep(base)
             # mkdtemp makes it 0700; the socket file itself would be open to everyone.
@@ -49,7 +49,7 @@ class SocketDirectory:
     def path(self) -> Path:
         return self._path
 
-    def keep(self, now: float) -> None:
+    def refresh(self, now: float) -> None:
         """Restore the directory and its lock where they were removed, and refresh all files'
         times.
 
@@ -63,7 +63,7 @@ class SocketDirectory:
             raise OSError(
                 f"the socket directory {self._path} is gone and cannot be made again: {error}"
             ) from None
-        # The lock is the oldest of them, since nothing else touches it.
+        # The lock is the oldest file, since nothing else touches it.
         if refresh_due((self._path / _LOCK).stat().st_mtime, now):
             for path in (self._path, *self._path.iterdir()):
                 # A group's socket may be removed meanwhile.
@@ -73,7 +73,7 @@ class SocketDirectory:
     def _restore(self, lock: int) -> None:
         with suppress(FileExistsError):
             self._path.mkdir(mode=0o700)
-        # Where it was gone, the name may be another user's by now.
+        # If it was gone, another user may have taken its name.
         if not _is_ours(self._path.lstat()):
             raise OSError(errno.EEXIST, "the name is taken")
         with suppress(FileNotFoundError):
@@ -91,7 +91,7 @@ class SocketDirectory:
 
 
 def _make_lock(directory: Path) -> int:
-    # Locked before it has its name, so that no sweep can find it unlocked.
+    # Locked under another name first, so that no sweep finds it unlocked.
     unnamed = directory / "new"
     lock = os.open(unnamed, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -104,7 +104,7 @@ def _is_ours(found: os.stat_result) -> bool:
 
 
 def _sweep(base: Path) -> None:
-    """Remove the directories of our processes that were killed. Other directories stay."""
+    """Remove the directories of killed processes of this user. Other directories stay."""
     for path in base.glob(f"{PREFIX}*"):
         try:
             if not _is_ours(path.lstat()):
@@ -117,7 +117,7 @@ def _sweep(base: Path) -> None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(path, ignore_errors=True)
         except BlockingIOError:
-            # Its owner lives.
+            # Its process is alive.
             continue
         finally:
             os.close(lock)

@@ -23,9 +23,9 @@ _logger = logging.getLogger(__name__)
 class WorkerChannel:
     """Sends events and receives commands. Owned by one thread.
 
-    No message is ever dropped here: a frame that the socket refuses, because the controller has
-    stopped reading, waits in a backlog and goes out first once there is room. ``congested`` says
-    that one waits; the loop then stops stepping, which bounds the backlog.
+    No message is ever dropped here: a frame that the socket refuses, because the controller does
+    not read, waits in a backlog and is sent first once there is room. While ``congested``, the loop
+    runs no steps, which bounds the backlog.
     """
 
     def __init__(self, endpoint: str, identity: str, keys: WorkerKeys | None = None) -> None:
@@ -35,7 +35,7 @@ class WorkerChannel:
         self._backlog: Final[deque[bytes]] = deque()
         self._malformed = 0
         if endpoint.startswith("tcp:"):
-            # Frames under way are lost with their connection, so no other connection may follow it.
+            # Frames under way are lost with the connection, so the socket must not reconnect.
             self._socket.setsockopt(zmq.RECONNECT_IVL, -1)
         self._socket.connect(endpoint)
 
@@ -51,10 +51,10 @@ class WorkerChannel:
         return self._malformed
 
     def send(self, message: Up) -> None:
-        """Send, or keep for later, in order.
+        """Send, or put into the backlog, in order.
 
-        Raises ProtocolError when the message is too big, or the controller sends commands without
-        end and reads no answer.
+        Raises ProtocolError if the message is too big, or if the controller sends commands
+        endlessly without reading answers.
         """
         if len(self._backlog) >= MAX_BACKLOG_FRAMES:
             raise ProtocolError(f"the controller does not read: {len(self._backlog)} frames wait")
@@ -70,7 +70,7 @@ class WorkerChannel:
             self._backlog.popleft()
 
     def drain(self) -> list[Down]:
-        """Return messages that have arrived, few enough to keep the loop turning."""
+        """Return the messages that have arrived, up to a limit, so that the loop continues."""
         messages: list[Down] = []
         while len(messages) < MAX_DRAINED_MESSAGES:
             try:
@@ -87,7 +87,7 @@ class WorkerChannel:
     def wait(self, timeout_s: float, beside: int | None = None) -> bool:
         """Block until a message can be read (True), a backlog can move, or the time is up.
 
-        It ends as well when the file descriptor ``beside`` can be read.
+        It also returns when the file descriptor ``beside`` is readable.
         """
         waiting_for = zmq.POLLIN | zmq.POLLOUT if self._backlog else zmq.POLLIN
         poller = zmq.Poller()

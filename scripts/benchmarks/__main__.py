@@ -19,7 +19,7 @@ BENCHMARKS: Final = {
     "serve": Benchmark("serving.comparison", "mlx-dp against mlx_lm.server, over HTTP"),
     "control": Benchmark("control", "what the control plane costs, with fake engines"),
     "engine": Benchmark("engine.comparison", "our engine against mlx-lm's BatchGenerator"),
-    "batch": Benchmark("engine.batch", "slabs by length, and chunks that ride in a step"),
+    "batch": Benchmark("engine.batch", "slabs by length, and prefill chunks in decode steps"),
     "dp-attention": Benchmark("dp_attention.comparison", "the replica modes and one process"),
     "templates": Benchmark("templates", "what the bounds on chat templates cost"),
 }

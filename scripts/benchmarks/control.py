@@ -62,7 +62,10 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--quick", action="store_true", help="short answers, one per stream")
     parser.add_argument(
-        "--json", type=Path, default=Path("bench_control.json"), help="where all is written"
+        "--json",
+        type=Path,
+        default=Path("bench_control.json"),
+        help="write all measurements to this file",
     )
     return parser.parse_args(arguments)
 

@@ -1,4 +1,4 @@
-"""Harm a real service at random, over and over, and see that no client notices.
+"""Inject random faults into a real service, again and again, and check that no client notices.
 
 Each row of the fault matrix starts `mlx-dp serve`, lets clients stream from it, and harms it at
 random tokens. Every answer is compared with what it should have been, character by character.
@@ -76,7 +76,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         default=FINDINGS,
         help="where each violation gets a file with its seed and the log (default build/chaos)",
     )
-    parser.add_argument("--json", type=Path, help="where all that was measured is written")
+    parser.add_argument("--json", type=Path, help="write all measurements to this file")
     return parser.parse_args(arguments)
 
 
@@ -116,7 +116,7 @@ async def run(options: argparse.Namespace) -> list[RowResult]:
         if not row.possible and (options.rows is None or name in options.rows):
             print(f"{name} {row.title}: not possible on this system", file=sys.stderr, flush=True)
     room = asyncio.Semaphore(options.jobs)
-    # Those that start a service for each trial take longest, and should not be left for the end.
+    # Rows that start a service for each trial take longest, so they start first.
     rows = sorted(chosen(options), key=lambda row: not row.fresh)
     return await asyncio.gather(*(_run_row(row, settings, room) for row in rows))
 
@@ -151,7 +151,7 @@ def _report(result: RowResult) -> None:
 
 
 def _values(result: RowResult) -> dict[str, object]:
-    # Not by asdict, which makes something else of counters.
+    # Not with asdict, which converts counters.
     return {field.name: getattr(result, field.name) for field in fields(result)}
 
 

@@ -1,4 +1,4 @@
-"""Rows that no real machine can be made to show: they are simulated, see tests/faults."""
+"""Rows that cannot be provoked on a real machine: they are simulated, see tests/faults."""
 
 import sys
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Measure what only a Mac can tell: buffers, batches, launches, writes of KV, first steps.
+"""Measure what depends on a Mac: buffers, batches, launches, writes of KV, first steps.
 
 Runs the tests that compute, then each part with a small random model, and writes a report that
 names neither people nor machines. On Linux it runs as well, and tells less.

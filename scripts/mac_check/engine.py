@@ -157,7 +157,7 @@ def first_steps(folder: Path, sizes: Sizes) -> Part:
             step_s(side, []),
             most=FIRST_STEP_S,
             unit=" s",
-            why="pages that lay idle come back before anyone takes it for a hang",
+            why="idle pages come back before the hang time-out",
         )
     )
     return Part(name="first-steps", lines=tuple(lines))

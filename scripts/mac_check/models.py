@@ -30,7 +30,9 @@ def loaded_of(folder: Path, sizes: Sizes, dtype: str) -> LoadedModel:
     directory = write_hybrid(folder / dtype, {**sizes.config, "torch_dtype": dtype})
     path = str(directory / "model.safetensors")
     # mlx-lm computes in the type that the weights have.
-    weights = {name: w.astype(DTYPES[dtype]) for name, w in mx.load(path).items()}
+    loaded = mx.load(path)
+    assert isinstance(loaded, dict), f"{path} holds one array"
+    weights = {name: w.astype(DTYPES[dtype]) for name, w in loaded.items()}
     mx.eval(weights)
     mx.save_safetensors(path, weights, metadata={"format": "mlx"})
     return load(directory)

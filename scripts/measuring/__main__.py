@@ -1,6 +1,6 @@
-"""Measure what reliability is promised in numbers, each against its bound.
+"""Measure the reliability figures, each against its bound.
 
-The services are real, with fake engines: what is measured is the control plane.
+The services are real, with fake engines, so the control plane is measured.
 """
 
 import argparse
@@ -109,7 +109,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--idle", type=int, default=10_000, help="open connections of the crowd")
     parser.add_argument("--streams", type=int, default=2_000, help="streams of the crowd")
     parser.add_argument("--megabytes", type=int, default=100, help="of garbage (default 100)")
-    parser.add_argument("--json", type=Path, help="where all that was measured is written")
+    parser.add_argument("--json", type=Path, help="write all measurements to this file")
     return parser.parse_args(arguments)
 
 

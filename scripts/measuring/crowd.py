@@ -1,4 +1,4 @@
-"""Many open connections that say nothing, and many streams at once."""
+"""Many idle connections and many concurrent streams."""
 
 import argparse
 import asyncio
@@ -22,19 +22,19 @@ from scripts.measuring.value import Measured
 TOKENS: Final = 20
 STEPS_PER_S: Final = 1.0
 PER_CONNECTION: Final = 64 * 1024
-"""What an open connection may cost. A stream may cost as much again for its text."""
+"""The bound for an open connection. A stream may cost as much again for its text."""
 SPARE_FDS: Final = 1000
 CONNECT_AT_A_TIME: Final = 200
 LIVE_S: Final = 0.1
 SLACK: Final = 3.0
-"""The crowd's clients take as much of the machine as the service does."""
+"""The crowd's clients use as much CPU as the service does."""
 LIVE_PROGRAM: Final = Path(__file__).with_name("live.py")
 SAMPLE_S: Final = 0.2
 IDLE_S: Final = 3.0
 
 
 async def measure_crowd(options: argparse.Namespace) -> list[Measured]:
-    """What the controller's memory grows by, and whether each stream comes to its end."""
+    """Measure the growth of the controller's memory, and whether each stream completes."""
     _raise_open_files(options.idle + options.streams + SPARE_FDS)
     settings = Settings(
         trials=1, seed=options.seed, model=None, workers=options.workers, streams=1, slack=1.0
@@ -98,7 +98,7 @@ def _raise_open_files(wanted: int) -> None:
 async def _connect(service: ChaosService, count: int) -> list[socket.socket]:
     """Open connections, no more at a time than the backlog takes.
 
-    Each has asked once, as one that says nothing at all is closed early.
+    Each sends one request, since the service closes silent connections early.
     """
     clients: list[socket.socket] = []
     while len(clients) < count:
@@ -119,7 +119,7 @@ async def _open(client: socket.socket, place: tuple[str, int]) -> None:
 
 
 def _closed(client: socket.socket) -> bool:
-    """Whether the service has hung up, behind what is left of its answer."""
+    """Whether the service has closed the connection, after the rest of its answer."""
     try:
         while client.recv(4096):
             pass
@@ -131,7 +131,7 @@ def _closed(client: socket.socket) -> bool:
 
 
 class Crowd:
-    """Streams that run at once, and what the service answers to others meanwhile."""
+    """Concurrent streams, and the service's responses to other requests meanwhile."""
 
     def __init__(self, service: ChaosService) -> None:
         self._service: Final = service
@@ -181,7 +181,7 @@ class Crowd:
 
 
 class LiveTimes:
-    """How long the service takes to say that it lives, asked by a process of its own."""
+    """Response times of /live, measured by a separate process."""
 
     def __init__(self, service: ChaosService) -> None:
         self._service: Final = service
@@ -197,11 +197,11 @@ class LiveTimes:
     async def __aexit__(self, *_: object) -> None:
         if self._program.returncode is None:
             self._program.terminate()
-        said, _ = await self._program.communicate()
+        said = (await self._program.communicate())[0]
         self._seconds = [float(line) for line in said.decode().splitlines()]
 
     def measured(self, beside: str, slack: float) -> Measured:
-        """Hold the p99; one that stayed without an answer is in no sample, and breaks the bound."""
+        """Check the p99. A request without an answer has no sample, and breaks the bound."""
         ended_itself = self._program.returncode != -signal.SIGTERM
         p99_s = float("nan") if ended_itself else quantile(self._seconds, 0.99)
         text = f"/live beside {beside}, p99 of {len(self._seconds)}"

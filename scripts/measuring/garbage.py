@@ -21,13 +21,13 @@ from scripts.measuring.value import Measured
 GROWTH: Final = 50 * 2**20
 CHUNK: Final = 2**20
 WHOLE: Final = 1.25
-"""What a message of many parts may cost, by its size: libzmq collects them all, we none."""
+"""The bound for a message of many parts, by its size: libzmq collects all of them, we none."""
 PATIENCE_S: Final = 60.0
 SETTLE_S: Final = 1.0
 
 
 async def measure_garbage(options: argparse.Namespace) -> list[Measured]:
-    """How far the controller's memory grows, and whether it serves afterwards."""
+    """Measure the growth of the controller's memory, and whether it serves afterwards."""
     nbytes = options.megabytes * 10**6
     settings = Settings(
         trials=1, seed=options.seed, model=None, workers=options.workers, streams=1, slack=1.0
@@ -110,7 +110,7 @@ class Strangers:
         return counted
 
     async def flood(self, nbytes: int) -> int:
-        """Half in frames that are small enough to be read, half in one that is not."""
+        """Send half in frames small enough to be read, half in one frame that is too big."""
         small = nbytes // CHUNK
         with self._socket("stranger") as stranger:
             for _ in range(small):
@@ -189,7 +189,7 @@ async def _send_until_closed(
                 sent += len(noise)
                 await asyncio.sleep(0)
     except OSError:
-        # Closed by the server, as it should be. What was in its way counts as sent.
+        # The server closed the connection, as it should. Data under way counts as sent.
         sent += CHUNK
     finally:
         writer.transport.abort()

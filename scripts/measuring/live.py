@@ -1,4 +1,4 @@
-"""Ask a service whether it lives, now and then, from a process that does nothing else.
+"""Request /live of a service at intervals, from a process that does nothing else.
 
 Prints the seconds that each answer took, one a line, until it is ended.
 """

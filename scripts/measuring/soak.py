@@ -1,4 +1,4 @@
-"""A service under load and under kills for a long time: whether what it holds stays flat."""
+"""A service under load and kills for a long time: checks that its memory and files do not grow."""
 
 import argparse
 import asyncio
@@ -30,7 +30,7 @@ SPARE_NBYTES: Final = 4 * 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """What controller and file system hold at one moment, after so many requests."""
+    """The resources of controller and file system after a number of requests."""
 
     rss_nbytes: int
     fds: int
@@ -56,8 +56,8 @@ def sample(service: ChaosService, requests: int) -> Sample:
 def flatness(samples: Sequence[Sample]) -> list[Measured]:
     """Compare the medians of the first and the last third, after the warm-up.
 
-    Memory may grow by so much a request, which a leak of each request exceeds however short the
-    soak is, once there were enough of them.
+    Memory may grow by a small amount per request. A leak per request exceeds it even in a short
+    soak, after enough requests.
     """
     counted = samples[int(len(samples) * WARM_UP) :]
     warm = [each for each in counted if each.requests >= WARM_UP_REQUESTS]

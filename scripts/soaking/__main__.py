@@ -1,8 +1,8 @@
-"""Run thousands of random requests through a worker with little memory, and trust nothing.
+"""Run thousands of random requests through a worker with little memory, and check everything.
 
-Prompts share beginnings, repeat and go on where others ended, under several salts; requests are
-cancelled at any moment, and preempted, since the budget is small. All books are checked as it
-runs, some greedy answers are compared with mlx-lm's own, and memory must not grow.
+Prompts share beginnings, repeat, and continue earlier answers, under several salts. Requests are
+cancelled at random times, and preempted, since the budget is small. All invariants are checked as
+it runs, some greedy answers are compared with mlx-lm's own, and memory must not grow.
 """
 
 import argparse
@@ -84,16 +84,16 @@ def soak(directory: Path, options: argparse.Namespace) -> list[str]:
     kept: list[Job] = []
     for target in checkpoints(options.requests):
         kept += run_to(target, worker, control, watch, options)
-        samples.append(MemorySample.take(control.tally.ended, worker.engine.held_nbytes))
+        samples.append(MemorySample.take(control.counters.ended, worker.engine.held_nbytes))
         if watch.was_full:
             full.append(samples[-1])
-        say(f"{control.tally}")
+        say(f"{control.counters}")
         say("  ".join(samples[-1].row()))
     headers = ["requests", "RSS", "MLX active", "MLX cache", "held by the owner"]
     print(table(headers, [sample.row() for sample in samples]) + "\n")
-    print(f"{control.tally}\n\n{watch}\n")
+    print(f"{control.counters}\n\n{watch}\n")
     wrong = memory_faults(full) + watch.faults()
-    if not control.tally.preempted:
+    if not control.counters.preempted:
         wrong.append("nothing was preempted: the budget was never short, so lower --tokens")
     wrong += emptied(worker, control)
     return wrong + compare(directory, kept, options)
@@ -115,9 +115,9 @@ def run_to(
     kept: list[Job] = []
     every = max(1, options.requests // (2 * max(1, options.verify)))
     turn = 0
-    while control.tally.ended < target or not control.idle:
+    while control.counters.ended < target or not control.idle:
         turn += 1
-        control.turn(more=control.tally.ended < target)
+        control.turn(more=control.counters.ended < target)
         if turn % options.check_every == 0:
             worker.check()
         watch.look(worker.engine.held_nbytes, running=control.running)

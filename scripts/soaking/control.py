@@ -1,4 +1,4 @@
-"""A stand-in for the controller: grants, cancels, replays, and doubts all that the worker says."""
+"""A stand-in for the controller: it grants, cancels, replays, and checks all events."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from scripts.soaking.requests import RequestMaker, SoakRequest
 from tests.support.worker.fake_controller import FakeController, Request
 
 PATIENCE_TURNS = 5_000
-"""Turns without a word about any request, after which it is held that nothing moves."""
+"""Turns without an event about any request, after which the worker counts as stuck."""
 
 
 @dataclass(slots=True, eq=False)
@@ -49,8 +49,8 @@ class Job:
 
 
 @dataclass(slots=True)
-class Tally:
-    """What happened, to see that the soak met what it is for."""
+class Counters:
+    """Counters of events, to see that the soak covered all cases."""
 
     ended: int = 0
     cancelled: int = 0
@@ -63,14 +63,14 @@ class Tally:
 
 
 class SoakControl:
-    """Keeps one worker's slots full, from a queue that preempted requests return to the front of.
+    """Keeps one worker's slots full, from a queue; preempted requests return to its front.
 
     A request that was refused for lack of memory waits until another one ends, as it does in the
     real controller; refused where nothing runs, it would wait forever, which is a fault.
     """
 
     def __init__(self, worker: LocalWorker, maker: RequestMaker) -> None:
-        self.tally = Tally()
+        self.counters = Counters()
         self.finished: list[Job] = []
         self._worker = worker
         self._maker = maker
@@ -92,7 +92,7 @@ class SoakControl:
         return len(self._controller.open)
 
     def turn(self, *, more: bool) -> None:
-        """Grant, go round once, and take in what was said; ``more``: draw new requests as well."""
+        """Grant, run the loop once, and handle its events; ``more``: draw new requests as well."""
         self._turn += 1
         self.finished.clear()
         self._cancel_due()
@@ -104,7 +104,7 @@ class SoakControl:
             raise RuntimeError(f"nothing moves: {open_ids} of {self._slots} slots")
 
     def flush(self) -> Flushed:
-        """Drop what is cached. Call it while idle."""
+        """Drop cached prefixes. Call it while idle."""
         flush = Flush(flush_id=self._turn)
         self._controller.sent(flush)
         self._worker.send(flush)
@@ -159,11 +159,11 @@ class SoakControl:
         self._controller.heard(message)
         match message:
             case Tokens(chunks=chunks):
-                self.tally.answer_tokens += sum(len(chunk.ids) for chunk in chunks)
+                self.counters.answer_tokens += sum(len(chunk.ids) for chunk in chunks)
             case Prefilled(request_id=request_id, cached_tokens=cached_tokens):
                 job = self._jobs[request_id]
-                self.tally.prefilled_tokens += len(job.request.prompt_ids) + len(job.answer)
-                self.tally.cached_tokens += cached_tokens
+                self.counters.prefilled_tokens += len(job.request.prompt_ids) + len(job.answer)
+                self.counters.cached_tokens += cached_tokens
             case Finished():
                 self._finish(message)
             case Failed():
@@ -174,7 +174,7 @@ class SoakControl:
     def _finish(self, message: Finished) -> None:
         job = self._jobs[message.request_id]
         self._blocked = False
-        self.tally.replayed += job.epoch > 1
+        self.counters.replayed += job.epoch > 1
         if message.reason is not FinishReason.ABORT:
             job.cancelled = False
             self.finished.append(job)
@@ -184,18 +184,18 @@ class SoakControl:
     def _end(self, job: Job) -> None:
         del self._jobs[job.request_id]
         self._controller.forget(job.record)
-        self.tally.ended += 1
-        self.tally.cancelled += job.cancelled
+        self.counters.ended += 1
+        self.counters.cancelled += job.cancelled
 
     def _put_back(self, request: Request, message: Preempted | Rejected) -> None:
         if isinstance(message, Preempted):
             self._blocked = False
-            self.tally.preempted += 1
+            self.counters.preempted += 1
         else:
             assert message.reason is RejectReason.NO_TOKENS, message
             assert self.running, f"refused although nothing runs: {message}"
             self._blocked = True
-            self.tally.refused += 1
+            self.counters.refused += 1
         job = self._jobs[request.request_id]
         if job.cancelled:
             # The abort met a request that was gone, so that no end of it will be reported.

@@ -1,4 +1,4 @@
-"""What a process holds after so many requests, and whether it grows."""
+"""Samples a process's memory, and checks that it does not grow."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -14,7 +14,7 @@ ALLOWED_OVERSHOOT: Final = 1.05
 
 @dataclass(slots=True)
 class BudgetWatch:
-    """The most that an owner held of its budget; None: it has none."""
+    """The most memory that an owner held, against its budget; None: no budget."""
 
     budget_nbytes: int | None
     most_nbytes: int = 0
@@ -66,7 +66,7 @@ class MemorySample:
 
 
 def growth(first: MemorySample, last: MemorySample) -> list[str]:
-    """What grew by more than is allowed, as sentences.
+    """Return sentences about values that grew by more than is allowed.
 
     Beside what the owner's budget counts, which is bounded, and differs as prefixes come and go.
     """

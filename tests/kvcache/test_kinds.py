@@ -31,7 +31,7 @@ class ConcatenatedKV(CacheKind):
     name = "concatenated KV"
     store = Store.TOKENS
 
-    def made(self, cache: Any) -> bool:
+    def matches(self, cache: Any) -> bool:
         return type(cache) is ConcatenateKVCache
 
     def read(self, cache: Any, length: int) -> LeafArrays | None:

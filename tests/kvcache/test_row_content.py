@@ -169,7 +169,7 @@ class TestStates:
         content = read_caches(layout, caches, 4)
         assert content is not None
         kv = [kv.tokens(0, 3) for kv in content.kv]
-        with pytest.raises(AssertionError, match="a state after 4 tokens is none after 3"):
+        with pytest.raises(AssertionError, match="a state after 4 tokens cannot be cut back to 3"):
             fill_caches(layout, self.empty(), kv, content.recent, length=3, room=9)
 
     def test_a_snapshot_stays_when_the_live_state_is_changed(self, caches):
@@ -211,8 +211,8 @@ def test_a_snapshot_counts_its_windows_and_its_states():
 def kept(snapshot: Snapshot) -> Snapshot:
     """What the store of prefixes makes of it."""
     segments = Segments()
-    mx.eval(segments.store(0, snapshot))
-    return segments.restore(0)
+    mx.eval(segments.put_snapshot(0, snapshot))
+    return segments.read_snapshot(0)
 
 
 def test_caches_of_unknown_kinds_are_never_guessed_at():

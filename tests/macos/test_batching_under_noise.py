@@ -201,7 +201,7 @@ class AloneRunner:
 
 
 class Residual(nn.Module):
-    """An MLP with a little of its input added, which is no sum of its shards."""
+    """An MLP with a little of its input added, which is not the sum of its shards."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -220,7 +220,7 @@ class Mixing(Residual):
 
 
 @pytest.mark.parametrize(
-    ("mlp", "failure"), [(Residual, "is no sum of its shards"), (Mixing, "mixes its rows")]
+    ("mlp", "failure"), [(Residual, "is not the sum of its shards"), (Mixing, "mixes its rows")]
 )
 def test_a_block_that_cannot_be_divided_is_found_under_the_noise(mlp, failure):
     model = ARCHITECTURES["llama"].build()

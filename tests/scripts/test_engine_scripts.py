@@ -94,7 +94,8 @@ def test_a_preempted_request_goes_on_behind_what_it_had(control):
     assert isinstance(again, Submit)
     assert (again.epoch, again.output_ids) == (2, (5, 6))
     assert [job.answer for job in soak.finished] == [[5, 6, 7]]
-    assert (soak.tally.preempted, soak.tally.replayed, soak.tally.cached_tokens) == (1, 1, 4)
+    counters = soak.counters
+    assert (counters.preempted, counters.replayed, counters.cached_tokens) == (1, 1, 4)
     assert soak.idle
 
 

@@ -214,7 +214,7 @@ def test_an_engine_that_forgets_a_request_is_found_out() -> None:
     bench.channel.verbs = [submit(1)]
     assert bench.loop.run() is ExitCode.INTERNAL
     (failed,) = bench.channel.sent_of(Failed)
-    assert "1 requests do not move" in failed.message
+    assert "1 requests are still running" in failed.message
 
 
 @pytest.mark.parametrize("prefix_cache", [False, True])

@@ -1,1 +1,1 @@
-"""What the loop, the scheduler and the engines agree on: the engine protocol, peers, failures."""
+"""Interfaces between loop, scheduler and engines: the engine protocol, peers, failures."""

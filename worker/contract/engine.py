@@ -14,21 +14,20 @@ from mlx_dp.worker.contract.peers import Peers
 
 
 class UnsupportedModelError(Exception):
-    """The engine cannot serve this model correctly; says why in one sentence."""
+    """The engine cannot serve this model correctly. The message is one sentence with the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFacts:
     """The properties of a loaded engine. ``pool_tokens`` None: the model has no attention KV.
 
-    ``prefix_cache``: the model's KV can be kept and continued from, and was asked to be.
-    ``stateful``: a prefix can be continued only from a snapshot of state (recurrent layers,
-    sliding windows). ``trims_to`` is how many tokens such a state may cover and still be cut back
-    to fewer; 0: never. ``buffer_limit`` is how many buffers the device lets it hold; None: any.
-    Each takes a multiple of ``page_nbytes``. ``batching`` is how requests that run at the same time
-    share passes; None: there is no model. ``unbatched_reason`` says why they do not, if so.
-    ``warm_up_s``: how long a warm-up may take, as the first step of each form is slower than later
-    ones; 0: it is not.
+    ``prefix_cache``: the prefix cache is on, and the model's KV can be continued from.
+    ``stateful``: a prefix can be continued only from a snapshot of state (recurrent layers, sliding
+    windows). ``trims_to`` is the longest state, in tokens, that can be cut back to fewer; 0: none
+    can. ``buffer_limit`` is the number of buffers that the device allows; None: any. Each takes a
+    multiple of ``page_nbytes``. ``batching`` is the form in which concurrent requests share passes;
+    None: there is no model. ``unbatched_reason`` says why they do not share, if so. ``warm_up_s``
+    is the longest warm-up, for devices on which the first step of each form is slow; 0: no warm-up.
     """
 
     shape: ModelShape
@@ -48,8 +47,8 @@ class EngineFacts:
 class EngineRequest:
     """One request as the engine sees it.
 
-    ``output_ids`` were emitted by an earlier owner: they are prefilled behind the prompt and
-    count as answer. ``max_tokens`` bounds the whole answer, ``output_ids`` included.
+    ``output_ids`` were emitted by an earlier owner: they are prefilled after the prompt and count
+    as answer. ``max_tokens`` bounds the whole answer, ``output_ids`` included.
     """
 
     prompt_ids: tuple[int, ...]
@@ -58,7 +57,7 @@ class EngineRequest:
     params: SamplingParams
     grammar: Grammar | None = None
     stop_token_ids: tuple[int, ...] = ()
-    """Tokens that may end an answer that matches its grammar; the engine itself stops at none."""
+    """Tokens that may end an answer that matches its grammar. The engine itself does not stop."""
 
     @property
     def prefill_tokens(self) -> int:
@@ -69,9 +68,9 @@ class EngineRequest:
 class PrefillChunk:
     """Run the next ``num_tokens`` tokens of the slot that are not prefilled yet.
 
-    ``prefix``, in a request's first chunk, is taken over before, and its tokens are not run.
-    After the chunk the state is copied into ``snapshot``, and KV into the segments of ``saves``.
-    A prompt's last token is run by the decode: it is in no chunk's KV, and no snapshot covers it.
+    ``prefix``, in a request's first chunk, is copied in before the chunk, and its tokens are not
+    run. After the chunk the state is copied into ``snapshot``, and KV into the segments of
+    ``saves``. The decode runs a prompt's last token: no chunk's KV and no snapshot includes it.
     """
 
     slot: int
@@ -83,9 +82,9 @@ class PrefillChunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
-    """Chunks run in this order, and what one saves, a later one can begin with.
+    """Chunks run in this order; a later chunk can start from a prefix that an earlier one saves.
 
-    No slot has two.
+    Each slot has at most one chunk.
     """
 
     prefill: tuple[PrefillChunk, ...] = ()
@@ -95,7 +94,7 @@ class StepPlan:
 class Drawn:
     """One token drawn for the request in ``slot``.
 
-    With a ``fault``, the request cannot go on, and the token is of no account.
+    With a ``fault``, the request cannot continue; ignore the token.
     """
 
     slot: int
@@ -116,10 +115,10 @@ class EngineMemory:
 
 
 class Engine(PrefixStore, Protocol):
-    """Runs a fixed set of slots. Calls come from one thread, and a slot has one request.
+    """Runs a fixed set of slots, one request each. Calls come from one thread.
 
-    Life of a slot: ``add``, prefill chunks until the whole prompt is in (the last one draws the
-    first token), then one token a step, then ``keep`` and ``remove`` at any time.
+    Life of a slot: ``add``; prefill chunks until the prompt is complete (the last one draws the
+    first token); one token per step; ``save_prefix`` and ``remove`` at any time.
     """
 
     @property
@@ -127,76 +126,79 @@ class Engine(PrefixStore, Protocol):
 
     @property
     def peers(self) -> Peers | None:
-        """The other ranks of its group, which need it in their passes; None: it is alone."""
+        """The other ranks of this rank's group, whose passes need it; None: there is no group."""
 
     def open(self, capacity: OwnerCapacity) -> None:
-        """Take the resolved capacity. Called once, before anything is added."""
+        """Set the resolved capacity. Called once, before the first ``add``."""
 
     def warm_up(self) -> None:
-        """Load what only some requests need, so that none of them waits for it."""
+        """Load resources that only some requests need, so that no request waits for them."""
 
     def reset(self) -> None:
-        """Forget all that ran so far, and what was measured meanwhile. No slot is taken."""
+        """Discard all state and measurements of earlier steps. All slots must be free."""
 
     def fault(self, request: EngineRequest) -> str | None:
-        """Say why this engine cannot run a request, as it cannot follow its grammar, or None."""
+        """Return why this engine cannot run a request (its grammar, for example), or None."""
 
     def add(self, slot: int, request: EngineRequest) -> None:
-        """Put a request into a free slot, without running anything."""
+        """Put a request into a free slot. Runs nothing."""
 
-    def keep(self, slot: int, saves: tuple[Save, ...], snapshot: int | None) -> None:
-        """Before ``remove``: copy a request's KV into segments, and its state into ``snapshot``.
+    def save_prefix(self, slot: int, saves: tuple[Save, ...], snapshot: int | None) -> None:
+        """Copy a request's KV into segments, and its state into ``snapshot``, before ``remove``.
 
         The state is the one after all tokens that launched steps have fed.
         """
 
     @property
     def held_nbytes(self) -> int:
-        """Bytes that rows, segments and snapshots take, allocated room included.
+        """Bytes of rows, segments and snapshots, unused allocated memory included.
 
-        A prompt that is not in yet counts as nothing: ``row_nbytes`` was set aside for it.
+        An incomplete prompt does not count: the scheduler has set ``row_nbytes`` aside for it.
         """
 
     @property
     def held_buffers(self) -> int:
-        """Buffers that weights, rows, prompts under way, segments and snapshots are made of."""
+        """Buffers of weights, rows, incomplete prompts, segments and snapshots."""
 
     @property
     def row_buffers(self) -> int:
-        """Buffers that one more request takes at most."""
+        """The most buffers that one more request takes."""
 
     def growth_nbytes(self) -> int:
-        """Bytes that the next step would add to them for the rows that decode."""
+        """Return the bytes that the next step would allocate for the rows that decode."""
 
     def row_nbytes(self, num_tokens: int) -> int:
-        """Bytes that a request takes at most until its prompt is in the batch.
+        """Return the most bytes that a request takes until its prompt is in the batch.
 
-        ``num_tokens`` are its prompt and the part of its answer that room is made for at first.
-        The bytes include the caches of its chunks, beside its row.
+        ``num_tokens`` are its prompt and the first part of its answer. The bytes include the caches
+        of its chunks and its row.
         """
 
     def compact(self) -> None:
-        """Give back room that no row uses. Copies, so it is for times of need."""
+        """Free memory that no row uses. It copies rows, so call it only when memory is short."""
 
     def remove(self, slot: int) -> None:
-        """Free a slot. Tokens of it that are still under way are dropped."""
+        """Free a slot. Its tokens that are still under way are dropped."""
 
     @property
     def busy(self) -> bool:
-        """A call to ``step`` with an empty plan would launch or return something."""
+        """Whether a ``step`` with an empty plan would launch or return something."""
 
     @property
     def launch_blocks(self) -> bool:
-        """The last step was nearly done when its launch returned, as far as that was measured."""
+        """Whether the launch of the last step returned only when the step was nearly done.
+
+        An estimate from measured times.
+        """
 
     def step(self, plan: StepPlan) -> tuple[Drawn, ...]:
         """Launch one step, and return the tokens of the step launched before it.
 
-        The launched step is the plan's chunks, and then one decode for every slot whose prompt is
-        then in and whose budget is not spent; a chunk may be mixed into the decode. It is built on
-        the lazy tokens of the step before, so the device has work while Python reads values. Hence
-        one surplus token may be under way for a request that turns out to have finished:
-        ``remove`` drops it. The order within a step is the order in which requests were added.
+        The launched step runs the plan's chunks, and then one decode for every slot whose prompt is
+        complete and whose ``max_tokens`` is not reached; a chunk may be mixed into the decode. The
+        step is built on the lazy tokens of the step before, so the device has work while Python
+        reads values. So one surplus token may be under way for a request that turns out to have
+        finished: ``remove`` drops it. The order within a step is the order of ``add``.
         """
 
     def memory(self) -> EngineMemory: ...

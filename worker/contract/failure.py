@@ -1,4 +1,4 @@
-"""Why a worker gives up, as the controller is told."""
+"""Maps exceptions to the failure that a worker reports to the controller."""
 
 import re
 from typing import Final
@@ -14,19 +14,19 @@ _ALLOCATION: Final = re.compile(
     r"malloc|alloc.*\b(bytes|buffer)\b|out of memory|insufficient memory|resource limit",
     re.IGNORECASE,
 )
-# Words of MLX's backends when a peer is gone; each names itself.
+# MLX's backends report a lost peer with their own name in front.
 _CONNECTION: Final = re.compile(r"^\[(ring|jaccl|nccl|mpi)\]", re.IGNORECASE)
 
 
 def kind_of(error: Exception) -> FailureKind:
-    """Return the kind of failure that an error during start-up is."""
+    """Classify an error during start-up."""
     match error:
         case ConfigError():
             return FailureKind.CONFIG
         case UnsupportedModelError():
             return FailureKind.UNSUPPORTED_MODEL
         case ImportError():
-            # A restart installs nothing that is missing or does not fit together.
+            # A restart does not install a missing or incompatible package.
             return FailureKind.CONFIG
         case RankLostError():
             return FailureKind.PEER_LOST
@@ -40,10 +40,10 @@ def kind_of(error: Exception) -> FailureKind:
             return FailureKind.INTERNAL
 
 
-def says_of_model(error: Exception) -> bool:
-    """A model file raised it for what it was given, as far as one can tell.
+def is_model_fault(error: Exception) -> bool:
+    """Whether a model file raised this error for its input, as far as can be told.
 
-    Any other error ends the process, whatever was tried with the model.
+    Any other error ends the process.
     """
     if isinstance(error, PassEndedError):
         return False
@@ -53,12 +53,12 @@ def says_of_model(error: Exception) -> bool:
 
 
 def starting_failure(error: Exception) -> Failed:
-    """The event of a worker that cannot start."""
+    """Return the event of a worker that cannot start."""
     return _failed(kind_of(error), error)
 
 
 def serving_failure(error: Exception) -> Failed:
-    """The event of a worker that cannot go on. It could before, so a restart may help."""
+    """Return the event of a worker that cannot continue. It did start, so a restart may help."""
     kind = kind_of(error)
     return _failed(kind if kind.transient else FailureKind.INTERNAL, error)
 
@@ -69,7 +69,7 @@ def _failed(kind: FailureKind, error: Exception) -> Failed:
 
 
 def sentence(error: Exception) -> str:
-    """The error as a message takes it. Only our own errors speak for themselves."""
+    """Return the text of an error, with its class name unless it is one of our own."""
     text = str(error)
     if not isinstance(error, ConfigError | UnsupportedModelError | RankLostError):
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -6,13 +6,14 @@ from mlx_dp.proto.messages.pass_totals import PassTotals
 
 
 class PassEndedError(Exception):
-    """A pass came to nothing, and this process ends. It says nothing about model or request."""
+    """A pass failed, and this process ends. Neither the model nor a request is at fault."""
 
 
 class RankLostError(PassEndedError):
     """Another rank of the group does not answer, or its connection broke.
 
-    ``rank`` is None where it is not known which. The group cannot go on; this rank did no wrong.
+    ``rank`` is None if the lost rank is unknown. The group cannot continue; this rank is not at
+    fault.
     """
 
     def __init__(self, message: str, rank: int | None = None) -> None:
@@ -21,34 +22,34 @@ class RankLostError(PassEndedError):
 
 
 class PassWatch(Protocol):
-    """Is told how passes fare, in the middle of them."""
+    """Receives the progress of passes while they run."""
 
     def awaiting(self, rank: int) -> None:
-        """This rank is late. Called repeatedly while it is; an exception ends the wait."""
+        """Report that ``rank`` is late. Repeated while it is; an exception ends the wait."""
 
     def agreed(self, peer_tokens: int) -> None:
-        """A pass begins, in which the peers run so many tokens."""
+        """Report that a pass begins, in which the peers run ``peer_tokens`` tokens."""
 
 
 class Peers(Protocol):
-    """The other ranks, as the loop sees them while it has nothing to run itself."""
+    """The other ranks of the group, as the loop sees them."""
 
     @property
     def fd(self) -> int:
-        """Becomes readable when there may be news; ``wanted`` has to be asked before each wait."""
+        """Readable when a message may have arrived. Call ``poll_wanted`` before each wait."""
 
-    def wanted(self) -> bool:
-        """A peer waits for this rank to take part in a pass."""
+    def poll_wanted(self) -> bool:
+        """Read messages; return whether a peer waits for this rank to take part in a pass."""
 
     def take_part(self) -> None:
-        """Compute this rank's share of a pass in which it has no rows of its own."""
+        """Compute this rank's share of a pass in which it has no rows."""
 
     def watch(self, watch: PassWatch) -> None:
-        """Report to this watch from now on, in place of the one before."""
+        """Report to this watch from now on; it replaces the previous one."""
 
     def close(self) -> None:
         """Close the ranks' sockets. No pass can begin any more."""
 
     @property
     def totals(self) -> PassTotals:
-        """The passes since ``watch`` was called last."""
+        """Counts of the passes since the last call of ``watch``."""

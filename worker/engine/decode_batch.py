@@ -1,4 +1,4 @@
-"""All requests that draw a token each step, as one forward pass over the batch."""
+"""The requests that draw a token each step, in one forward pass over the batch."""
 
 import logging
 from collections.abc import Sequence
@@ -28,10 +28,10 @@ _GREEDY: Final = SamplingParams(temperature=0.0)
 
 @dataclass(slots=True)
 class DecodeRow:
-    """One request in the batch. ``drawn`` counts launched draws, the answer's earlier ones too.
+    """One request in the batch. ``drawn`` counts launched draws and the answer's earlier tokens.
 
-    ``fault``: why it cannot be sampled as it asks; it is drawn greedily until it is removed.
-    ``left``: it was removed, and only its caches are still here, of which ``saves`` and
+    ``fault``: why its sampling parameters cannot be used; it is sampled greedily until it is
+    removed. ``left``: it was removed, and only its caches remain, of which ``saves`` and
     ``snapshot`` are copied out first.
     """
 
@@ -44,8 +44,8 @@ class DecodeRow:
     snapshot: int | None = None
 
     @property
-    def kept(self) -> bool:
-        """The parts that outlive it are known."""
+    def has_saves(self) -> bool:
+        """Whether KV or state of the row will be copied out."""
         return bool(self.saves) or self.snapshot is not None
 
     @property
@@ -60,7 +60,7 @@ class DecodeRow:
 
 @dataclass(frozen=True, slots=True)
 class _Forward:
-    """A forward pass, launched and not sampled: ``logits`` [rows, vocab], still lazy."""
+    """A forward pass, launched but not sampled. ``logits`` [rows, vocab] are still lazy."""
 
     rows: list[DecodeRow]
     logits: mx.array
@@ -68,7 +68,7 @@ class _Forward:
 
 
 class DecodeBatch:
-    """Launches steps, each on the lazy tokens of the one before."""
+    """Launches steps, each on the lazy tokens of the step before."""
 
     def __init__(
         self, caches: DecodeCaches, segments: Segments, grammars: GrammarMasks, *, vocab_size: int
@@ -84,14 +84,14 @@ class DecodeBatch:
         self._forward: _Forward | None = None
 
     def __len__(self) -> int:
-        """Rows that have tokens left to draw."""
+        """The number of rows with tokens left to draw."""
         return sum(not row.done for row in self._rows.values())
 
     def join(self, key: int, request: EngineRequest, prefill: Prefill, *, room: int) -> None:
-        """Add a request whose prompt is in.
+        """Add a request whose prompt is complete.
 
-        One that cannot be prepared for sampling has a fault at its next token. Raises what says
-        nothing of the request: a lack of memory, or a lost peer.
+        A request that cannot be prepared for sampling reports a fault at its next token. Raises
+        errors that are not the request's fault: out of memory, or a lost peer.
         """
         self._caches.join(key, prefill, room=room)
         row = DecodeRow(key, request, drawn=len(request.output_ids))
@@ -109,12 +109,12 @@ class DecodeBatch:
         except Exception as error:
             if kind_of(error) is not FailureKind.INTERNAL:
                 raise
-            _logger.exception("a request cannot be sampled, and ends with an error")
+            _logger.exception("a request cannot be sampled and ends with an error")
             return f"the request cannot be sampled: {sentence(error)}"
         return None
 
-    def keep(self, key: int, saves: tuple[Save, ...], snapshot: int | None) -> bool:
-        """Keep a row's KV and state when it leaves; False when it is not here."""
+    def save_prefix(self, key: int, saves: tuple[Save, ...], snapshot: int | None) -> bool:
+        """Have a row's KV and state copied when it leaves; False: the row is not in the batch."""
         row = self._rows.get(key)
         if row is None:
             return False
@@ -122,31 +122,31 @@ class DecodeBatch:
         return True
 
     def leave(self, key: int) -> None:
-        """Drop a request; a row that is not here any more is no error.
+        """Remove a request; a row that is not in the batch is no error.
 
-        Its caches go before the next step, or now when no step is to come: a row that moves into
-        the gap waits for the device, and the news of the end must not.
+        Its caches are dropped before the next step, or now if there is no next step: moving another
+        row into the gap waits for the device, and the report of the end must not wait.
         """
         if (row := self._rows.get(key)) is None:
             return
         row.left = True
         if not len(self):
-            self.drop_kept()
+            self.drop_saved()
 
     def drop_done(self) -> None:
-        """Let the rows go that left, or spent their budget with the last step."""
+        """Drop the rows that left or drew their last token."""
         self._drop([row for row in self._rows.values() if row.done])
 
-    def drop_kept(self) -> None:
-        """Let those of them go that have nothing left to keep."""
-        self._drop([row for row in self._rows.values() if row.left or (row.done and row.kept)])
+    def drop_saved(self) -> None:
+        """Drop the rows that left, or drew their last token and have saves."""
+        self._drop([row for row in self._rows.values() if row.left or (row.done and row.has_saves)])
 
     def _drop(self, done: Sequence[DecodeRow]) -> None:
         if not done:
             return
-        self._keep([row for row in done if row.kept])
+        self._save([row for row in done if row.has_saves])
         place = {key: at for at, key in enumerate(self._order)}
-        # From the end of the batch, so that no row moves that goes as well.
+        # From the end of the batch, so that no row is moved that is about to be dropped.
         for row in sorted(done, key=lambda row: place.get(row.key, -1), reverse=True):
             del self._rows[row.key]
             self._first_tokens.pop(row.key, None)
@@ -154,7 +154,7 @@ class DecodeBatch:
             self._grammars.leave(row.key)
 
     def launch_forward(self, chunks: Sequence[PromptChunk] = ()) -> None:
-        """Run the model on one token of every row, and on the mixed chunks. No row is done."""
+        """Run the model on one token of every row and on the mixed chunks. No row may be done."""
         order, logits = self._caches.forward(self._input, chunks)
         rows = [self._rows[key] for key in order]
         assert not any(row.done for row in rows), "drop_done() comes first"
@@ -166,14 +166,14 @@ class DecodeBatch:
 
     @property
     def launch_reads(self) -> bool:
-        """A launch waits for the tokens of the step before, see ``launch_sampling``."""
+        """Whether a launch waits for the tokens of the step before, see ``launch_sampling``."""
         return len(self._grammars) > 0
 
     def launch_sampling(self) -> LaunchedStep:
-        """Draw the tokens of the forward pass that was launched.
+        """Draw the tokens of the launched forward pass.
 
-        Where rows have grammars, this waits for the tokens of the step before: the device has the
-        forward pass to go on with, while their masks are computed.
+        If rows have grammars, this waits for the tokens of the step before. The device runs the
+        forward pass while the masks are computed.
         """
         forward, self._forward = self._forward, None
         assert forward is not None, "launch_forward() comes first"
@@ -190,31 +190,32 @@ class DecodeBatch:
         return self._last
 
     def _masks(self, forward: "_Forward") -> RowMasks | None:
-        """Take each token of the step before, exactly once, and fill the masks of the next."""
+        """Advance grammars by each token of the step before, once; fill the masks of the next."""
         mx.async_eval(forward.logits, self._computed(forward))
         if self._last is not None:
             self._grammars.advance(self._last.read_tokens())
         return self._grammars.fill(self._order)
 
     def _computed(self, forward: "_Forward") -> list[mx.array]:
-        """Arrays to evaluate with each step, or their graph would pile up."""
+        """Return the arrays to evaluate with each step, or their graph would grow."""
         mixed = [array for prefill in forward.mixed for array in prefill.arrays()]
         return self._caches.arrays() + mixed
 
-    def _keep(self, rows: Sequence[DecodeRow]) -> None:
-        """Copy out KV and states that outlive their rows, and wait: the next step writes in place
-        only when nothing else still has to read."""
+    def _save(self, rows: Sequence[DecodeRow]) -> None:
+        """Copy out KV and states that outlive their rows, and wait for the copies: the next step
+        writes in place only when no other reader is pending.
+        """
         caches = self._caches
         copies: list[mx.array] = []
         for row in rows:
             saved_kv = partial(caches.saved_kv, row.key)
             snapshot = partial(caches.snapshot, row.key)
-            copies += self._segments.keep(row.saves, saved_kv, row.snapshot, snapshot)
+            copies += self._segments.save_row(row.saves, saved_kv, row.snapshot, snapshot)
         if copies:
             mx.eval(copies)
 
     def _input(self, keys: tuple[int, ...]) -> mx.array:
-        """The newest token of these rows, [rows]: still lazy but for those that just joined."""
+        """Return the newest token of these rows, [rows]: lazy except for rows that just joined."""
         if not self._first_tokens and self._last is not None and keys == self._last.keys:
             return self._last.sampled.tokens
         known = list(self._first_tokens.items())

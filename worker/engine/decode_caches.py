@@ -35,13 +35,14 @@ class DecodeCaches:
 
     @property
     def mixes_chunks(self) -> bool:
-        """Chunks of prompts can be further rows of a forward pass."""
+        """Whether prefill chunks can be further rows of a decode's forward pass."""
         return self._mixes_chunks
 
     @property
     def pads(self) -> bool:
-        """Chunks of several prompts can be run together, but only in a pass of their own, in which
-        they are padded to the longest."""
+        """Whether chunks of several prompts can run together only in a pass of their own, padded to
+        the longest.
+        """
         return self._pads
 
     @property
@@ -60,7 +61,7 @@ class DecodeCaches:
         return batch + self._unbatched.used_tokens
 
     def row_nbytes(self, num_tokens: int) -> int:
-        """Bytes that a row which needs so many tokens adds at most."""
+        """Return the most bytes that a row of ``num_tokens`` tokens adds."""
         shape = self._loaded.shape
         if self._batch is None:
             return shape.request_nbytes(num_tokens)
@@ -69,7 +70,7 @@ class DecodeCaches:
         return own + kv.widened_tokens(num_tokens) * shape.request_nbytes(1)
 
     def growth_nbytes(self) -> int:
-        """Bytes that the next step adds for rows that are full, or move into the batch."""
+        """Return the bytes that the next step adds for full rows and rows that join the batch."""
         if self._batch is None:
             return self._unbatched.growth_nbytes()
         moving = sum(self.row_nbytes(self._room[key]) for key in self._unbatched.keys)
@@ -78,7 +79,7 @@ class DecodeCaches:
         return moving + sum(self._loaded.shape.request_nbytes(width) for width in widths)
 
     def set_spare(self, nbytes: int | None) -> None:
-        """Say how much memory there is for room that no row needs yet; None: any."""
+        """Set the bytes that may be allocated before a row needs them; None: any number."""
         if self._batch is not None:
             self._batch.kv.spare_nbytes = nbytes
 
@@ -92,14 +93,14 @@ class DecodeCaches:
             self._batch.compact()
 
     def join(self, key: int, prefill: Prefill, *, room: int) -> None:
-        """Add a request whose prompt is in. ``room``: the tokens that it is expected to reach."""
+        """Add a request whose prompt is complete. ``room``: the length that it may reach."""
         self._room[key] = room
         layout = self._loaded.batch
         if self._batch is not None and layout is not None:
             content = prefill.content()
             if content is None and not layout.state_shapes:
                 content = layout.empty
-            if self._enters_batch(key, content):
+            if self._try_join_batch(key, content):
                 return
         self._unbatched.join(key, prefill.caches, prefill.done)
 
@@ -113,7 +114,7 @@ class DecodeCaches:
             self._unbatched.leave(key)
 
     def saved_kv(self, key: int, save: Save) -> list[LayerKV]:
-        """Some tokens of a row, in the leaves that keep all, as views."""
+        """Return views of some tokens of a row, of the leaves that keep every token."""
         if key in self._in_batch:
             assert self._batch is not None, "there is no batch"
             return self._batch.saved_kv(key, save.start, save.end)
@@ -122,7 +123,7 @@ class DecodeCaches:
         return content.saved_kv(save.start, save.end)
 
     def snapshot(self, key: int) -> Snapshot | None:
-        """A row's windows and states as they are now, as views; None: it has none yet."""
+        """Return views of a row's present windows and states; None: there are none yet."""
         if key in self._in_batch:
             assert self._batch is not None, "there is no batch"
             return self._batch.snapshot(key)
@@ -132,7 +133,7 @@ class DecodeCaches:
     def forward(
         self, tokens_of: TokensOf, chunks: Sequence[PromptChunk]
     ) -> tuple[tuple[int, ...], mx.array]:
-        """Run one token of every row, and the chunks with them.
+        """Run one token of every row, together with the chunks.
 
         Returns the rows' keys in order, and their logits [rows, vocab].
         """
@@ -163,7 +164,7 @@ class DecodeCaches:
         mx.async_eval([chunk.prefill.arrays() for chunk in chunks])
 
     def arrays(self) -> list[mx.array]:
-        """Arrays to evaluate with each step, beside its results."""
+        """Return the arrays to evaluate with each step, besides its results."""
         batch = self._batch.arrays() if self._batch is not None else []
         return batch + self._unbatched.arrays()
 
@@ -187,22 +188,22 @@ class DecodeCaches:
             tokens = mx.concatenate([tokens, *(chunk.ids for chunk in chunks)])
         logits: mx.array = self._loaded.model(tokens[:, None], cache=batch.caches)
         unseen = batch.end_step()
-        # Without this nothing would compute them, and their graph would pile up.
+        # Nothing else would compute them, and their graph would grow.
         return mx.depends(logits[:, -1, :], unseen) if unseen else logits[:, -1, :]
 
     def _move_to_batch(self) -> None:
-        """Let rows join the batch that could not before."""
+        """Move unbatched rows into the batch as soon as they can join it."""
         if self._batch is None:
             return
         for key in self._unbatched.keys:
-            if self._enters_batch(key, self._unbatched.content(key)):
+            if self._try_join_batch(key, self._unbatched.content(key)):
                 self._unbatched.leave(key)
 
-    def _enters_batch(self, key: int, content: RowContent | None) -> bool:
-        """Let a row join the batch if it can lie there."""
+    def _try_join_batch(self, key: int, content: RowContent | None) -> bool:
+        """Add a row to the batch if its states have their final shapes; return whether it did."""
         layout = self._loaded.batch
         assert self._batch is not None and layout is not None, "there is no batch"
-        if content is None or not layout.takes(content):
+        if content is None or not layout.accepts(content):
             return False
         self._batch.join(key, content, room=self._room[key])
         self._in_batch.add(key)

@@ -9,9 +9,9 @@ from mlx_dp.worker.sampling.sampler import SampledStep
 
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
-    """What a step draws, still lazy: row ``i`` belongs to ``keys[i]``.
+    """The draws of a step, still lazy: row ``i`` belongs to ``keys[i]``.
 
-    ``faults`` has the rows, by key, that could not be sampled as they ask in this step.
+    ``faults`` has the reason, by key, for rows that could not be sampled with their parameters.
     """
 
     keys: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""The engine that runs real models: continuous batching over fixed slots, by MLX."""
+"""The engine for real models: continuous batching over fixed slots, with MLX."""
 
 import time
 from collections.abc import Collection, Iterator
@@ -39,13 +39,13 @@ from mlx_dp.worker.loading.batch_check import choose_form
 from mlx_dp.worker.loading.loaded_model import LoadedModel
 from mlx_dp.worker.lockstep.rank_model import StartWatch, load_model
 
-_ROOMY: Final = 0.75
-"""Of the budget: up to it, slabs may make room that no row needs yet."""
+_SPARE_SHARE: Final = 0.75
+"""The share of the budget up to which slabs may allocate memory before a row needs it."""
 
 
 @dataclass(slots=True)
 class _Occupant:
-    """The request in a slot. ``key`` is unique, so that a slot's next request is told apart."""
+    """The request in a slot. ``key`` is unique, also among requests of the same slot."""
 
     key: int
     request: EngineRequest
@@ -54,7 +54,7 @@ class _Occupant:
 
 
 class MlxEngine:
-    """Prefills prompts in the model's own caches and decodes all together. See ``Engine``."""
+    """Prefills prompts in the model's own caches and decodes in a batch. See ``Engine``."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class MlxEngine:
         self._begin()
 
     def _begin(self) -> None:
-        """Hold nothing and know nothing of the device's pace."""
+        """Start without requests, prefixes and measurements."""
         self._segments = Segments(self._facts.page_nbytes)
         self._caches = DecodeCaches(self._loaded, self._form)
         self._batch = DecodeBatch(
@@ -97,7 +97,7 @@ class MlxEngine:
     def load(cls, start: Start, watch: StartWatch | None = None) -> "MlxEngine":
         """Load the model that ``Start`` names, within the memory that it grants.
 
-        Raises what ``rank_model.load_model`` does.
+        Raises the errors of ``rank_model.load_model``.
         """
         device.limit_memory(start.memory_nbytes)
         loaded, peers = load_model(start, watch)
@@ -141,7 +141,7 @@ class MlxEngine:
         device.limit_free_buffers(self._memory_nbytes, capacity.cache_nbytes)
 
     def warm_up(self) -> None:
-        # Running streams would wait for it at the first grammar.
+        # At the first grammar, running streams would wait for it.
         self._grammars.warm_up()
 
     def reset(self) -> None:
@@ -167,22 +167,22 @@ class MlxEngine:
         self._slots[slot] = _Occupant(key, request, Prefill(self._loaded, ids), room)
         self._slot_of[key] = slot
 
-    def keep(self, slot: int, saves: tuple[Save, ...], snapshot: int | None) -> None:
+    def save_prefix(self, slot: int, saves: tuple[Save, ...], snapshot: int | None) -> None:
         occupant = self._slots[slot]
         if occupant.prefill is not None:
-            PrefillStep.keep(occupant.prefill, saves, snapshot, self._segments)
+            PrefillStep.save(occupant.prefill, saves, snapshot, self._segments)
             return
-        here = self._batch.keep(occupant.key, saves, snapshot)
-        assert here, f"slot {slot} has left the batch"
+        found = self._batch.save_prefix(occupant.key, saves, snapshot)
+        assert found, f"slot {slot} has left the batch"
 
     def split(self, segment: int, at: int, head: int) -> None:
-        # A row that leaves with this segment still has to be copied into it.
-        self._batch.drop_kept()
+        # A row that has left may not have been copied into this segment yet.
+        self._batch.drop_saved()
         self._segments.split(segment, at, head)
 
-    def forget(self, segments: Collection[int], snapshots: Collection[int]) -> None:
-        self._batch.drop_kept()
-        self._segments.forget(segments, snapshots)
+    def drop(self, segments: Collection[int], snapshots: Collection[int]) -> None:
+        self._batch.drop_saved()
+        self._segments.drop(segments, snapshots)
 
     @property
     def held_nbytes(self) -> int:
@@ -202,12 +202,12 @@ class MlxEngine:
         return self._caches.growth_nbytes()
 
     def row_nbytes(self, num_tokens: int) -> int:
-        """The prompt's own caches, and the row that they are copied into."""
+        """Return the bytes of the prompt's own caches and of the row that they are copied into."""
         prompt = self._facts.shape.request_nbytes(num_tokens)
         return prompt + self._caches.row_nbytes(num_tokens)
 
     def compact(self) -> None:
-        self._batch.drop_kept()
+        self._batch.drop_saved()
         self._caches.compact()
 
     def remove(self, slot: int) -> None:
@@ -238,14 +238,14 @@ class MlxEngine:
             self._launched = self._batch.launch_sampling()
         if before is None:
             if prefill.fence is not None:
-                # Nothing to read, but the device must not fall behind by more than one step.
+                # There is nothing to read, but the device must not lag by more than one step.
                 mx.eval(prefill.fence)
             return ()
-        # Only now wait for the step before: the device has the next one to go on with.
+        # Wait for the step before only now: the device already has the next one.
         launched_at = time.perf_counter()
         drawn = sorted(before.read(), key=lambda row: row[0])
-        # Where the launch took longer, it waited for the device, which takes so many command
-        # buffers at once. Metal's number of them in a step depends on the model and the plan.
+        # If the launch took longer than the wait, the launch blocked: the device accepts a limited
+        # number of command buffers, and their number in a step depends on model and plan.
         if not self._batch.launch_reads:
             self._launch_blocks = launched_at - began_at > time.perf_counter() - launched_at
         return tuple(
@@ -288,7 +288,7 @@ class MlxEngine:
             return
         prefills = (o.prefill for o in self._slots.values() if o.prefill is not None)
         filled = sum(prefill.nbytes for prefill in prefills)
-        self._caches.set_spare(int(_ROOMY * limit) - self.held_nbytes - filled)
+        self._caches.set_spare(int(_SPARE_SHARE * limit) - self.held_nbytes - filled)
 
     def _join(self, occupant: _Occupant) -> None:
         assert occupant.prefill is not None, f"request {occupant.key} has joined already"

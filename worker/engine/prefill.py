@@ -1,4 +1,4 @@
-"""The prompt of one request, run alone before it joins the batch."""
+"""The prefill of one request, before it joins the batch."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,11 +21,11 @@ from mlx_dp.worker.loading.loaded_model import LoadedModel
 
 
 class Prefill:
-    """Fills the model's own caches with a prompt, chunk by chunk, unpadded and width 1.
+    """Fills the model's own caches with one prompt, chunk by chunk, without padding.
 
-    This is what mlx-lm's single-request generation does, so the KV is the same; that of a chunk
-    mixed into a decode is the same up to rounding. The last token of the prompt is left over:
-    it is the first that the batch decodes.
+    mlx-lm's single-request generation does the same, so the KV is the same; the KV of a mixed chunk
+    is the same up to rounding. The last token of the prompt is not prefilled: the batch decodes it
+    first.
     """
 
     def __init__(self, loaded: LoadedModel, ids: Sequence[int]) -> None:
@@ -43,7 +43,7 @@ class Prefill:
 
     @property
     def done(self) -> int:
-        """Tokens that the caches hold."""
+        """The number of tokens in the caches."""
         return min(self._launched, self._ids.size - 1)
 
     @property
@@ -55,50 +55,50 @@ class Prefill:
         return sum(array.nbytes for array in cache_arrays(self.caches))
 
     def reuse(self, prefix: CachedPrefix, segments: Segments) -> None:
-        """Begin behind a prefix that was computed before."""
-        assert not self._launched, "the prompt has begun"
+        """Start after a cached prefix."""
+        assert not self._launched, "the prefill has begun"
         assert prefix.num_tokens < self._ids.size, (prefix.num_tokens, self._ids.size)
         fill_caches(
             self._layout,
             self.caches,
-            segments.read(prefix),
-            None if prefix.snapshot is None else segments.restore(prefix.snapshot),
+            segments.read_prefix(prefix),
+            None if prefix.snapshot is None else segments.read_snapshot(prefix.snapshot),
             length=prefix.num_tokens,
             room=self._ids.size,
         )
         self._launched = prefix.num_tokens
 
     def content(self) -> RowContent | None:
-        """What the caches hold, not copied; None while a state has not been written."""
+        """Return the content of the caches, not copied; None: a state was not written yet."""
         return read_caches(self._layout, self.caches, self.done) if self.done else None
 
     def saved_kv(self, save: Save) -> list[LayerKV]:
-        """The KV of some tokens, as views."""
+        """Return views of the KV of some tokens."""
         content = self.content()
         assert content is not None, "the caches hold nothing"
         return content.saved_kv(save.start, save.end)
 
     def snapshot(self) -> Snapshot | None:
-        """Windows and states as they are now, as views; None: there are none yet."""
+        """Return views of the present windows and states; None: there are none yet."""
         content = self.content()
         return None if content is None else content.recent
 
     def ends_with(self, num_tokens: int) -> bool:
-        """The next ``num_tokens`` tokens leave nothing, or only the last one, of the prompt."""
+        """Whether at most the prompt's last token remains after the next ``num_tokens`` tokens."""
         return self._launched + num_tokens >= self._ids.size - 1
 
     def completes_with(self, num_tokens: int) -> bool:
-        """The next ``num_tokens`` tokens are all that is left of the prompt."""
+        """Whether the next ``num_tokens`` tokens complete the prompt."""
         return self._launched + num_tokens >= self._ids.size
 
     def share(self, num_tokens: int) -> float:
-        """What the next ``num_tokens`` tokens are of those that are still to be run."""
+        """Return the share of the next ``num_tokens`` tokens in the tokens still to run."""
         return min(1.0, num_tokens / max(1, self._ids.size - 1 - self._launched))
 
-    def take(self, num_tokens: int) -> mx.array:
-        """Count the next ``num_tokens`` tokens as launched, and return those of them to run.
+    def take_ids(self, num_tokens: int) -> mx.array:
+        """Count the next ``num_tokens`` tokens as launched; return the ids to run.
 
-        The prompt's last is counted, but not run, so there may be none.
+        The prompt's last token is counted but not run, so the result may be empty.
         """
         start = self.done
         self._launched += num_tokens
@@ -108,10 +108,10 @@ class Prefill:
     def run(self, num_tokens: int) -> mx.array | None:
         """Launch the next ``num_tokens`` tokens in a forward pass of their own.
 
-        Returns an array that is there once the chunk is, or None when nothing was launched. It
-        holds none of the KV, so that the next chunk is written in place.
+        Returns an array that is evaluated once the chunk is, or None when nothing was launched. It
+        holds no reference to the KV, so the next chunk is written in place.
         """
-        chunk = self.take(num_tokens)
+        chunk = self.take_ids(num_tokens)
         if chunk.size == 0:
             return None
         # Nothing needs the logits, so the LM head is never computed.
@@ -123,5 +123,5 @@ class Prefill:
         return fence
 
     def arrays(self) -> list[mx.array]:
-        """What must be evaluated after each chunk, or the graph would pile up."""
+        """Return the arrays to evaluate after each chunk, or their graph would grow."""
         return cache_arrays(self.caches)

@@ -1,4 +1,4 @@
-"""The prompts' part of one step."""
+"""The prefill part of one step."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,19 +14,19 @@ from mlx_dp.worker.engine.prefill import Prefill
 from mlx_dp.worker.engine.prompt_chunk import PromptChunk
 
 MIXED_TOKENS: Final = 64
-"""A longer chunk has a forward pass of its own: in a decode step it would have to compute the
-LM head for all its tokens, which costs more than reading the weights once less saves."""
+"""A longer chunk has a forward pass of its own: in a decode step the LM head would run on all its
+tokens, which costs more than one reading of the weights saves."""
 TOGETHER_TOKENS: Final = 512
-"""Short prompts share a forward pass up to so many tokens in all, padding included."""
+"""Short prompts share a forward pass up to this many tokens in total, padding included."""
 PADDING_TOKENS: Final = 32
 PADDING_SHARE: Final = 0.25
-"""A shared pass may have so much padding, and beyond it this share of its real tokens: the next
-pass would have to read all weights again, which costs about as much as the tokens."""
+"""A shared pass may have PADDING_TOKENS of padding plus this share of its real tokens: another pass
+would read all weights again, which costs about as much."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A chunk that ends its prompt, and is to share a forward pass with others."""
+    """A chunk that ends its prompt and will share a forward pass with others."""
 
     prefill: Prefill
     chunk: PrefillChunk
@@ -34,12 +34,12 @@ class _Waiting:
 
 
 class PrefillStep:
-    """Launches a plan's chunks in their order.
+    """Launches a plan's chunks in order.
 
-    A short chunk that is not its prompt's last is mixed into the decode's forward pass. Short ones
-    that are, or leave only the token that no chunk runs, share a forward pass before it, so that
-    their requests draw in this step already. All others run alone, as do those of models whose
-    states would take padding for tokens.
+    A short chunk that does not end its prompt is mixed into the decode's forward pass. Short chunks
+    that end their prompts share a forward pass before the decode, so that their requests draw a
+    token in this step. All others run alone, as do all chunks of models whose states would treat
+    padding as tokens.
     """
 
     def __init__(self, caches: DecodeCaches, segments: Segments, *, decoding: bool) -> None:
@@ -49,12 +49,14 @@ class PrefillStep:
         self._mixed: list[PromptChunk] = []
         self._together: list[_Waiting] = []
         self.fence: mx.array | None = None
-        """There once the last chunk that ran alone is."""
+        """Evaluated once the last chunk that ran alone is done."""
 
     def run(self, prefill: Prefill, chunk: PrefillChunk, done: Callable[[], None]) -> None:
-        """Launch a chunk, now or with others by ``finish``; ``done`` is called behind the last."""
+        """Launch a chunk, now or with others in ``finish``. ``done`` is called after the prompt's
+        last chunk.
+        """
         if chunk.prefix is not None:
-            if self._to_come(chunk.prefix):
+            if self._is_unsaved(chunk.prefix):
                 self._run_together()
             prefill.reuse(chunk.prefix, self._segments)
         ends = prefill.ends_with(chunk.num_tokens)
@@ -63,8 +65,8 @@ class PrefillStep:
         plain = chunk.snapshot is None and not chunk.saves
         fits = self._mixes and self._mixed_tokens + chunk.num_tokens <= MIXED_TOKENS
         if short and plain and fits and not prefill.completes_with(chunk.num_tokens):
-            mixed = PromptChunk.take(prefill, chunk.num_tokens)
-            assert mixed is not None, "a chunk that is not its prompt's last has tokens to run"
+            mixed = PromptChunk.cut_from(prefill, chunk.num_tokens)
+            assert mixed is not None, "a chunk that does not end its prompt has tokens to run"
             self._mixed.append(mixed)
             return
         if short and ends:
@@ -74,23 +76,23 @@ class PrefillStep:
         self._after(prefill, chunk, done)
 
     def finish(self) -> list[PromptChunk]:
-        """Launch the chunks that share passes; return those to mix into the decode."""
+        """Launch the chunks that share passes; return the chunks to mix into the decode."""
         self._run_together()
         return self._mixed
 
     @staticmethod
-    def keep(
+    def save(
         prefill: Prefill, saves: tuple[Save, ...], snapshot: int | None, segments: Segments
     ) -> None:
-        """Copy what a prompt's caches hold now into segments, and their state."""
-        mx.async_eval(segments.keep(saves, prefill.saved_kv, snapshot, prefill.snapshot))
+        """Copy the present content of a prompt's caches into segments and a snapshot."""
+        mx.async_eval(segments.save_row(saves, prefill.saved_kv, snapshot, prefill.snapshot))
 
     @property
     def _mixed_tokens(self) -> int:
         return sum(chunk.chunk.num_tokens for chunk in self._mixed)
 
-    def _to_come(self, prefix: CachedPrefix) -> bool:
-        """Some of the prefix is only kept by a chunk that has not been launched."""
+    def _is_unsaved(self, prefix: CachedPrefix) -> bool:
+        """Whether a chunk that has not been launched saves a part of the prefix."""
         chunks = [one.chunk for one in self._together]
         saved = {save.segment for chunk in chunks for save in chunk.saves}
         if any(piece.segment in saved for piece in prefix.pieces):
@@ -101,7 +103,7 @@ class PrefillStep:
     def _run_together(self) -> None:
         waiting, self._together = self._together, []
         if self._caches.pads:
-            # Those of like length need the least padding.
+            # Chunks of similar length need the least padding.
             waiting.sort(key=lambda one: one.chunk.num_tokens)
         group: list[_Waiting] = []
         for one in waiting:
@@ -113,7 +115,7 @@ class PrefillStep:
             self._run_group(group)
 
     def _fits(self, group: Sequence[_Waiting]) -> bool:
-        """One pass takes these."""
+        """Whether one pass can run these chunks."""
         sizes = [one.chunk.num_tokens for one in group]
         real = sum(sizes)
         if not self._caches.pads:
@@ -125,7 +127,7 @@ class PrefillStep:
         if len(group) == 1:
             self.fence = group[0].prefill.run(group[0].chunk.num_tokens)
         else:
-            taken = [PromptChunk.take(one.prefill, one.chunk.num_tokens) for one in group]
+            taken = [PromptChunk.cut_from(one.prefill, one.chunk.num_tokens) for one in group]
             if chunks := [chunk for chunk in taken if chunk is not None]:
                 self._caches.run_chunks(chunks)
         for one in group:
@@ -133,6 +135,6 @@ class PrefillStep:
 
     def _after(self, prefill: Prefill, chunk: PrefillChunk, done: Callable[[], None]) -> None:
         if chunk.saves or chunk.snapshot is not None:
-            self.keep(prefill, chunk.saves, chunk.snapshot, self._segments)
+            self.save(prefill, chunk.saves, chunk.snapshot, self._segments)
         if prefill.complete:
             done()

@@ -1,4 +1,4 @@
-"""A chunk of a prompt that shares a forward pass with others."""
+"""A prefill chunk that shares a forward pass with others."""
 
 from dataclasses import dataclass
 
@@ -10,17 +10,19 @@ from mlx_dp.worker.engine.prefill import Prefill
 
 @dataclass(frozen=True, slots=True)
 class PromptChunk:
-    """The chunk, its token ids [tokens], and the prompt that it is of."""
+    """The chunk, its token ids [tokens], and its prefill."""
 
     prefill: Prefill
     chunk: MixedChunk
     ids: mx.array
 
     @classmethod
-    def take(cls, prefill: Prefill, num_tokens: int) -> "PromptChunk | None":
-        """Take the next tokens of a prompt; None when only its last is left, which is not run."""
+    def cut_from(cls, prefill: Prefill, num_tokens: int) -> "PromptChunk | None":
+        """Take the next tokens of a prefill; None: only the prompt's last is left, which is not
+        run.
+        """
         position = prefill.done
-        ids = prefill.take(num_tokens)
+        ids = prefill.take_ids(num_tokens)
         if ids.size == 0:
             return None
         return cls(prefill, MixedChunk(prefill.leaves, position, ids.size), ids)

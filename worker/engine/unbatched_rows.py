@@ -16,9 +16,9 @@ class _UnbatchedRow:
 
 
 class UnbatchedRows:
-    """For models that no batch can run, and for rows whose state has not got its lasting shape.
+    """For models that no batch can run, and for rows whose state does not have its final shape yet.
 
-    A row's step is that of mlx-lm's single-request generation.
+    A row's step is the same as in mlx-lm's single-request generation.
     """
 
     def __init__(self, loaded: LoadedModel) -> None:
@@ -46,7 +46,7 @@ class UnbatchedRows:
         return sum(row.length for row in self._rows.values())
 
     def growth_nbytes(self) -> int:
-        """Bytes that the next step adds for rows whose caches are full."""
+        """Return the bytes that the next step adds for rows whose caches are full."""
         return sum(growth_nbytes(self._layout, row.caches) for row in self._rows.values())
 
     def join(self, key: int, caches: list[Any], length: int) -> None:
@@ -60,7 +60,7 @@ class UnbatchedRows:
         return self._rows[key].length
 
     def content(self, key: int) -> RowContent | None:
-        """A row's content, not copied; None while a state has not been written."""
+        """Return a row's content, not copied; None: a state was not written yet."""
         row = self._rows[key]
         return read_caches(self._layout, row.caches, row.length) if row.length else None
 
@@ -72,5 +72,5 @@ class UnbatchedRows:
         return logits[:, -1, :]
 
     def arrays(self) -> list[mx.array]:
-        """Arrays to evaluate with each step, or their graph would pile up."""
+        """Return the arrays to evaluate with each step, or their graph would grow."""
         return [array for row in self._rows.values() for array in cache_arrays(row.caches)]

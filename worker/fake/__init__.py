@@ -1,1 +1,1 @@
-"""The engine without a model, for tests of everything around one."""
+"""The engine without a model, for tests of everything else."""

@@ -1,4 +1,4 @@
-"""An engine without a model: deterministic, as fast or as slow as asked, and free of MLX."""
+"""An engine without a model: deterministic, of configurable speed, without MLX."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -19,24 +19,24 @@ from mlx_dp.worker.fake.row import FakeRow
 from mlx_dp.worker.fake.store import FakeStore
 from mlx_dp.worker.fake.tokens import FakeAnswer
 
-# As a small model has them, so that plans and reports show numbers of a familiar size.
+# The sizes of a small model, so that plans and reports show realistic numbers.
 KV_BYTES_PER_TOKEN = 1024
 AUXILIARY_BYTES_PER_SLOT = 65_536
 
 
 @dataclass(slots=True)
 class _Launched:
-    """A step under way, which the pretended device has done at ``done_at``."""
+    """A step under way, which the simulated device finishes at ``done_at``."""
 
     done_at: float
     drawn: list[Drawn]
 
 
 class FakeEngine:
-    """Keeps the ``Engine`` contract, with ``fake_tokens`` for a model.
+    """Implements ``Engine``; ``fake.tokens`` stands for the model.
 
-    Time passes as on a device that runs one step after another: a step is launched on the
-    promises of the one before, and its tokens are returned by the next call, once they are due.
+    It behaves like a device that runs one step after another: a step is launched before the
+    previous one is read, and the next call returns its tokens, once they are due.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class FakeEngine:
         self._joined_rows = 0
         self._joined_tokens = 0
         self._room_tokens = 0
-        """KV that was allocated for rows, and stays allocated until ``compact``."""
+        """KV tokens allocated for rows. They stay allocated until ``compact``."""
         self._shape = _shape(options)
         self._store = FakeStore(self._shape, stateful=options.hybrid)
         self._launched: _Launched | None = None
@@ -70,7 +70,7 @@ class FakeEngine:
         sleep: Callable[[float], None],
         prefix_cache: bool = False,
     ) -> "FakeEngine":
-        """Return an engine after as long as a model would take to load."""
+        """Return an engine after the configured load time."""
         if options.load_s:
             sleep(options.load_s)
         return cls(options, clock=clock, sleep=sleep, prefix_cache=prefix_cache)
@@ -87,18 +87,18 @@ class FakeEngine:
 
     @property
     def peers(self) -> None:
-        """None: it computes alone, in a group as well."""
+        """None: the fake engine has no peers, even in a group."""
 
     def open(self, capacity: OwnerCapacity) -> None:
         assert self._capacity is None, "opened twice"
         self._capacity = capacity
 
     def warm_up(self) -> None:
-        """Nothing to warm: the first step is as fast as any other."""
+        """Do nothing: the first step is as fast as any other."""
         assert self._capacity is not None, "not open"
 
     def reset(self) -> None:
-        """Nothing is measured."""
+        """Do nothing: there are no measurements."""
         assert not self._rows, self._rows
 
     def fault(self, request: EngineRequest) -> str | None:
@@ -125,7 +125,7 @@ class FakeEngine:
             max_tokens=request.max_tokens,
         )
 
-    def keep(self, slot: int, saves: tuple[Save, ...], snapshot: int | None) -> None:
+    def save_prefix(self, slot: int, saves: tuple[Save, ...], snapshot: int | None) -> None:
         row = self._rows[slot]
         assert not row.left, f"slot {slot} has left the batch"
         self._store.save(row.fed_ids, saves)
@@ -135,8 +135,8 @@ class FakeEngine:
     def split(self, segment: int, at: int, head: int) -> None:
         self._store.split(segment, at, head)
 
-    def forget(self, segments: Collection[int], snapshots: Collection[int]) -> None:
-        self._store.forget(segments, snapshots)
+    def drop(self, segments: Collection[int], snapshots: Collection[int]) -> None:
+        self._store.drop(segments, snapshots)
 
     def remove(self, slot: int) -> None:
         assert slot in self._rows, f"slot {slot} is empty"

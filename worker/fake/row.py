@@ -8,10 +8,10 @@ from mlx_dp.worker.fake.tokens import FakeAnswer
 
 @dataclass(slots=True)
 class FakeRow:
-    """One slot. ``ids`` are prompt and answer, drawn tokens that are under way included.
+    """One slot. ``ids`` are prompt and answer, including drawn tokens that are under way.
 
-    ``filled`` counts the prompt's tokens that no chunk is to come for, ``content`` the tokens
-    that were fed, and ``position`` is the answer position of the next token to draw.
+    ``filled`` counts the prompt's tokens that are prefilled, ``content`` the tokens that were fed,
+    and ``position`` is the answer position of the next token to draw.
     """
 
     answer: FakeAnswer
@@ -22,7 +22,7 @@ class FakeRow:
     filled: int = 0
     content: int = 0
     left: bool = False
-    """A step has come after the one that spent its budget."""
+    """Whether a later step was launched after the one that drew its last token."""
 
     @property
     def joined(self) -> bool:
@@ -30,7 +30,7 @@ class FakeRow:
 
     @property
     def decodes(self) -> bool:
-        """Its prompt is in, and its budget is not spent."""
+        """Whether its prompt is complete, and tokens are left to draw."""
         return self.joined and self.position < self.max_tokens
 
     @property

@@ -1,6 +1,6 @@
-"""The prefix store of the fake engine: it keeps tokens in place of arrays, to check each copy.
+"""The prefix store of the fake engine. It keeps tokens instead of arrays, to check each copy.
 
-A wrong tree thereby shows as a failed assertion, where arrays would give a wrong answer.
+So an error in the prefix tree fails an assertion; with arrays it would give a wrong answer.
 """
 
 from collections.abc import Collection, Sequence
@@ -12,7 +12,7 @@ from mlx_dp.proto.capacity.model_shape import ModelShape
 
 @dataclass(frozen=True, slots=True)
 class _Segment:
-    """KV depends on all tokens before it, of which ``start`` tells how many there are."""
+    """The tokens of a segment, after ``start`` earlier tokens, on which their KV depends."""
 
     start: int
     ids: tuple[int, ...]
@@ -20,7 +20,7 @@ class _Segment:
 
 @dataclass(frozen=True, slots=True)
 class _Snapshot:
-    """A state after so many tokens, which ``digest`` stands for."""
+    """The state after ``num_tokens`` tokens; ``digest`` is their hash."""
 
     num_tokens: int
     digest: int
@@ -42,7 +42,7 @@ class FakeStore:
         return self._tokens * self._shape.kv_bytes_per_token + states
 
     def save(self, ids: Sequence[int], saves: Collection[Save]) -> None:
-        """Copy KV of a request whose tokens are ``ids`` as far as they were fed."""
+        """Copy KV of a request that was fed ``ids``."""
         for segment, start, end in saves:
             assert segment not in self._segments, f"segment {segment} exists"
             assert 0 <= start < end <= len(ids), (start, end, len(ids))
@@ -50,7 +50,7 @@ class FakeStore:
             self._tokens += end - start
 
     def snapshot(self, ids: Sequence[int], slot: int) -> None:
-        """Copy the state of a request that was fed ``ids``, over what the slot had."""
+        """Copy the state of a request that was fed ``ids``; it replaces the slot's state."""
         assert self._stateful, "this model has no state"
         self._snapshots[slot] = _Snapshot(len(ids), hash(tuple(ids)))
 
@@ -61,7 +61,7 @@ class FakeStore:
         self._segments[head] = _Segment(whole.start, whole.ids[:at])
         self._segments[segment] = _Segment(whole.start + at, whole.ids[at:])
 
-    def forget(self, segments: Collection[int], snapshots: Collection[int]) -> None:
+    def drop(self, segments: Collection[int], snapshots: Collection[int]) -> None:
         for segment in segments:
             if (dropped := self._segments.pop(segment, None)) is not None:
                 self._tokens -= len(dropped.ids)
@@ -69,7 +69,7 @@ class FakeStore:
             self._snapshots.pop(slot, None)
 
     def verify(self, prefix: CachedPrefix, ids: Sequence[int]) -> None:
-        """Assert that a prefix spells the first of these tokens, and ends in their state."""
+        """Assert that a prefix has the first of these tokens, and the state after them."""
         length = 0
         for segment, num_tokens in prefix.pieces:
             kept = self._segments[segment]

@@ -1,4 +1,4 @@
-"""The fake engine's tokens: a documented function, so that any worker can go on for another.
+"""The fake engine's tokens: a documented function, so any worker can continue another's answer.
 
 The token at answer position ``p`` is a function of
 
@@ -9,10 +9,10 @@ The token at answer position ``p`` is a function of
 
 and of nothing else: neither the batch, nor the slot, nor how the prompt was chunked, nor which
 worker runs it. Read as bytes, an answer is lower-case words of five letters with spaces between.
-A request with a ``logit_bias`` of 100 gets the first such token at every position, as the bias
-asks; so can a client make an answer end at once, since no end token is ever drawn otherwise, or,
-with ``min_tokens``, after as many. All other sampling parameters are ignored. Token ids are taken
-modulo the vocabulary size.
+A request with a ``logit_bias`` of 100 gets the first such token at every position. With an end
+token, a client can so make an answer end at once, or after ``min_tokens``; no end token is drawn
+otherwise. All other sampling parameters are ignored. Token ids are taken modulo the vocabulary
+size.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from mlx_dp.proto.messages.protocol import TokenLogprob
 from mlx_dp.proto.messages.sampling_params import SamplingParams
 from mlx_dp.worker.sampling.hashing import GOLDEN, scramble
 
-# Every word is as long as the others, so that a position finds its letter without the rest.
+# All words have the same length, so a position determines its letter directly.
 _WORD_TOKENS: Final = 6
 _WORDS: Final = (
     b"about above after again along among apple arise basin beach begin below birch black bloom "
@@ -68,7 +68,7 @@ class FakeAnswer:
         return _WORDS[start + letter] % self._vocab_size
 
     def logprob(self, position: int) -> TokenLogprob | None:
-        """Halving probabilities: the token drawn has 1/2, the next best 1/4, and so on."""
+        """Return halving probabilities: 1/2 for the token drawn, 1/4 for the next, and so on."""
         if self._num_logprobs is None:
             return None
         drawn = self.token(position)

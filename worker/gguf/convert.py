@@ -1,6 +1,6 @@
 """The child process that turns a GGUF file into an mlx-lm model directory.
 
-Progress goes to stdout as JSON lines, and so does the one sentence about what went wrong.
+It prints progress as JSON lines, and an error as one JSON line with one sentence.
 """
 
 import argparse
@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:
 
 
 def convert(gguf_path: Path, destination: Path, storage: Storage) -> None:
-    """Write the model directory beside its place, then rename it: it is whole or absent."""
+    """Write the model directory under another name, then rename it: it is complete or absent."""
     gguf = GgufFile.read(gguf_path)
     check_convertible(gguf)
     destination.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""How a GGUF file stretches rotary positions, in the words of config.json."""
+"""Converts a GGUF file's rope scaling to config.json's."""
 
 import math
 from typing import Any
@@ -17,7 +17,7 @@ _LLAMA3_LOW, _LLAMA3_HIGH, _LLAMA3_CONTEXT = 1.0, 4.0, 8192
 
 
 def rope_scaling(gguf: GgufFile, *, head_dim: int, theta: float) -> dict[str, Any] | None:
-    """The ``rope_scaling`` of config.json, or None where positions are used as they are."""
+    """Return the ``rope_scaling`` of config.json; None: positions are not scaled."""
     kind = gguf.text("llama.rope.scaling.type", "none")
     factors = gguf.arrays.get(f"{FREQUENCIES}.weight")
     if factors is not None:
@@ -47,7 +47,7 @@ def _llama3_scaling(factors: mx.array, *, head_dim: int, theta: float) -> dict[s
 
 
 def _llama3_factors(factor: float, head_dim: int, theta: float) -> list[float]:
-    """Each frequency's divisor: 1 for short waves, ``factor`` for long ones, blended between."""
+    """Return each frequency's divisor: 1 for short waves, ``factor`` for long, blended between."""
     factors: list[float] = []
     for pair in range(0, head_dim, 2):
         wavelength = 2 * math.pi * theta ** (pair / head_dim)

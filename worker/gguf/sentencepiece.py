@@ -16,10 +16,10 @@ _SPACE = "\u2581"
 
 
 def sentencepiece_tokenizer(gguf: GgufFile, vocabulary: dict[str, int]) -> Tokenizer:
-    """The tokenizer without its special tokens.
+    """Return the tokenizer without its special tokens.
 
-    SentencePiece joins the neighbours whose union has the highest score. As merges, that is every
-    way to split every piece in two, ordered by the score of the whole.
+    SentencePiece joins the neighbours whose union has the highest score. The equivalent merges are
+    all splits of every piece in two, ordered by the score of the whole piece.
     """
     scores = gguf.reals("tokenizer.ggml.scores")
     kinds = gguf.integers("tokenizer.ggml.token_type")

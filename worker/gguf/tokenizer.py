@@ -21,8 +21,8 @@ _LLAMA3_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# A wrong splitter gives other token ids without any error, so only those are here whose rule is
-# known exactly. The first group splits single digits, then GPT-2's words.
+# A wrong splitter gives wrong token ids without any error, so only exactly known ones are here. The
+# first group splits single digits, then GPT-2's words.
 _DIGIT_SPLITTERS = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell"})
 _GPT2_SPLITTERS = frozenset({"gpt-2"})
 _LLAMA3_SPLITTERS = frozenset({"llama-bpe", "llama3", "llama-v3"})
@@ -37,14 +37,14 @@ def write_tokenizer(gguf: GgufFile, folder: Path) -> None:
 
 
 def end_token_ids(gguf: GgufFile) -> list[int]:
-    """Every token that ends an answer: end of text, and end of turn where the file names one."""
+    """Return the tokens that end an answer: end of text, and end of turn if the file has one."""
     keys = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
     ids = [gguf.integer(key) for key in keys if gguf.has(key)]
     return list(dict.fromkeys(ids))
 
 
 def build_tokenizer(gguf: GgufFile) -> Tokenizer:
-    """The tokenizer with every token at its own id."""
+    """Return the tokenizer, with every token at its own id."""
     tokens = gguf.strings("tokenizer.ggml.tokens")
     vocabulary = _vocabulary(tokens)
     model = gguf.text("tokenizer.ggml.model")
@@ -95,13 +95,13 @@ def _merges(gguf: GgufFile, vocabulary: dict[str, int]) -> list[tuple[str, str]]
         if not (left and space and right) or " " in right:
             raise ConfigError(f"this GGUF has a broken BPE merge: {line!r}")
         if not {left, right, left + right} <= vocabulary.keys():
-            raise ConfigError(f"this GGUF has a BPE merge of tokens that it has not: {line!r}")
+            raise ConfigError(f"this GGUF has a BPE merge of unknown tokens: {line!r}")
         merges.append((left, right))
     return merges
 
 
 def _splitter(name: str) -> tuple[PreTokenizer, bool]:
-    """The pre-tokenizer of that name, and whether whole words skip the merges."""
+    """Return the pre-tokenizer of this name, and whether whole words skip the merges."""
     if name in _DIGIT_SPLITTERS:
         parts = [Digits(individual_digits=True), ByteLevel(add_prefix_space=False, use_regex=True)]
         return Sequence(parts), False
@@ -136,7 +136,7 @@ def _add_special_tokens(tokenizer: Tokenizer, tokens: list[str], kinds: list[int
 
 
 def _role(gguf: GgufFile, key: str, tokens: list[str]) -> str:
-    """The token that has a role, by the key of its id."""
+    """Return the token for a role, by the key of its id."""
     index = gguf.integer(f"tokenizer.ggml.{key}")
     if not 0 <= index < len(tokens):
         raise ConfigError(f"this GGUF's {key} is {index}, but it has {len(tokens)} tokens")

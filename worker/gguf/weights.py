@@ -50,7 +50,7 @@ _KNOWN_KEYS = {
 
 @dataclass(frozen=True, slots=True)
 class LlamaShape:
-    """The sizes of a llama model, as GGUF metadata gives them."""
+    """The sizes of a llama model, from GGUF metadata."""
 
     hidden_size: int
     layers: int
@@ -81,7 +81,7 @@ class LlamaShape:
 
 
 def check_convertible(gguf: GgufFile) -> None:
-    """Refuse, in one sentence, a file that mlx-lm's llama could only run wrongly."""
+    """Raise ConfigError for a file that mlx-lm's llama would run incorrectly."""
     architecture = gguf.text("general.architecture")
     if architecture != "llama":
         raise ConfigError(
@@ -91,11 +91,11 @@ def check_convertible(gguf: GgufFile) -> None:
     for key in gguf:
         name = key.removeprefix("llama.")
         if name != key and name not in _KNOWN_KEYS:
-            raise ConfigError(f"cannot convert this GGUF: its key {key} has no known meaning here")
+            raise ConfigError(f"cannot convert this GGUF: its key {key} is not supported")
 
 
 def config_of(gguf: GgufFile, weights: dict[str, mx.array]) -> dict[str, Any]:
-    """The config.json for the ``weights`` that ``convert_weights`` made of the same file."""
+    """Return the config.json for ``weights`` that ``convert_weights`` made of the same file."""
     shape = LlamaShape.of(gguf)
     context = gguf.integer("llama.context_length")
     theta = gguf.real("llama.rope.freq_base", 10_000.0)
@@ -182,18 +182,18 @@ def _parts(gguf: GgufFile, source: str) -> dict[str, mx.array]:
 
 
 def _unpermute(rows: mx.array, heads: int) -> mx.array:
-    """Put the rows of q and k back: GGUF interleaves the two halves that rope rotates together."""
+    """Reorder the rows of q and k: GGUF interleaves the two halves that rope rotates together."""
     half = rows.shape[0] // heads // 2
     inner = rows.shape[1:]
     return rows.reshape(heads, half, 2, *inner).swapaxes(1, 2).reshape(rows.shape)
 
 
 def _stored(parts: dict[str, mx.array], storage: Storage) -> dict[str, mx.array]:
-    """The parts in the target's types.
+    """Return the parts in the target's types.
 
-    In 4 bits, packed weights stay as the file has them, and all else becomes float16, which their
-    scales are already: bfloat16 would round those, and float32 would make all activations
-    float32. In float32 everything is unpacked.
+    In 4 bits, packed weights stay as they are, and all other arrays become float16, the type of the
+    scales: bfloat16 would round the scales, and float32 would make all activations float32. In
+    float32 everything is unpacked.
     """
     if storage == "4bit":
         return {

@@ -1,1 +1,1 @@
-"""Grammars compiled for a model, and the token masks that hold answers to them."""
+"""Grammars compiled for a model, and the token masks that enforce them."""

@@ -1,4 +1,4 @@
-"""Grammars compiled for one model, and how far a request's answer has come in its own."""
+"""Grammars compiled for one model, and the position of each answer in its grammar."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -19,10 +19,10 @@ class GrammarError(Exception):
 
 
 class GrammarState:
-    """Where one answer stands in its grammar. Each token is taken once, in order.
+    """The position of one answer in its grammar. ``advance`` by each token once, in order.
 
-    A stop token ends the answer wherever the grammar is complete; there, nothing else may follow
-    a grammar that has no continuation.
+    A stop token ends the answer wherever the grammar is complete. If the grammar has no
+    continuation there, only a stop token may follow.
     """
 
     def __init__(
@@ -35,26 +35,26 @@ class GrammarState:
 
     @property
     def too_short(self) -> bool:
-        """The answer should go on, as far as the grammar has more to say."""
+        """Whether ``min_tokens`` is not reached: the answer continues if the grammar allows it."""
         return self._missing_tokens > 0
 
     @property
     def ended(self) -> bool:
-        """Further tokens do not count: a stop token was taken, or the grammar failed."""
+        """Whether further tokens do not count: there was a stop token, or the grammar failed."""
         return self._stopped or self.matcher.is_error()
 
     @property
     def fault(self) -> str | None:
-        """Why the grammar cannot be followed any more: it became too costly. None: it can."""
+        """Why the grammar cannot be followed any more (it became too costly); None: it can."""
         return complaint_line(self.matcher.get_error()) or None
 
     @property
     def closing_tokens(self) -> tuple[int, ...]:
-        """The stop tokens, where the answer may end."""
+        """The stop tokens if the answer may end here, else none."""
         return self.stop_token_ids if self.matcher.is_accepting() else ()
 
     def advance(self, token: int) -> None:
-        """Go on by one token. One that does not fit is a fault from then on."""
+        """Advance by one token. A token that does not fit is a fault from then on."""
         if self.ended:
             return
         self._missing_tokens -= 1
@@ -65,7 +65,7 @@ class GrammarState:
 
 
 class GrammarCompiler:
-    """Compiles for one model, whose tokenizer it reads once: in ``warm_up``, or at a grammar.
+    """Compiles for one model. It reads the tokenizer once: in ``warm_up`` or for the first grammar.
 
     ``vocab_size`` is that of the logits, which may be larger than the tokenizer's.
     """
@@ -82,14 +82,14 @@ class GrammarCompiler:
 
     @property
     def tokenizer(self) -> "LLTokenizer":
-        """Raises GrammarError when there is none."""
+        """The model's tokenizer. Raises GrammarError if it cannot be used."""
         self.warm_up()
         if self._tokenizer is None:
             raise GrammarError(self._complaint)
         return self._tokenizer
 
     def warm_up(self) -> None:
-        """Read the tokenizer, which takes long beside a step. Each grammar hears if that failed."""
+        """Read the tokenizer, which takes longer than a step. If it fails, grammars are refused."""
         if self._tokenizer is not None or self._complaint is not None:
             return
         try:
@@ -98,7 +98,7 @@ class GrammarCompiler:
             self._complaint = str(error)
 
     def fault(self, grammar: Grammar, stop_token_ids: Sequence[int]) -> str | None:
-        """Say why a request with this grammar cannot be served, or None."""
+        """Return why a request with this grammar cannot be served, or None."""
         if not self._usable(stop_token_ids):
             return "a grammar needs a stop token of the model's vocabulary, to end the answer"
         try:
@@ -115,7 +115,7 @@ class GrammarCompiler:
         *,
         min_tokens: int = 0,
     ) -> GrammarState:
-        """Stand behind ``output_ids``. Raises GrammarError where ``fault`` says something."""
+        """Return the state after ``output_ids``. Raises GrammarError if ``fault`` is not None."""
         matcher = self._matcher(grammar).deep_copy()
         state = GrammarState(matcher, self._usable(stop_token_ids), min_tokens=min_tokens)
         for token in output_ids:
@@ -127,7 +127,7 @@ class GrammarCompiler:
         return tuple(token for token in stop_token_ids if token < self._vocab_size)
 
     def _matcher(self, grammar: Grammar) -> "LLMatcher":
-        """A matcher at the beginning, which is only ever copied."""
+        """Return a matcher at the start of the grammar. Copy it before use."""
         if grammar not in self._compiled:
             self._compiled[grammar] = self._compile(grammar)
             if len(self._compiled) > REMEMBERED:
@@ -156,7 +156,7 @@ class GrammarCompiler:
         try:
             source = _tokenizer_json(self._model_path, self._trust_remote_code)
             return LLTokenizer(source, n_vocab=self._vocab_size)
-        # The libraries raise bare exceptions for whatever they dislike.
+        # The libraries raise bare exceptions.
         except Exception as error:
             raise GrammarError(
                 "grammars cannot be followed with this model's tokenizer: "

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from llguidance import LLExecutor
 
 MASK_THREADS: Final = 4
-"""Threads that fill masks at once: other workers and the device want the cores too."""
+"""Threads that fill masks: other workers and the device need cores too."""
 _WORD: Final = 32
 
 
@@ -23,7 +23,7 @@ _WORD: Final = 32
 class RowMasks:
     """Bit ``t % 32`` of ``bits[i, t // 32]`` is set if batch row ``rows[i]`` may draw token t.
 
-    There is one row at least. ``bits`` is overwritten by the next masks.
+    There is at least one row. The next ``fill`` overwrites ``bits``.
     """
 
     rows: tuple[int, ...]
@@ -47,7 +47,7 @@ class GrammarMasks:
         return len(self._states)
 
     def join(self, key: int, request: EngineRequest) -> None:
-        """Add a row, if it has a grammar. Its ``output_ids`` are taken already."""
+        """Add a row, if it has a grammar. The state starts after its ``output_ids``."""
         if request.grammar is not None:
             self._states[key] = self._compiler.begin(
                 request.grammar,
@@ -60,7 +60,7 @@ class GrammarMasks:
         self._states.pop(key, None)
 
     def advance(self, drawn: Iterable[tuple[int, int]]) -> None:
-        """Go on by the (key, token) that a step drew; rows without a grammar are passed over."""
+        """Advance by the (key, token) pairs of a step; rows without a grammar are skipped."""
         for key, token in drawn:
             state = self._states.get(key)
             if state is not None:
@@ -81,12 +81,12 @@ class GrammarMasks:
         return RowMasks(rows, bits)
 
     def faults(self) -> dict[int, str]:
-        """Rows whose grammar became too costly to follow; their draws do not count."""
+        """Return the faults of rows whose grammar became too costly; their draws do not count."""
         found = {key: state.fault for key, state in self._states.items()}
         return {key: fault for key, fault in found.items() if fault is not None}
 
     def _compute(self, states: Sequence[GrammarState], bits: NDArray[np.int32]) -> None:
-        """Fill on the CPU, without the interpreter lock, and row beside row."""
+        """Fill on the CPU, without the interpreter lock, rows in parallel."""
         open_rows = [(state.matcher, at) for at, state in enumerate(states) if not state.ended]
         if len(open_rows) == 1:
             [(matcher, at)] = open_rows
@@ -101,14 +101,14 @@ class GrammarMasks:
             )
 
     def _close(self, state: GrammarState, mask: NDArray[np.int32]) -> None:
-        """Let the request's own stop tokens end the answer, and no others."""
+        """Allow only the request's own stop tokens to end the answer."""
         if state.ended:
             mask[:] = -1
             return
         words = mask.view(np.uint32)
         _clear(words, self._compiler.tokenizer.eos_tokens)
         if state.too_short:
-            # The grammar's own text may have a stop token of the client's, too.
+            # A stop token of the client may also be part of the grammar's own text.
             going_on = words.copy()
             _clear(going_on, state.stop_token_ids)
             if going_on.any():

@@ -1,1 +1,1 @@
-"""Loads a model onto its device, and checks in which form its batch gives right answers."""
+"""Loads a model, and checks which form of batch gives correct results."""

@@ -1,4 +1,4 @@
-"""Does a batch of this model give what single requests give? Asked once, when it is loaded."""
+"""Checks, when a model is loaded, that its batch gives the same results as single requests."""
 
 import logging
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from mlx_dp.kvcache.batch.batched_kv_cache import NotSplittableError
 from mlx_dp.kvcache.batch.kv_batch import MIN_WIDTH
 from mlx_dp.kvcache.batch.mixed_chunk import MixedChunk
 from mlx_dp.kvcache.row_content import read_caches
-from mlx_dp.worker.contract.failure import says_of_model
+from mlx_dp.worker.contract.failure import is_model_fault
 from mlx_dp.worker.loading.kv_writes import steps_copy
 from mlx_dp.worker.loading.loaded_model import LoadedModel
 from mlx_dp.worker.loading.padding_check import keeps_padding_out
@@ -26,23 +26,21 @@ logger = logging.getLogger(__name__)
 
 PLAIN: Final = BatchForm(split=False)
 FORMS: Final = (BatchForm(split=True), PLAIN, BatchForm(split=False, grouped_mask=True))
-"""From the most efficient to the least likely to be understood."""
+"""In the order of preference, the most efficient first."""
 ALONE: Final = BatchForm(split=False, single=True, resumes=False)
-"""What the model does when it generates alone, and so always right."""
+"""The way mlx-lm runs a single request, so it is always correct."""
 LENGTHS: Final = (33, 39, 35, 36)
-"""Spread, two rows of unequal length share a slab, the third has its own, and the last prompt is
-mixed in, in chunks.
-
-Long enough that recurrent states have their lasting shapes."""
+"""With ``spread``, two rows of unequal length share a slab, the third has its own, and the last
+prompt is a mixed chunk. All are so long that recurrent states have their final shapes."""
 MIXED: Final = len(LENGTHS) - 1
 STEPS: Final = 2
 
 
 def choose_form(loaded: LoadedModel) -> BatchForm:
-    """Return the first form in which this model's batch gives what single requests give.
+    """Return the first form in which this model's batch gives the results of single requests.
 
-    When there is none, requests run one by one, and the form says why. Running out of memory says
-    nothing about it.
+    If there is none, requests run one by one, and the form has the reason. Running out of memory
+    raises: it proves nothing about the form.
     """
     if loaded.batch is None:
         unwritten = "one of its caches is not written by every pass"
@@ -78,8 +76,8 @@ def _with_tails(loaded: LoadedModel, form: BatchForm) -> BatchForm:
 
 
 def _fault(loaded: LoadedModel, form: BatchForm) -> str | None:
-    """Say what is wrong with a batch of this model; None: nothing."""
-    # What a model raises here is no fault of batches: it cannot run at all.
+    """Return what is wrong with a batch of this model; None: nothing."""
+    # An error here is not a fault of batches: the model cannot run at all.
     alone = _alone(loaded, 0)
     try:
         found = compare(
@@ -91,9 +89,9 @@ def _fault(loaded: LoadedModel, form: BatchForm) -> str | None:
     except NotSplittableError as error:
         return f"cannot be served, since {error}"
     except Exception as error:
-        if not says_of_model(error):
+        if not is_model_fault(error):
             raise
-        # Whatever a model file raises on a batch of unequal rows is the reason to give.
+        # Any error of a model file on a batch of unequal rows becomes the reason.
         return (
             f"cannot run a batch of requests of different lengths ({type(error).__name__}: {error})"
         )
@@ -113,8 +111,11 @@ def _alone(loaded: LoadedModel, trial: int) -> list[mx.array]:
 
 
 def _resumes(loaded: LoadedModel, form: BatchForm) -> bool:
-    """False for a model whose masks are wider than its caches: within a chunk a token sees more
-    than behind its border."""
+    """Whether the output is independent of the ends of prefill chunks.
+
+    It is not if masks are wider than caches: a token then sees more within a chunk than across its
+    start.
+    """
     batch = _batch_of(loaded, form, _prompts(loaded, 0)[:1])
     batch.begin_step()
     loaded.model(mx.array([_tokens(loaded, 0)[:1]], dtype=mx.int32), cache=batch.caches)
@@ -131,15 +132,15 @@ def _prompts(loaded: LoadedModel, trial: int) -> list[list[int]]:
 
 
 def _tokens(loaded: LoadedModel, trial: int) -> list[int]:
-    """The same arbitrary tokens for all rows, so that no argmax can part the two runs."""
+    """The same arbitrary tokens for all rows: drawn ones could differ between the two runs."""
     return [(5 + 11 * step + 53 * trial) % loaded.shape.vocab_size for step in range(STEPS)]
 
 
 def _runs(loaded: LoadedModel, form: BatchForm, trial: int) -> Iterator[list[mx.array]]:
-    """The ways in which a batch of this form can be run."""
+    """Yield the logits of each way in which a batch of this form can run."""
     prompts, tokens = _prompts(loaded, trial), _tokens(loaded, trial)
     if form.split:
-        # It also serves in one slab, as below, where the model itself attends with a mask.
+        # This form also runs in one slab, as below; there the model itself attends with a mask.
         mixed = None if loaded.layout.hybrid else prompts[MIXED]
         yield _batched(loaded, form, prompts[:MIXED], tokens, mixed=mixed, spread=True)
     yield _batched(loaded, form, prompts[:MIXED], tokens)
@@ -154,7 +155,7 @@ def _batched(
     mixed: list[int] | None = None,
     spread: bool = False,
 ) -> list[mx.array]:
-    """The same of these requests, as one batch: in one slab, or in two and with a mixed chunk."""
+    """As ``_alone``, in one batch: in one slab, or in two and with a mixed chunk."""
     batch = _batch_of(loaded, form, prompts, spread=spread)
     rows: list[list[mx.array]] = [[] for _ in prompts]
     mixed_caches: list[Any] = make_prompt_cache(loaded.model)
@@ -178,7 +179,7 @@ def _batched(
 def _batch_of(
     loaded: LoadedModel, form: BatchForm, prompts: list[list[int]], *, spread: bool = False
 ) -> BatchCaches:
-    """A batch of these prompts. ``spread``: the last one in a slab of its own."""
+    """Return a batch of these prompts. ``spread``: the last one in a slab of its own."""
     assert loaded.batch is not None, "there is nothing to check"
     batch = BatchCaches(loaded.layout, form, loaded.batch.state_sizes)
     for key, prompt in enumerate(prompts):

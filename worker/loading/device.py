@@ -1,4 +1,4 @@
-"""The one place that knows how devices differ. All else asks here."""
+"""All differences between devices."""
 
 import mmap
 from dataclasses import dataclass
@@ -22,9 +22,9 @@ class DeviceMemory:
 
 
 def facts() -> dict[str, Any]:
-    """What the controller plans with: the device's kind and name, and the memory to share out.
+    """Return the device's kind, name and memory, for the controller's plan.
 
-    ``working_set_nbytes`` is what the system recommends to use at most, where it says so.
+    ``working_set_nbytes`` is the system's recommended maximum, or all memory if there is none.
     """
     info = _info()
     total = int(
@@ -40,55 +40,57 @@ def facts() -> dict[str, Any]:
 
 
 def backends() -> tuple[str, ...]:
-    """What this build of MLX can compute over with other processes."""
+    """Return the distributed backends of this build of MLX."""
     names = (backend.value for backend in DistributedBackend)
     return tuple(name for name in names if mx.distributed.is_available(name))
 
 
 def kind() -> str:
-    """``metal``, ``cuda`` or ``cpu``: what MLX computes on by default."""
+    """Return MLX's default device: ``metal``, ``cuda`` or ``cpu``."""
     if mx.default_device() != mx.Device(mx.gpu):
         return "cpu"
     return "metal" if mx.metal.is_available() else "cuda"
 
 
 def launch_blocks() -> bool:
-    """What is likely until it is measured: ``async_eval`` of a whole model returns when nearly all
-    of it is done, since MLX lets only a few tasks wait on a CPU."""
+    """Guess, until it is measured, whether ``async_eval`` of a model blocks until nearly done.
+
+    On a CPU it does, since MLX queues only a few tasks there.
+    """
     return kind() == "cpu"
 
 
 def warm_up_s() -> float:
-    """How long a warm-up may take: a GPU compiles each kernel at its first use, a CPU none."""
+    """Return the longest warm-up: a GPU compiles each kernel at its first use, a CPU does not."""
     return 2.0 if kind() == "cpu" else 30.0
 
 
 def describe() -> str:
-    """Name the device for people."""
+    """Describe the device for people."""
     known = facts()
     return f"{known['kind']} ({known['name']})"
 
 
 def buffer_limit() -> int | None:
-    """How many buffers a worker may hold; None: the device does not count them.
+    """Return the number of buffers that a worker may hold; None: the device has no limit.
 
     Metal refuses allocations beyond ``resource_limit`` buffers of a process. Half of them are left
-    to activations, and to what command buffers under way still hold.
+    for activations and for command buffers under way.
     """
     limit = _info().get("resource_limit")
     return None if limit is None else int(limit) // 2
 
 
 def page_nbytes() -> int:
-    """Each allocation takes a multiple of this: a page on Metal."""
+    """Return the unit of allocations: a page on Metal."""
     return mmap.PAGESIZE if kind() == "metal" else 1
 
 
 def limit_memory(share_nbytes: int | None) -> None:
     """Keep the allocator within this worker's share, as far as MLX's guidelines reach.
 
-    Allocations beyond the limit still succeed, so that admission must govern; what the limit does
-    is to give cached buffers back. None leaves MLX's defaults.
+    Allocations beyond the limit still succeed, so admission must keep within it; the limit only
+    makes MLX free cached buffers. None leaves MLX's defaults.
     """
     if share_nbytes is None:
         return
@@ -97,10 +99,10 @@ def limit_memory(share_nbytes: int | None) -> None:
 
 
 def limit_free_buffers(share_nbytes: int | None, pool_nbytes: int | None) -> None:
-    """Bound the buffers that MLX keeps for reuse by what this worker's pool can use again.
+    """Limit the free buffers that MLX keeps to what this worker's pool can reuse.
 
-    MLX fills the cache up to its limit whatever is asked of it: with a pool of a few megabytes, a
-    tenth of a large share would be held for nothing. None: that bound is not known.
+    MLX always fills its cache up to the limit: with a pool of a few megabytes, a tenth of a large
+    share would be wasted. None: unknown.
     """
     if pool_nbytes is None:
         return
@@ -111,7 +113,7 @@ def limit_free_buffers(share_nbytes: int | None, pool_nbytes: int | None) -> Non
 
 
 def _free_buffers_nbytes(share_nbytes: int) -> int:
-    """The most that a worker with this share may keep of free buffers, whatever its pool is."""
+    """Return the most bytes of free buffers for a worker with this share."""
     return max(MIN_CACHE_NBYTES, int(share_nbytes * CACHE_FRACTION))
 
 

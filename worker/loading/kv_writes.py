@@ -1,8 +1,8 @@
-"""Does a write of KV copy the slab on this device? Measured once, when a model is loaded.
+"""Measures, when a model is loaded, whether writes of KV copy the slab on this device.
 
 MLX writes in place only to a buffer that nothing else holds. Devices differ in how long they hold
-what a step has read, and models in how much of a step is under way when the next one is built. So
-neither is guessed: steps are run as the engine runs them, and their memory is looked at.
+the inputs of a step, and models in how much of a step is under way when the next one is built. So
+the check runs steps as the engine does, and measures their memory.
 """
 
 from typing import Final
@@ -17,9 +17,9 @@ from mlx_dp.worker.loading.loaded_model import LoadedModel
 from mlx_dp.worker.loading.row_noise import prefilled
 
 COPIED: Final = 0.25
-"""The share of a slab that steps may copy before tails are worth their own work."""
+"""The share of a slab that steps may copy before tails are worth their cost."""
 _ADDED_NBYTES: Final = 64 * 2**20
-"""What a wide slab has more than a narrow one, so that activations do not matter beside it."""
+"""The size difference of the two slabs, large compared with activations."""
 _MOST_WIDTHS: Final = 32
 _TRIES: Final = 3
 _PROMPT: Final = 32
@@ -30,7 +30,7 @@ _STEPS: Final = 4
 def steps_copy(loaded: LoadedModel, form: BatchForm) -> bool:
     """Tell whether steps of this form copy the KV that they write to.
 
-    A copy is made in every try. What else a process does with its memory is not.
+    Copies appear in every try; other uses of memory do not.
     """
     if None not in loaded.layout.kv_windows:
         return False
@@ -38,8 +38,10 @@ def steps_copy(loaded: LoadedModel, form: BatchForm) -> bool:
 
 
 def copied_share(loaded: LoadedModel, form: BatchForm) -> float:
-    """Return how much more memory the steps of a row take in a wider slab, in its additional
-    bytes: 0 where they write in place, towards 1 where they copy every layer."""
+    """Return the additional memory of steps in a wider slab, as a share of its additional bytes.
+
+    It is 0 if steps write in place, and near 1 if they copy every layer.
+    """
     shape = loaded.shape
     narrow = width = MIN_WIDTH
     while True:
@@ -51,7 +53,7 @@ def copied_share(loaded: LoadedModel, form: BatchForm) -> float:
 
 
 def _peak_nbytes(loaded: LoadedModel, form: BatchForm, width: int) -> int:
-    """Bytes that the steps of a row take beyond those that it is counted with, at the most."""
+    """Return the peak bytes of steps of one row, beyond the bytes of the batch itself."""
     held = mx.get_active_memory()
     assert loaded.batch is not None, "there are no slabs"
     batch = BatchCaches(loaded.layout, form, loaded.batch.state_sizes)
@@ -67,7 +69,7 @@ def _peak_nbytes(loaded: LoadedModel, form: BatchForm, width: int) -> int:
 
 
 def _run(loaded: LoadedModel, batch: BatchCaches, steps: int) -> None:
-    """Launch each step before the one before it is read, as the engine does."""
+    """Launch each step before the previous one is read, as the engine does."""
     tokens = mx.zeros((1, 1), dtype=mx.int32)
     before: mx.array | None = None
     for _ in range(steps):

@@ -1,4 +1,4 @@
-"""A model in memory, and what its caches look like."""
+"""A model in memory, and the layout of its caches."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,14 +19,14 @@ from mlx_dp.worker.loading.model_measure import measure_shape
 from mlx_dp.worker.loading.weight_files import check_weight_files
 
 _PROBE_TOKENS: Final = 32
-"""More than any convolution looks back, so that states have their lasting shapes."""
+"""Longer than any convolution's history, so that states have their final shapes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLayout:
-    """What rows of a batch are made of. ``empty`` is a row without content.
+    """The structure of a batch's rows. ``empty`` is a row without content.
 
-    ``state_shapes`` are the lasting shapes of every state's arrays, [1, ...].
+    ``state_shapes`` are the final shapes of every state's arrays, [1, ...].
     """
 
     empty: RowContent
@@ -36,8 +36,8 @@ class BatchLayout:
     def state_sizes(self) -> list[int]:
         return [len(state) for state in self.state_shapes]
 
-    def takes(self, content: RowContent | None) -> bool:
-        """This row can lie in the batch: its states are all there, in their lasting shapes."""
+    def accepts(self, content: RowContent | None) -> bool:
+        """Whether a row can join the batch: all its states exist in their final shapes."""
         if content is None:
             return False
         shapes = tuple(tuple(a.shape for a in state) for state in content.recent.states)
@@ -55,14 +55,14 @@ class LoadedModel:
 
 
 def load(path: Path, *, trust_remote_code: bool = False) -> LoadedModel:
-    """Load an mlx-lm model directory and evaluate its weights. Raises what ``read`` does."""
+    """Load an mlx-lm model directory and evaluate its weights. Raises the errors of ``read``."""
     loaded = read(path, trust_remote_code=trust_remote_code)
     mx.eval(loaded.model.parameters())
     return loaded
 
 
 def read(path: Path, *, trust_remote_code: bool = False) -> LoadedModel:
-    """Learn what a directory's model is. Its weights are lazy still.
+    """Read a model directory. The weights stay lazy.
 
     ``trust_remote_code``: the directory may bring code of its own, which is run.
     Raises ConfigError for a directory that holds no whole model, UnsupportedModelError for an
@@ -77,7 +77,7 @@ def read(path: Path, *, trust_remote_code: bool = False) -> LoadedModel:
     except ValueError as error:
         raise UnsupportedModelError(f"--model {path}: {error}") from error
     except SystemExit as error:
-        # Some model files leave like this when a package that they need is missing.
+        # Some model files exit when a package that they need is missing.
         raise UnsupportedModelError(
             f"--model {path}: its architecture cannot be imported"
         ) from error
@@ -85,7 +85,7 @@ def read(path: Path, *, trust_remote_code: bool = False) -> LoadedModel:
 
 
 def inspect(model: Any, config: dict[str, Any]) -> LoadedModel:
-    """Learn what a model's caches are. Its weights may still be lazy."""
+    """Inspect a model's caches. Its weights may be lazy."""
     layout = inspect_caches(make_prompt_cache(model))
     return LoadedModel(
         model=model,
@@ -96,7 +96,7 @@ def inspect(model: Any, config: dict[str, Any]) -> LoadedModel:
 
 
 def _batch_layout(model: Any, layout: CacheLayout) -> BatchLayout | None:
-    """Learn the shapes from a few tokens whose graph is never computed."""
+    """Find the shapes from the graph of a few tokens, which is never computed."""
     caches = make_prompt_cache(model)
     model(mx.zeros((1, _PROBE_TOKENS), dtype=mx.int32), cache=caches)
     model(mx.zeros((1, 1), dtype=mx.int32), cache=caches)
@@ -104,7 +104,7 @@ def _batch_layout(model: Any, layout: CacheLayout) -> BatchLayout | None:
     for leaf, cache in zip(layout.leaves, layout.flatten(caches), strict=True):
         content = leaf.kind.empty(cache)
         if content is None:
-            # Something that is written some other time, or never.
+            # A cache that is not written by every pass.
             return None
         empty[leaf.store].append(content)
     shapes = tuple(tuple(array.shape for array in state) for state in empty[Store.STATE])

@@ -13,11 +13,11 @@ _SHAPE: Final = re.compile(
     r"(?P<name>\S+)"
 )
 _SHOWN: Final = 3
-_APART: Final = "config.json and the weights are not of one model, so copy both again"
+_APART: Final = "config.json and the weights belong to different models, so copy both again"
 
 
 def describe_fault(directory: Path, error: Exception) -> str:
-    """Say what is wrong with the model in a directory. mlx-lm has no error types of its own."""
+    """Return what is wrong with the model in a directory. mlx-lm has no error types of its own."""
     text = str(error)
     if found := _UNKNOWN_TYPE.search(text):
         return (

@@ -1,4 +1,4 @@
-"""What one token and one request cost a model in cache, read from shapes alone."""
+"""Measures a model's cache per token and per request from shapes alone."""
 
 from typing import Any, TypeAlias
 
@@ -10,7 +10,7 @@ from mlx_dp.kvcache.kinds import Store
 from mlx_dp.kvcache.layout import inspect_caches
 from mlx_dp.proto.capacity.model_shape import CacheWindow, ModelShape
 
-# Models that name no limit (pure state models) have none; this one only keeps numbers finite.
+# Models that name no limit (pure state models) have none; this keeps numbers finite.
 _UNLIMITED_CONTEXT = 1 << 20
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
 
@@ -65,7 +65,7 @@ def weights_nbytes(module: Model) -> int:
 def _context_length(config: dict[str, Any]) -> int:
     for level in (config, config.get("text_config") or {}):
         for key in _CONTEXT_KEYS:
-            # 0 and -1 are how some files say that there is no limit.
+            # In some files 0 and -1 mean that there is no limit.
             if isinstance(level.get(key), int) and level[key] >= 1:
                 return int(level[key])
     return _UNLIMITED_CONTEXT

@@ -1,4 +1,4 @@
-"""Do this model's states keep padding out? Asked once, when it is loaded."""
+"""Checks, when a model is loaded, that padding does not affect its states."""
 
 import logging
 from typing import Any, Final
@@ -9,7 +9,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_dp.kvcache.batch.batched_kv_cache import NotSplittableError
 from mlx_dp.kvcache.batch.mixed_chunk import MixedChunk
 from mlx_dp.kvcache.batch.padded_pass import PaddedPass
-from mlx_dp.worker.contract.failure import says_of_model
+from mlx_dp.worker.contract.failure import is_model_fault
 from mlx_dp.worker.loading.loaded_model import LoadedModel
 from mlx_dp.worker.loading.rounding import (
     MARGIN,
@@ -28,20 +28,21 @@ logger = logging.getLogger(__name__)
 
 PROBE_TOKEN: Final = 5
 CHUNKS: Final = ((12,), (2, 11), (9, 5), (0, 10))
-"""Two passes over chunks of unequal length. One prompt has only the first, one only the second,
-so that it begins beside others that continue; one begins shorter than convolutions look back."""
+"""Two passes over chunks of unequal length. One prompt has only the first chunk; one has only the
+second, so it begins beside others that continue; one begins shorter than a convolution's history.
+"""
 
 
 def keeps_padding_out(loaded: LoadedModel) -> bool:
-    """Prompts give the same in padded passes as alone, whatever the padding is."""
+    """Whether prompts give the same results in padded passes as alone, for any padding."""
     try:
         fault = _fault(loaded)
     except NotSplittableError as error:
         fault = str(error)
     except Exception as error:
-        if not says_of_model(error):
+        if not is_model_fault(error):
             raise
-        # Whatever a model file raises on padded rows, its prompts then run alone.
+        # After any error of a model file on padded rows, prompts run alone.
         logger.info("short prompts run alone: %s: %s", type(error).__name__, error)
         return False
     if fault is not None:
@@ -50,7 +51,7 @@ def keeps_padding_out(loaded: LoadedModel) -> bool:
 
 
 def _fault(loaded: LoadedModel) -> str | None:
-    """Say what is wrong with padded passes of this model; None: nothing."""
+    """Return what is wrong with padded passes of this model; None: nothing."""
     token = PROBE_TOKEN % loaded.shape.vocab_size
 
     def trial(number: int) -> Trial:
@@ -73,10 +74,10 @@ def _fault(loaded: LoadedModel) -> str | None:
 
 
 def _leak(loaded: LoadedModel) -> Comparison:
-    """How far the padding's content moves logits, beside what the content of other rows does.
+    """Compare the effect of the padding's content on logits with that of other rows' content.
 
-    Neither is anything to a row, and both leave all shapes as they are. Where a kernel's rounding
-    does not depend on other rows at all, the padding's content may change nothing.
+    Neither should matter to a row, and neither changes a shape. If a kernel's rounding does not
+    depend on other rows at all, the padding's content must change nothing.
     """
     vocab, prompts = loaded.shape.vocab_size, _prompts(loaded, 0)
     found = _padded(loaded, prompts, padding=0)
@@ -98,7 +99,7 @@ def _leak(loaded: LoadedModel) -> Comparison:
 
 
 def _moved_by_others(loaded: LoadedModel, found: list[mx.array], number: int, half: int) -> float:
-    """How far every second row is moved by other prompts, of the same length, in the others."""
+    """Return how far every second row's logits move when the other rows' prompts change."""
     pairs = zip(_prompts(loaded, 0), _prompts(loaded, number), strict=True)
     prompts = [same if row % 2 == half else other for row, (same, other) in enumerate(pairs)]
     return difference(found[half::2], _padded(loaded, prompts, padding=0)[half::2])
@@ -113,7 +114,7 @@ def _prompts(loaded: LoadedModel, trial: int) -> list[list[int]]:
 
 
 def _padded(loaded: LoadedModel, prompts: list[list[int]], *, padding: int) -> list[mx.array]:
-    """Logits [vocab] of one more token for each, after two padded passes."""
+    """Return the logits [vocab] of one more token per prompt, after two padded passes."""
     rows: list[list[Any]] = [make_prompt_cache(loaded.model) for _ in prompts]
     done = [0] * len(prompts)
     for number in range(2):

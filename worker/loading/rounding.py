@@ -1,4 +1,4 @@
-"""What may differ between two ways to compute the same logits."""
+"""The tolerated differences between two ways to compute the same logits."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -9,11 +9,11 @@ from typing import Final
 import mlx.core as mx
 
 TRIALS: Final = 3
-"""Prompts that a comparison is made with, where the first one does not settle it."""
+"""Prompt sets of a comparison, if the first one is not conclusive."""
 MARGIN: Final = 3.0
-"""A batch rounds as often as the measured noise did, but not in the same places."""
+"""A batch rounds as often as in the measured noise, but in other places."""
 SHARE_OF_NEAREST: Final = 0.25
-"""Of the distance between two rows: what comes nearer to another row is no rounding."""
+"""A share of the distance between two rows: a larger difference is not rounding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,13 +33,13 @@ class Tolerance:
 
 
 FLOAT32_TOLERANCE: Final = Tolerance(least=1e-3, most=1e-2)
-"""With TF32 a product keeps 10 bits of each factor's mantissa: 5e-4 of it."""
+"""With TF32 a product keeps 10 bits of each factor's mantissa: a relative error of 5e-4."""
 HALF_TOLERANCE: Final = Tolerance(least=6e-2, most=0.15)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One prompt set computed in two ways: the difference at each row and step."""
+    """The differences of one prompt set computed in several ways, by row and step."""
 
     places: tuple[float, ...]
     tolerance: Tolerance
@@ -58,7 +58,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """The largest difference, and what rounding explains of it."""
+    """The largest difference, and the largest one that rounding explains."""
 
     worst: float
     allowed: float
@@ -69,10 +69,10 @@ class Comparison:
 
 
 def compare(trial: Callable[[int], Trial], noise: Callable[[int], float]) -> Comparison:
-    """Compare with one prompt set, and with several and this device's noise where that fails.
+    """Compare with one prompt set; if that fails, with several, and with this device's noise.
 
-    Rounding that tips a router's tie shows at a few places, others for each prompt set; a fault
-    shows at the same places for all. So each place counts with the median of its trials.
+    Rounding that changes a router's choice shows at a few places, different ones for each prompt
+    set. A fault shows at the same places for all. So each place counts with its median.
     """
     first = trial(0)
     least = first.tolerance.least
@@ -93,9 +93,9 @@ def max_of_medians(trials: Sequence[Sequence[float]]) -> float:
 
 
 def differences(expected: Sequence[mx.array], found: Sequence[mx.array]) -> list[float]:
-    """The largest difference at each row and step, relative to the largest logit of all.
+    """Return the largest difference at each row and step, relative to the largest logit of all.
 
-    Infinite where it is not a number.
+    It is infinite where a value is not a number.
     """
     whole = mx.stack(list(expected[: len(found)])).astype(mx.float32)
     other = mx.stack(list(found)).astype(mx.float32)
@@ -105,10 +105,10 @@ def differences(expected: Sequence[mx.array], found: Sequence[mx.array]) -> list
 
 
 def difference(expected: Sequence[mx.array], found: Sequence[mx.array]) -> float:
-    """Largest difference relative to the largest logit; infinite when it is not a number."""
+    """Return the largest difference relative to the largest logit; infinite for NaN."""
     return max(differences(expected, found))
 
 
 def tolerance(logits: Sequence[mx.array]) -> Tolerance:
-    """What rounding may make of these."""
+    """Return the tolerance for logits of this type."""
     return FLOAT32_TOLERANCE if logits[0].dtype == mx.float32 else HALF_TOLERANCE

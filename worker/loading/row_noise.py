@@ -1,4 +1,4 @@
-"""Logits of prompts in mlx-lm's own caches, and how far this device's rounding moves them."""
+"""Logits of prompts in mlx-lm's own caches, and this device's rounding noise."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -10,11 +10,11 @@ from mlx_dp.worker.loading.loaded_model import LoadedModel
 from mlx_dp.worker.loading.rounding import difference
 
 WIDTHS: Final = (4, 24)
-"""Few rows and many: devices choose their kernels by the number of rows."""
+"""Few rows and many: devices choose kernels by the number of rows."""
 
 
 def prefilled(loaded: LoadedModel, prompt: list[int], *, rows: int = 1) -> list[Any]:
-    """Caches after a prompt, of one row or of several equal ones."""
+    """Return the caches after a prompt, of one row or of several equal rows."""
     caches: list[Any] = make_prompt_cache(loaded.model)
     loaded.model(mx.array([prompt] * rows, dtype=mx.int32), cache=caches)
     return caches
@@ -23,7 +23,7 @@ def prefilled(loaded: LoadedModel, prompt: list[int], *, rows: int = 1) -> list[
 def continued(
     loaded: LoadedModel, caches: list[Any], tokens: Sequence[int], *, rows: int = 1
 ) -> mx.array:
-    """Logits [rows, tokens, vocab] of the tokens that follow, one pass each."""
+    """Return logits [rows, tokens, vocab] of the next tokens, one pass each."""
     steps = []
     for token in tokens:
         ids = mx.array([[token]] * rows, dtype=mx.int32)
@@ -32,9 +32,9 @@ def continued(
 
 
 def decode_noise(loaded: LoadedModel, prompt: list[int], tokens: Sequence[int]) -> float:
-    """Return how far logits of one row and of equal rows that decode are apart.
+    """Return the difference in logits between one row that decodes and several equal rows.
 
-    Nothing but the shapes of the products differs, so that it is all rounding.
+    Only the shapes of the products differ, so the difference is rounding.
     """
     (alone,) = continued(loaded, prefilled(loaded, prompt), tokens)
 
@@ -46,7 +46,7 @@ def decode_noise(loaded: LoadedModel, prompt: list[int], tokens: Sequence[int]) 
 
 
 def prefill_noise(loaded: LoadedModel, prompt: list[int], tokens: Sequence[int]) -> float:
-    """The same of equal rows that are prefilled together and decode together."""
+    """As ``decode_noise``, for equal rows that are also prefilled together."""
     (alone,) = continued(loaded, prefilled(loaded, prompt), tokens)
 
     def together(rows: int) -> list[mx.array]:
@@ -57,7 +57,7 @@ def prefill_noise(loaded: LoadedModel, prompt: list[int], tokens: Sequence[int])
 
 
 def _repeated(loaded: LoadedModel, caches: list[Any], rows: int) -> list[Any]:
-    """Make several equal rows of one, in its caches."""
+    """Replace the one row in the caches by several equal rows."""
     layout = loaded.layout
     for leaf, cache in zip(layout.leaves, layout.flatten(caches), strict=True):
         leaf.kind.repeat(cache, rows)

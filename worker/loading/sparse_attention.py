@@ -1,19 +1,19 @@
-"""Models that attend to a chosen few of the cached tokens, once there are more than they choose."""
+"""Models with sparse attention, which attend to a limited number of chosen tokens."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
 _CHOICES: Final = {"index_topk": 8, "index_topk_blocks": 1, "index_block_size": 8}
-"""How modules of mlx-lm call the number that they choose, and a small one to try them with."""
+"""The attributes of mlx-lm's modules that limit the number, with a small value for the check."""
 
 
 @contextmanager
 def narrowed(model: Any) -> Iterator[bool]:
-    """Have a model choose among few tokens already, to see what it would do with many.
+    """Lower a model's limit of chosen tokens, so that it chooses among few already.
 
-    Yields whether the model chooses at all. Below its number such a model takes every token, so
-    that a check with short prompts would prove nothing.
+    Yields whether the model chooses at all. With fewer tokens than the limit such a model uses all,
+    so a check with short prompts would prove nothing.
     """
     before: list[tuple[Any, str, int]] = []
     for _, module in model.named_modules():

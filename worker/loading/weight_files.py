@@ -1,4 +1,4 @@
-"""Whether a model's weight files are whole, told from their headers before anything is loaded."""
+"""Checks from their headers that a model's weight files are complete, before anything is loaded."""
 
 import json
 from pathlib import Path
@@ -7,16 +7,16 @@ from typing import Any, Final
 from mlx_dp.proto.errors import ConfigError
 
 _SIZE_NBYTES: Final = 8
-"""A safetensors file opens with the size of its header, which says where each tensor lies."""
+"""A safetensors file starts with the size of its header, which has each tensor's position."""
 _LFS: Final = b"version https://git-lfs"
 _MAX_HEADER_NBYTES: Final = 100_000_000
 """The format's own limit. Text in place of weights reads as a much larger one."""
 
 
 def check_weight_files(directory: Path) -> None:
-    """Raise ConfigError for a file that ends before its last tensor, as a cut download does.
+    """Raise ConfigError for a file that ends before its last tensor, as after a broken download.
 
-    MLX refuses it as well, but names neither the file nor how much of it is missing.
+    MLX refuses such a file too, but names neither the file nor the missing bytes.
     """
     for path in sorted(directory.glob("model*.safetensors")):
         actual = path.stat().st_size
@@ -45,12 +45,12 @@ def _wanted_nbytes(path: Path, actual: int) -> int:
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         remedy = "run git lfs pull" if _is_pointer(path) else "copy or download it again"
         raise ConfigError(
-            f"{path} is no safetensors file, since its header cannot be read: {remedy}"
+            f"{path} is not a safetensors file: its header cannot be read: {remedy}"
         ) from error
     return begin + max(ends, default=0)
 
 
 def _is_pointer(path: Path) -> bool:
-    """Git has left a note in place of the file, as it does without its LFS extension."""
+    """Whether the file is a pointer that Git leaves without its LFS extension."""
     with path.open("rb") as file:
         return file.read(len(_LFS)) == _LFS

@@ -1,1 +1,1 @@
-"""Forward passes that all ranks of a group make together."""
+"""Forward passes that all ranks of a group run together."""

@@ -1,4 +1,4 @@
-"""A rank's announcement to its peers before each pass: one small frame, with its sender."""
+"""A rank's announcement to its peers before each pass: one small frame."""
 
 import struct
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ FRAME_BYTES: Final = _FIELDS.size
 
 
 class ForeignFrameError(Exception):
-    """A frame that is no announcement of this group: another's, or noise. It is dropped."""
+    """A frame that is not an announcement of this group. It is dropped."""
 
 
 class RankRows(NamedTuple):
-    """A rank's share of a pass: its rows, and those of them whose logits it wants."""
+    """A rank's rows in a pass, and how many of them need logits."""
 
     tokens: int
     answered: int
@@ -23,9 +23,9 @@ class RankRows(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Announcement:
-    """Rank to rank: I am at pass ``number`` with these rows, and ``fingerprint`` is my model.
+    """Rank to rank: the sender enters pass ``number`` with these rows; ``fingerprint``: its model.
 
-    No rows: I take part because others want to.
+    No rows: the sender takes part only because peers need it.
     """
 
     generation: int

@@ -19,10 +19,10 @@ _INSTALL_HINT: Final = "is not in this build of MLX"
 
 
 def join(place: GroupPlace) -> Group:
-    """Meet the other ranks; blocks until all are there.
+    """Join the other ranks; blocks until all have joined.
 
-    Raises ConfigError for a backend that is not there, and RankLostError when the others cannot be
-    met.
+    Raises ConfigError for a backend that is not available, and RankLostError when the group cannot
+    form.
     """
     backend = place.backend.value
     if not mx.distributed.is_available(backend):
@@ -52,7 +52,7 @@ def _environment(place: GroupPlace, scratch: IO[str]) -> dict[str, str]:
         case DistributedBackend.RING:
             json.dump([[address] for address in place.addresses], scratch)
             scratch.flush()
-            # Where opening this duplicates the descriptor, its place in the file comes along.
+            # Opening /dev/fd/N may duplicate the descriptor, with its offset in the file.
             scratch.seek(0)
             return {"MLX_RANK": str(place.rank), "MLX_HOSTFILE": f"/dev/fd/{scratch.fileno()}"}
         case DistributedBackend.JACCL:

@@ -17,12 +17,12 @@ from mlx_dp.worker.shards.sharded_load import ShardedModel
 
 
 class Agreement(Protocol):
-    """Where the ranks agree on each pass before it begins."""
+    """Agrees with the other ranks on each pass before it begins."""
 
     @property
     def fd(self) -> int: ...
 
-    def wanted(self) -> bool: ...
+    def poll_wanted(self) -> bool: ...
 
     def agree(self, rows: RankRows, awaiting: Callable[[int], None]) -> tuple[RankRows, ...]: ...
 
@@ -30,17 +30,17 @@ class Agreement(Protocol):
 
 
 class BrokenPassError(Exception):
-    """The model does not call its blocks as it did when it was loaded. Nothing was exchanged."""
+    """The model calls other blocks than it did when it was loaded. Nothing was exchanged."""
 
 
 class Lockstep:
-    """One rank's side of all passes: each forward pass of any rank is one of every rank.
+    """One rank's side of all passes. All ranks take part in each forward pass of any rank.
 
-    In a pass all ranks run the same blocks in the same order, each of which gathers the rows of
-    all, runs this rank's share of the weights on them, and sums. A rank without rows takes part
-    with none. All collectives are one chain, since two of them that do not depend on each other
-    could run in another order on each rank; and the chain is launched before its pass ends: a
-    rank may wait for a peer's next announcement only when the peer lacks nothing of this rank's.
+    In a pass all ranks run the same blocks in the same order. Each block gathers the rows of all
+    ranks, runs this rank's share of the weights on them, and sums the results. A rank without rows
+    takes part with none. All collectives form one chain of dependencies: two independent ones could
+    run in a different order on each rank. The chain is launched before its pass ends: a rank may
+    wait for a peer's next announcement only when it owes that peer nothing.
     """
 
     def __init__(
@@ -60,10 +60,10 @@ class Lockstep:
 
     @property
     def fd(self) -> int:
-        return self._agreed_by.fd
+        return self._bound_agreement.fd
 
-    def wanted(self) -> bool:
-        return self._agreed_by.wanted()
+    def poll_wanted(self) -> bool:
+        return self._bound_agreement.poll_wanted()
 
     @property
     def totals(self) -> PassTotals:
@@ -74,22 +74,22 @@ class Lockstep:
         self._counter.restart()
 
     def bind(self, sharded: ShardedModel, agreement: Agreement) -> None:
-        """Take the blocks that passes consist of. No pass can begin before."""
+        """Set the blocks that passes consist of. No pass can begin before."""
         self._sharded, self._agreement = sharded, agreement
 
     def close(self) -> None:
         """No pass can begin any more."""
-        self._agreed_by.close()
+        self._bound_agreement.close()
 
     def begin(self, tokens: int, answered: int) -> None:
-        """Agree with all ranks on a pass in which this one has so many rows.
+        """Agree with all ranks on a pass in which this one has ``tokens`` rows.
 
-        ``answered``: of how many it wants the logits, which is all of them or none.
+        ``answered``: the number of rows that need logits, all of them or none.
         """
         assert answered in (0, tokens), f"{answered} of {tokens}"
         assert self._rows is None, "a pass is open"
         ready_at = self._clock()
-        everyone = self._agreed_by.agree(RankRows(tokens, answered), self._watch.awaiting)
+        everyone = self._bound_agreement.agree(RankRows(tokens, answered), self._watch.awaiting)
         self._counter.count(tokens=tokens, waited_s=self._clock() - ready_at)
         self._rows = PassRows(counts=tuple(r.tokens for r in everyone), rank=self._rank)
         self._answers = PassRows(counts=tuple(r.answered for r in everyone), rank=self._rank)
@@ -97,9 +97,9 @@ class Lockstep:
         self._watch.agreed(self._rows.total - tokens)
 
     def run(self, block: int, rows: mx.array, shard: Callable[[mx.array], mx.array]) -> mx.array:
-        """Run the next block of the pass: own rows in [n, width], and out [n, output width].
+        """Run the next block of the pass on own rows: in [n, width], out [n, output width].
 
-        Raises BrokenPassError for a block that is not the next, or for other rows than agreed.
+        Raises BrokenPassError for a block that is not the next, or rows that were not agreed on.
         """
         expected = self._next()
         found = (block, tuple(rows.shape), rows.dtype)
@@ -109,18 +109,18 @@ class Lockstep:
                 f"{expected}"
             )
         record = self._record(block)
-        together = self._together(record)
+        together = self._rows_of(record)
         summed = self._exchange(rows[: together.own], shard, together)
         if together.own == rows.shape[0]:
             return summed
-        # Nothing reads these logits; as NaN they would show that there are none.
+        # Nothing reads these logits. NaN would expose a reader.
         absent = mx.array(float("nan"), dtype=record.output_dtype)
         return mx.broadcast_to(absent, (rows.shape[0], record.output_width))
 
     def end(self) -> None:
-        """Launch the pass, after whatever of it the model has not called.
+        """Launch the pass, including the blocks that the model has not called.
 
-        Raises BrokenPassError when there was something: the peers wait for it all the same.
+        Raises BrokenPassError if there were any. They run first, since the peers wait for them.
         """
         done = self._done
         self._finish()
@@ -128,7 +128,7 @@ class Lockstep:
             raise BrokenPassError(f"the model called {done} blocks of {len(self._calls)}")
 
     def abandon(self) -> None:
-        """Launch the pass although the model broke off: rows of zeros stand for its own."""
+        """Launch the pass although the model failed; zeros stand for the missing rows."""
         self._finish()
 
     def take_part(self) -> None:
@@ -142,7 +142,7 @@ class Lockstep:
         while self._done < len(self._calls):
             block = self._calls[self._done]
             record = self._record(block)
-            together = self._together(record)
+            together = self._rows_of(record)
             zeros = mx.zeros((together.own, record.width), dtype=record.dtype)
             self._exchange(zeros, self._sharded.blocks[block].shard, together)
         self._rows = None
@@ -154,7 +154,7 @@ class Lockstep:
     ) -> mx.array:
         self._done += 1
         if together is self._answers and not together.total:
-            # No rank wants logits, which each of them knows.
+            # No rank needs logits, and each of them knows that.
             return rows
         if self._chain is not None:
             rows = mx.depends(rows, self._chain)
@@ -168,7 +168,7 @@ class Lockstep:
         return own
 
     def _gathered(self, rows: mx.array, together: PassRows) -> mx.array:
-        """The rows of all ranks: each pads to the widest, and the padding is cut away."""
+        """Return the rows of all ranks: each pads to the widest, then the padding is removed."""
         if together.own < together.widest:
             rows = mx.pad(rows, [(0, together.widest - together.own), (0, 0)])
         gathered = mx.distributed.all_gather(rows, group=self._group)
@@ -178,17 +178,17 @@ class Lockstep:
         return pieces[0] if len(pieces) == 1 else mx.concatenate(pieces)
 
     def _sum_of(self, rows: mx.array, together: PassRows) -> mx.array:
-        """The rows of all ranks: each lays its own among zeros."""
+        """Return the rows of all ranks: the sum of each rank's own rows among zeros."""
         after = together.total - together.offset - together.own
         laid = mx.pad(rows, [(together.offset, after), (0, 0)])
         return mx.distributed.all_sum(laid, group=self._group)
 
-    def _together(self, record: BlockRecord) -> PassRows:
+    def _rows_of(self, record: BlockRecord) -> PassRows:
         assert self._rows is not None and self._answers is not None, "no pass is open"
         return self._answers if record.answers else self._rows
 
     @property
-    def _agreed_by(self) -> Agreement:
+    def _bound_agreement(self) -> Agreement:
         assert self._agreement is not None, "bind() comes first"
         return self._agreement
 
@@ -202,7 +202,7 @@ class Lockstep:
         return self._sharded.records[block]
 
     def _next(self) -> tuple[Any, ...] | None:
-        """Block, shape and dtype of the call that is due; None: the pass is over."""
+        """Return block, shape and dtype of the next call; None: the pass is over."""
         if self._rows is None or self._done == len(self._calls):
             return None
         record = self._record(self._calls[self._done])

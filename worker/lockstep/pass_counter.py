@@ -10,13 +10,13 @@ class PassCounter:
         self.restart()
 
     def restart(self) -> None:
-        """Begin anew: the passes of the start are waits for peers that still load."""
+        """Reset the counts: passes during start-up mostly wait for peers that still load."""
         self._passes = 0
         self._idle_passes = 0
         self._waited_s = 0.0
 
     def count(self, *, tokens: int, waited_s: float) -> None:
-        """One more is agreed on, in which this rank has so many rows."""
+        """Count a pass in which this rank has ``tokens`` rows."""
         self._passes += 1
         self._idle_passes += tokens == 0
         self._waited_s += waited_s

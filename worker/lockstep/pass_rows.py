@@ -1,4 +1,4 @@
-"""How the rows of all ranks meet in one pass: a pure function of how many each has."""
+"""The exchange of all ranks' rows in one pass, computed from the number of rows of each."""
 
 from dataclasses import dataclass
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 class PassRows:
     """The rows of one pass, as one rank sees them.
 
-    Two ways lead to the rows of all ranks. ``summed``: each lays its own rows among zeros where
-    they belong, and the sum is what all have. Else each pads to the ``widest`` and all are
-    gathered, and the padding is cut away. On a ring of N the sum moves 2 (N - 1) / N times all
-    rows, the gather N - 1 times the widest.
+    There are two ways to exchange rows. ``summed``: each rank places its own rows among zeros, and
+    the sum has all rows. Otherwise each rank pads to the ``widest``, all are gathered, and the
+    padding is removed. On a ring of N the sum moves 2 (N - 1) / N times all rows, the gather N - 1
+    times the widest.
     """
 
     counts: tuple[int, ...]
@@ -26,7 +26,7 @@ class PassRows:
 
     @property
     def offset(self) -> int:
-        """Where one's own rows begin among all."""
+        """The index of the first own row among all rows."""
         return sum(self.counts[: self.rank])
 
     @property
@@ -39,7 +39,7 @@ class PassRows:
 
     @property
     def pieces(self) -> tuple[tuple[int, int], ...]:
-        """The places of the real rows among the gathered ones; () when all are real."""
+        """The ranges of real rows among the gathered ones; () when there is no padding."""
         if self.total == len(self.counts) * self.widest:
             return ()
         starts = range(0, len(self.counts) * self.widest, self.widest)

@@ -1,7 +1,6 @@
 """The ranks' agreement on each pass, over sockets of their own.
 
-Collectives cannot carry it: they would wait for the device, and end the overlap of a step with the
-one before.
+Collectives cannot carry it: they wait for the device, so steps would no longer overlap.
 """
 
 import logging
@@ -21,7 +20,7 @@ from mlx_dp.worker.lockstep.announcement import Announcement, ForeignFrameError,
 from mlx_dp.worker.lockstep.announcement_board import AnnouncementBoard
 
 _SLICE_S: Final = 0.05
-"""So long one waits for a peer before anyone is told."""
+"""The wait for a peer before ``awaiting`` is called."""
 _HIGH_WATER_MARK: Final = 16
 """More frames than a peer can be ahead by."""
 _MAX_FRAME_BYTES: Final = 4_096
@@ -31,7 +30,7 @@ _logger = logging.getLogger(__name__)
 
 
 class RankExchange:
-    """Tells all peers how many rows this rank has in the next pass, and hears the same of them.
+    """Exchanges with all peers the number of rows of each rank in the next pass.
 
     Owned by one thread. ``dropped_frames`` counts frames of another group or another time.
     """
@@ -66,19 +65,20 @@ class RankExchange:
 
     @property
     def fd(self) -> int:
-        """Becomes readable when something may have arrived since ``wanted`` was asked."""
+        """Becomes readable when something may have arrived since the last ``poll_wanted``."""
         return int(self._inbox.getsockopt(zmq.FD))
 
-    def wanted(self) -> bool:
-        """A peer is at the next pass already. Takes in all that has arrived."""
+    def poll_wanted(self) -> bool:
+        """Read all that has arrived; return whether a peer has entered the next pass."""
         self._receive()
         return self._board.wanted
 
     def agree(self, rows: RankRows, awaiting: Callable[[int], None]) -> tuple[RankRows, ...]:
-        """Return the rows of each rank in the next pass, of which ``rows`` are this one's.
+        """Return the rows of each rank in the next pass; ``rows`` are this rank's.
 
-        Raises RankLostError after the deadline, ConfigError for a peer with another model, and
-        whatever ``awaiting`` raises, which is told over and over for whom this rank waits.
+        While it waits it calls ``awaiting`` with the late rank again and again, and passes on what
+        that raises. Raises RankLostError after the deadline, ConfigError for a peer with another
+        model.
         """
         self._announce(rows)
         self._receive()
@@ -112,7 +112,7 @@ class RankExchange:
         )
         frame = announcement.encode()
         for outbox in self._outboxes:
-            # Never full: a peer that has not read the last one has not let this rank go on.
+            # Never full: this rank cannot get here before each peer has read its last frame.
             outbox.send(frame, zmq.NOBLOCK)
 
     def _receive(self) -> None:
@@ -123,7 +123,7 @@ class RankExchange:
                 return
             try:
                 announcement = decode(frame)
-                self._board.note(announcement)
+                self._board.add(announcement)
             except ForeignFrameError as error:
                 self.dropped_frames += 1
                 _logger.warning("dropped a frame that came as a peer's: %s", error)
@@ -135,7 +135,7 @@ class RankExchange:
                 )
 
     def _guarded(self, curve: CurveKeys | None) -> KeyGuard | None:
-        """With keys, only their holders may connect."""
+        """Return the guard that admits only holders of the keys; None: there are no keys."""
         return None if curve is None else KeyGuard(self._context, frozenset({curve.public}))
 
     def _connected(self, endpoint: str) -> "zmq.Socket[bytes]":

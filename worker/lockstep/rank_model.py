@@ -1,4 +1,4 @@
-"""The model that this worker loads: whole, or in a group its share and how to run it."""
+"""Loads this worker's model: the whole model, or in a group this rank's share."""
 
 import hashlib
 from dataclasses import replace
@@ -19,17 +19,17 @@ from mlx_dp.worker.lockstep.rank_exchange import RankExchange
 from mlx_dp.worker.shards.sharded_load import ShardedModel, shard_model
 
 PATIENCE_S: Final = 1_800.0
-"""For a peer that loads from a slower disk, say. The controller gives up on one long before."""
+"""The wait for a peer, which may load from a slow disk. The controller gives up long before."""
 
 
 class StartWatch(PassWatch, Protocol):
-    """Is told of a start's phases as well."""
+    """Also receives the phases of a start."""
 
     def enter(self, phase: WorkerPhase) -> None: ...
 
 
 def load_model(start: Start, watch: StartWatch | None) -> tuple[LoadedModel, Lockstep | None]:
-    """Load the model that ``Start`` names; in a group, with the passes to run it in.
+    """Load the model that ``Start`` names; in a group, also return the lockstep to run it in.
 
     Raises ConfigError, UnsupportedModelError, and RankLostError in a group.
     """
@@ -46,7 +46,7 @@ def load_model(start: Start, watch: StartWatch | None) -> tuple[LoadedModel, Loc
 
 
 def _load_share(whole: LoadedModel, place: GroupPlace, lockstep: Lockstep) -> LoadedModel:
-    """Load this rank's weights. The caches are inspected with the whole model, still lazy."""
+    """Load this rank's weights. The caches were inspected with the whole model, still lazy."""
     sharded = shard_model(
         whole.model,
         rank=place.rank,
@@ -65,7 +65,7 @@ def _load_share(whole: LoadedModel, place: GroupPlace, lockstep: Lockstep) -> Lo
 
 
 def _fingerprint(whole: LoadedModel, sharded: ShardedModel) -> bytes:
-    """The same on all ranks that run the same model in the same way."""
+    """Return a hash that is equal on ranks with the same model, divided in the same way."""
     blocks = [(r.name, r.width, str(r.dtype), r.output_width) for r in sharded.records]
     told = repr((whole.shape, blocks, sharded.calls))
     return hashlib.blake2b(told.encode(), digest_size=FINGERPRINT_BYTES).digest()

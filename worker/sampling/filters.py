@@ -12,8 +12,8 @@ def filter_logits(logits: mx.array, params: Sequence[SamplingParams]) -> mx.arra
     """Mask all tokens of [rows, vocab] that a row's filters exclude, with -inf.
 
     ``logits`` are already divided by the temperature. top_k 0, top_p 1 and min_p 0 keep all.
-    top_p is taken within the top_k best, and keeps the token that crosses the mass; tokens equal
-    to the last one kept are kept too. The best token always stays.
+    top_p applies within the top_k best, and keeps the token that crosses the mass. Tokens equal to
+    the last one kept are kept too. The best token is always kept.
     """
     thresholds: list[mx.array] = []
     if any(p.min_p for p in params):
@@ -30,7 +30,7 @@ def _rank_threshold(logits: mx.array, params: Sequence[SamplingParams]) -> mx.ar
     """Return the smallest logit [rows, 1] that the row keeps under top_k and top_p."""
     vocab = logits.shape[-1]
     top_k = [min(p.top_k, vocab) for p in params]
-    # Sorting the whole vocabulary is the dearest part of a step: only for rows without top_k.
+    # Sorting the whole vocabulary is the most expensive part of a step, so only without top_k.
     width = max(top_k) if all(top_k) else vocab
     best = logits if width >= vocab else mx.topk(logits, width, axis=-1)
     ranked = mx.sort(best, axis=-1)[:, ::-1]

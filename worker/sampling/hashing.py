@@ -7,7 +7,7 @@ MASK: Final = 2**64 - 1
 
 
 def scramble(value: int) -> int:
-    """Return 64 bits of which each depends on every one of the 64 low bits of ``value``."""
+    """Return 64 bits, each of which depends on all 64 low bits of ``value``."""
     value &= MASK
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & MASK

@@ -14,7 +14,7 @@ _HUGE: Final = 1e30
 def apply_masks(logits: mx.array, masks: RowMasks) -> mx.array:
     """Set the logits [rows, vocab] of tokens that a row's mask excludes to -inf.
 
-    Those of allowed tokens become finite, so that one of them is drawn whatever a model yields.
+    Logits of allowed tokens become finite, so one of them is drawn even if the model returns NaN.
     """
     vocab_size = logits.shape[-1]
     words = mx.array(masks.bits)

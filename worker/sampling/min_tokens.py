@@ -1,4 +1,4 @@
-"""No stop tokens for rows whose answers are still too short."""
+"""Masks stop tokens in rows whose answers are too short."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ class _ShortRow:
 
 
 class MinTokens:
-    """Masks the stop tokens of the rows that have ``min_tokens``, until they have as many.
+    """Masks the stop tokens of rows until their answers have ``min_tokens`` tokens.
 
-    Positions decide, and they count what an earlier owner emitted: a replay masks the same draws.
-    Rows with a grammar are left out, since their masks know when nothing but the end can follow.
+    Positions count the tokens of an earlier owner, so a replay masks the same draws. Rows with a
+    grammar are left out: their own masks allow a stop token when nothing else can follow.
     """
 
     def __init__(self, vocab_size: int) -> None:
@@ -44,7 +44,7 @@ class MinTokens:
 
     def apply(self, logits: mx.array, positions: Sequence[int]) -> mx.array:
         """Mask logits [rows, vocab] for draws at these positions."""
-        # Positions only grow, so that rows leave and never come back.
+        # Positions only grow, so a row that is done stays done.
         self._rows = tuple(short for short in self._rows if positions[short.row] < short.until)
         if not self._rows:
             return logits

@@ -57,7 +57,7 @@ class SampledStep:
 
 @dataclass(frozen=True, slots=True)
 class _Bias:
-    """Added to logits: ``values[i]`` to that of token ``ids[i]`` in row ``rows[i]``."""
+    """Adds ``values[i]`` to the logit of token ``ids[i]`` in row ``rows[i]``."""
 
     rows: mx.array
     ids: mx.array
@@ -93,9 +93,9 @@ class Sampler:
         self._penalties.set_rows(keys, requests)
 
     def rehearse(self, request: EngineRequest, position: int) -> None:
-        """Build all that sampling computes for this row, alone, and compute none of it.
+        """Build the sampling graph for this row alone, without computing it.
 
-        Raises whatever its parameters make fail, which would otherwise fail the whole batch.
+        Raises any error that its parameters cause, which would otherwise fail the whole batch.
         """
         alone = Sampler(self._vocab_size)
         alone.set_rows((0,), (request,))
@@ -106,7 +106,7 @@ class Sampler:
     ) -> SampledStep:
         """Draw from logits [rows, vocab]; ``positions`` are the drawn tokens' absolute ones.
 
-        Log-probabilities are the model's own, before masks and all else.
+        Log-probabilities are the model's own, before masks and all other changes.
         """
         logits = logits.astype(mx.float32)
         edited = logits if masks is None else apply_masks(logits, masks)
@@ -118,7 +118,7 @@ class Sampler:
         return self._with_logprobs(tokens, logits)
 
     def evaluated(self) -> list[mx.array]:
-        """State that must be evaluated with each step, or its graph would pile up."""
+        """Return the state to evaluate with each step, or its graph would grow."""
         return self._penalties.arrays()
 
     def _choose(self, logits: mx.array, positions: Sequence[int]) -> mx.array:
@@ -175,8 +175,8 @@ def _bias_of(params: Sequence[SamplingParams]) -> _Bias | None:
 
 
 def _finite(logprob: float) -> float:
-    """A token of probability 0 has -inf, which JSON has no word for; OpenAI sends -9999.
+    """Replace -inf by -9999, as OpenAI does: JSON has no infinities.
 
-    So does a model whose logits are not numbers, which must not end the other requests.
+    Also replaces NaN: a model whose logits are NaN must not end the other requests.
     """
     return logprob if logprob >= _IMPOSSIBLE else _IMPOSSIBLE

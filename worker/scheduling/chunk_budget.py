@@ -5,29 +5,31 @@ from typing import Final
 MIN_CHUNK_TOKENS: Final = 32
 """A smaller chunk costs nearly as much as this one, since it reads all weights as well."""
 FIRST_CHUNK_TOKENS: Final = 512
-"""The most until a step was measured: the controller can only guess how long such a step takes."""
+"""The limit before the first measured step: until then the controller can only guess its duration.
+"""
 LONGEST_CHUNK_S: Final = 20.0
-"""A chunk that takes longer gains nothing by its size, and delays the notice of a hang."""
+"""A longer chunk gains nothing by its size, and delays the detection of a hang."""
 DEFAULT_SLOWDOWN: Final = 1.5
 MAX_SLOWDOWN: Final = 2.25
-"""However many wait. The target is 2.5 at the 99th percentile, and steps vary."""
+"""The limit for any number of waiting requests. The target is 2.5 at the 99th percentile."""
 _NEWEST: Final = 0.25
 """The weight of the newest observation; the device's speed drifts with contexts and heat."""
 _STALL: Final = 2.0
-"""A decode of more than this times what is known was not alone: other work, or a machine that
-slept. It counts as this much, or one such step would open the budget. One that closes it may."""
+"""A decode that takes longer than this multiple of the estimate was disturbed, by other work or by
+a sleeping machine. It counts only as this multiple, or one such step would open the budget.
+Outliers that reduce the budget count in full.
+"""
 _GROWTH: Final = 2
 
 
 class ChunkBudget:
-    """Holds a step that carries prompt tokens near ``slowdown`` times one that does not.
+    """Limits a step with prompt tokens to about ``slowdown`` times a step without.
 
-    Learns the seconds of a decode alone and of a prompt token from the steps that ran; a chunk
-    below the least tells nothing of a token, since nearly all of its seconds are the pass. With
-    nothing decoding, no stream waits, and a step takes ``max_tokens``, once one was measured and if
-    they take at most ``LONGEST_CHUNK_S``. The more requests wait for each one that decodes, the
-    longer a step may take, up to ``MAX_SLOWDOWN``: smooth streams for a few are not worth an idle
-    batch.
+    It estimates the seconds of a decode alone and of a prompt token from measured steps. A chunk
+    smaller than ``MIN_CHUNK_TOKENS`` does not count: most of its time is the fixed cost of a pass.
+    When no request decodes, no stream waits, and a step takes up to ``max_tokens``, if they take at
+    most ``LONGEST_CHUNK_S``. The more requests wait for each one that decodes, the longer a step
+    may take, up to ``MAX_SLOWDOWN``: smooth streams for a few are not worth an idle batch.
     """
 
     def __init__(self, max_tokens: int, *, slowdown: float = DEFAULT_SLOWDOWN) -> None:
@@ -41,20 +43,22 @@ class ChunkBudget:
         self._proven = self._min_tokens
 
     def tokens(self, *, decoding: int, waiting: int) -> int:
-        """Prompt tokens for the next step, given the requests that decode and that wait."""
+        """Return the prompt tokens for the next step, by the numbers of decoding and waiting
+        requests.
+        """
         if decoding == 0:
-            return self._alone()
+            return self._without_decode()
         if self._decode_s is None or self._token_s is None:
             return self._min_tokens
         spare = (self._slowdown - 1.0) * max(1.0, waiting / decoding)
         spare_s = self._decode_s * min(spare, MAX_SLOWDOWN - 1.0)
         wanted = spare_s / self._token_s if self._token_s > 0.0 else float(self._max_tokens)
-        # The first observations may be wrong: open the budget in steps that are seen to work.
+        # The first observations may be wrong, so the budget grows only from sizes that ran.
         ceiling = min(self._max_tokens, self._proven * _GROWTH)
         return max(self._min_tokens, int(min(wanted, ceiling)))
 
-    def _alone(self) -> int:
-        """Prompt tokens of a step for which no stream waits."""
+    def _without_decode(self) -> int:
+        """Return the prompt tokens of a step in which no request decodes."""
         if self._token_s is None:
             return min(self._max_tokens, FIRST_CHUNK_TOKENS)
         if self._token_s * self._max_tokens <= LONGEST_CHUNK_S:
@@ -62,7 +66,7 @@ class ChunkBudget:
         return max(self._min_tokens, int(LONGEST_CHUNK_S / self._token_s))
 
     def observe(self, duration_s: float, *, prefilled: int, decoded: int) -> None:
-        """Learn from a step that ran: its seconds, its prompt tokens, the rows it decoded."""
+        """Update the estimates with a measured step: seconds, prompt tokens, decoded rows."""
         if prefilled == 0:
             if decoded:
                 known = self._decode_s
@@ -77,8 +81,8 @@ class ChunkBudget:
         if self._decode_s is None and self._token_s is not None:
             self._decode_s = max(0.0, duration_s - prefilled * self._token_s)
         elif self._decode_s is not None and prefilled >= self._min_tokens:
-            rest_s = max(0.0, duration_s - self._decode_s)
-            self._token_s = _blend(self._token_s, rest_s / prefilled)
+            prefill_s = max(0.0, duration_s - self._decode_s)
+            self._token_s = _blend(self._token_s, prefill_s / prefilled)
 
 
 def _blend(known: float | None, observed: float) -> float:

@@ -33,10 +33,11 @@ class Evictable(Protocol):
 
 
 class MemoryRoom:
-    """Weighs held and promised memory against the budget; None: no budget.
+    """Compares held and promised memory with the budget; None: no budget.
 
-    Promised are the rows of requests whose prompts are not in yet, and, until a step is launched,
-    the copies of its plan into the prefix cache. Cached prefixes give way to everything else.
+    Promised memory: the rows of requests whose prompts are incomplete, and, until a step is
+    launched, the copies into the prefix cache that it plans. Cached prefixes are evicted before
+    anything else is refused.
     """
 
     def __init__(
@@ -58,22 +59,22 @@ class MemoryRoom:
         self._row_left = False
 
     def expect_row(self, request_id: int, nbytes: int) -> None:
-        """A request was taken, whose row will need this much once its prompt is in."""
-        assert request_id not in self._rows, f"request {request_id} has a row to come"
+        """Promise the memory of an admitted request's row, until its prompt is complete."""
+        assert request_id not in self._rows, f"request {request_id} is promised a row already"
         self._rows[request_id] = nbytes
         self._rows_nbytes += nbytes
 
     def row_joins(self, request_id: int) -> None:
-        """The planned step makes the row."""
+        """Record that the planned step allocates the row."""
         self._joining.append(request_id)
 
     def row_left(self, request_id: int) -> None:
-        """A request is gone, with or without having had a row."""
+        """Record that a request was removed, whether it had a row or not."""
         self._rows_nbytes -= self._rows.pop(request_id, 0)
         self._row_left = True
 
     def step_launched(self) -> None:
-        """The engine now holds the memory that the plan had promised."""
+        """Drop the promises of the plan: the engine holds that memory now."""
         for request_id in self._joining:
             self._rows_nbytes -= self._rows.pop(request_id)
         self._joining.clear()
@@ -82,23 +83,23 @@ class MemoryRoom:
     def try_evict_for(self, nbytes: int) -> bool:
         """Evict cached prefixes until this much fits beside the next step; return whether it does.
 
-        Evicts nothing where that would not do.
+        Evicts nothing if evicting everything would not be enough.
         """
         excess = self._excess_nbytes(nbytes)
         if excess > (0 if self._cache is None else self._cache.nbytes):
             return False
-        while excess > 0 or self._crowded():
+        while excess > 0 or self._lacks_buffers():
             if not self._evict():
                 return False
             excess = self._excess_nbytes(nbytes)
         return True
 
     def promise(self, nbytes: int) -> None:
-        """The planned step copies this much into the prefix cache."""
+        """Promise memory for a copy into the prefix cache that the planned step makes."""
         self._copies_nbytes += nbytes
 
     def try_make_room(self, nbytes: int) -> bool:
-        """As ``try_evict_for``, and compact if need be. False: running requests hold the rest."""
+        """As ``try_evict_for``, and compact if necessary. False: requests hold the memory."""
         if self.try_evict_for(nbytes):
             return True
         if not self._row_left:
@@ -106,13 +107,15 @@ class MemoryRoom:
         self._compact()
         return self.try_evict_for(nbytes)
 
-    def exceed(self) -> None:
-        """Evict all that helps: the last request goes on, beyond the budget if it must."""
+    def evict_excess(self) -> None:
+        """Evict until the budget is kept or nothing is left: the last request may exceed the
+        budget.
+        """
         while self._excess_nbytes(0) > 0 and self._evict():
             pass
 
-    def rest(self) -> None:
-        """Nothing runs: room of rows that left is given back before it costs cached prefixes."""
+    def idle(self) -> None:
+        """Compact while nothing runs, so that free rows do not cost cached prefixes."""
         budget = self._budget_nbytes
         if budget is not None and self._row_left and 2 * self._engine.held_nbytes > budget:
             self._compact()
@@ -132,8 +135,8 @@ class MemoryRoom:
             return 0
         return self.accounted_nbytes + nbytes - self._budget_nbytes
 
-    def _crowded(self) -> bool:
-        """One more request, or its prefix, would take more buffers than the device allows."""
+    def _lacks_buffers(self) -> bool:
+        """Whether one more request, or its prefix, would exceed the device's number of buffers."""
         if self._buffer_limit is None:
             return False
         return self._engine.held_buffers + self._engine.row_buffers > self._buffer_limit

@@ -1,4 +1,4 @@
-"""Plans the prompts that the next step prefills, and how far."""
+"""Plans the prefill chunks of the next step."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from mlx_dp.worker.scheduling.request_prefixes import RequestPrefixes
 from mlx_dp.worker.scheduling.running_request import RunningRequest
 
 LONG_PROMPT: Final = 64
-"""The end of a longer prompt is the copy of all its KV into the batch and into the tree."""
+"""At the end of a longer prompt, all its KV is copied into the batch and into the prefix cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +23,10 @@ class _Draft:
 
 
 class PrefillPlanner:
-    """First come first served, except prompts whose beginning another is computing just now.
+    """Plans first come, first served, except prompts whose beginning another request computes now.
 
-    A request that waits for a leader looks again at every plan. A leader has begun, and requests
-    that have begun never wait, so that every wait ends.
+    Such a request waits for the other one, its leader, and is considered again at every plan. A
+    leader has begun, and requests that have begun never wait, so every wait ends.
     """
 
     def __init__(self, prefixes: RequestPrefixes, room: MemoryRoom) -> None:
@@ -36,17 +36,17 @@ class PrefillPlanner:
     def plan(
         self, requests: Collection[RunningRequest], budget: int, *, decoding: bool
     ) -> tuple[PrefillChunk, ...]:
-        """Plan one chunk for each of these requests, ``budget`` tokens in all.
+        """Plan one chunk for each of these requests, ``budget`` tokens in total.
 
-        While others decode, nothing but that shares a step with the end of a long prompt: all of
-        it but the last token, which no chunk runs, is in before.
+        While others decode, the last chunk of a long prompt is its last token alone, which no chunk
+        runs, and no other chunk follows it in that step: the copy of its KV delays the decode.
         """
         drafts: list[_Draft] = []
         for request in requests:
             if not budget:
                 break
             if not request.begun:
-                if self._waits(request, requests):
+                if self._must_wait(request, requests):
                     continue
                 self._prefixes.begin(request)
             apart = decoding and len(request.prompt) > LONG_PROMPT
@@ -54,10 +54,10 @@ class PrefillPlanner:
             budget -= drafts[-1].num_tokens
             if apart and not request.unfilled:
                 break
-        # Numbers of segments hold from here to the step.
+        # Segment numbers stay valid from here until the step is launched.
         return tuple(self._chunk(draft) for draft in drafts)
 
-    def _waits(self, request: RunningRequest, requests: Collection[RunningRequest]) -> bool:
+    def _must_wait(self, request: RunningRequest, requests: Collection[RunningRequest]) -> bool:
         leader = request.leader
         if leader is not None and leader.prefills and leader in requests:
             return True
@@ -79,7 +79,7 @@ class PrefillPlanner:
         snapshot = None if point is None else self._prefixes.track(request, point)
         if not request.unfilled:
             self._room.row_joins(request.request_id)
-            snapshot = self._prefixes.prefilled(request, snapshot)
+            snapshot = self._prefixes.insert_prompt(request, snapshot)
         return _Draft(request, num_tokens, snapshot)
 
     def _chunk(self, draft: _Draft) -> PrefillChunk:

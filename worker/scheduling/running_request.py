@@ -1,9 +1,9 @@
-"""One request that holds a slot, as the scheduler knows it."""
+"""One request that holds a slot, in the scheduler."""
 
 from dataclasses import dataclass, field
 
 from mlx_dp.kvcache.prefix.lease import Lease
-from mlx_dp.kvcache.prefix.prefix_cache import Beginning
+from mlx_dp.kvcache.prefix.prefix_cache import PrefillStart
 from mlx_dp.proto.fields import clip_text
 from mlx_dp.proto.messages.protocol import (
     Accepted,
@@ -18,31 +18,31 @@ from mlx_dp.worker.contract.engine import EngineRequest
 
 @dataclass(slots=True, eq=False)
 class RunningRequest:
-    """It waits until it begins, prefills its prompt, and then decodes until ``finish`` is set."""
+    """A request that waits, begins, prefills its prompt, and decodes until ``finish`` is set."""
 
     submit: Submit
     lease: Lease
     prompt: tuple[int, ...] = field(init=False)
-    """All tokens to prefill: those of an earlier owner's answer, too."""
+    """All tokens to prefill, including the part of the answer from an earlier owner."""
     answer: list[int] = field(init=False)
-    """The whole answer as far as it is known."""
+    """The answer so far, including the part from an earlier owner."""
     planned_tokens: int = field(init=False)
-    """Tokens of the answer, those under way too."""
+    """Tokens of the answer, including those under way."""
     filled: int = 0
-    """Tokens of the prompt that were cached or planned."""
+    """Tokens of the prompt that are cached or planned."""
     cached_tokens: int | None = None
-    """None: it has not begun."""
+    """None: the request has not begun."""
     snapshot_points: tuple[int, ...] = ()
-    """Token counts beyond ``filled`` at which its state is kept."""
+    """Token counts beyond ``filled`` at which its state will be kept."""
     tracked: dict[int, int] = field(default_factory=dict)
-    """The auxiliary slots of the states that were, by token count."""
+    """The auxiliary slots of the states kept so far, by token count."""
     leader: "RunningRequest | None" = None
-    """The request whose prompt it waits for."""
+    """The request whose prefill this one waits for."""
     finish: FinishReason | None = None
     error: str = ""
-    """Why it ended, when that was an error."""
-    kept: bool = False
-    """The prefix cache has taken its KV and states."""
+    """The error that ended it, if one did."""
+    saved: bool = False
+    """Whether the prefix cache has taken its KV and states."""
 
     def __post_init__(self) -> None:
         self.prompt = self.submit.prompt_ids + self.submit.output_ids
@@ -67,27 +67,27 @@ class RunningRequest:
 
     @property
     def decodes(self) -> bool:
-        """The next step decodes it: its prompt is in, and its budget is not spent."""
+        """Whether the next step decodes it: its prompt is complete, and tokens are left to draw."""
         return not self.unfilled and self.planned_tokens < self.submit.max_tokens
 
     @property
     def spent(self) -> bool:
-        """The last token of its budget is under way."""
+        """Whether the last of its ``max_tokens`` is under way."""
         return not self.unfilled and self.planned_tokens == self.submit.max_tokens
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the whole answer."""
+        """Tokens of the answer so far, including the part from an earlier owner."""
         return len(self.answer)
 
     @property
     def has_no_token(self) -> bool:
-        """No token since it was granted here."""
+        """Whether this owner has drawn no token of it yet."""
         return self.num_tokens == len(self.submit.output_ids)
 
     @property
     def fed_ids(self) -> tuple[int, ...]:
-        """The tokens that launched steps have fed: no step feeds a token that is not known yet."""
+        """The tokens that launched steps have fed. No step feeds a token that is not known yet."""
         if self.unfilled:
             return self.prompt[: self.filled]
         fed = len(self.submit.prompt_ids) + self.planned_tokens - 1
@@ -129,17 +129,17 @@ class RunningRequest:
     def engine_request(self) -> EngineRequest:
         return engine_request(self.submit)
 
-    def begin(self, beginning: Beginning) -> None:
-        """Know how much of the prompt need not be computed."""
+    def begin(self, beginning: PrefillStart) -> None:
+        """Set the cached part of the prompt, which is not computed."""
         assert not self.begun, f"request {self.request_id} begins twice"
         self.cached_tokens = self.filled = beginning.num_tokens
         self.snapshot_points = beginning.snapshot_points
         self.leader = None
 
     def chunk_tokens(self, budget: int) -> int:
-        """Tokens of its next chunk, which ends at the next snapshot point at the latest."""
+        """Return the tokens of its next chunk. It ends at the next snapshot point at latest."""
         end = self.filled + min(self.unfilled, budget)
-        # The last point lies at the prompt's end, as the prompt's last token is not run.
+        # The point at the prompt's end needs no stop: the prompt's last token is not run.
         points = (point for point in self.snapshot_points if point < len(self.prompt) - 1)
         return min(end, next(points, end)) - self.filled
 
@@ -156,7 +156,7 @@ class RunningRequest:
         return reached
 
     def fail(self, error: str) -> None:
-        """It cannot go on."""
+        """End the request with an error."""
         assert self.finish is None, f"request {self.request_id} ended: {self.finish}"
         self.finish = FinishReason.ERROR
         self.error = clip_text(error)
@@ -173,7 +173,7 @@ class RunningRequest:
 
 
 def engine_request(submit: Submit) -> EngineRequest:
-    """A request as the engine takes it."""
+    """Convert a Submit to the engine's request."""
     return EngineRequest(
         prompt_ids=submit.prompt_ids,
         output_ids=submit.output_ids,

@@ -31,22 +31,22 @@ class RunningRequests:
 
     @property
     def prefilling(self) -> int:
-        """Those that have no token yet."""
+        """The number of requests without a token yet."""
         return sum(request.has_no_token for request in self)
 
     @property
     def waiting(self) -> int:
-        """Those that have tokens to prefill."""
+        """The number of requests with tokens to prefill."""
         return sum(request.unfilled > 0 for request in self)
 
     @property
     def decoding(self) -> int:
-        """Those that the next step decodes."""
+        """The number of requests that the next step decodes."""
         return sum(request.decodes for request in self)
 
     @property
     def reserved_tokens(self) -> int:
-        """KV tokens that they have or need next."""
+        """KV tokens that the requests have or need next."""
         return sum(
             next_tokens(len(r.submit.prompt_ids) + r.num_tokens, r.submit.max_tokens - r.num_tokens)
             for r in self

@@ -23,7 +23,7 @@ from mlx_dp.proto.messages.protocol import (
 from mlx_dp.worker.contract.engine import Drawn, Engine, StepPlan
 from mlx_dp.worker.scheduling.memory_room import MemoryRoom
 from mlx_dp.worker.scheduling.prefill_planner import PrefillPlanner
-from mlx_dp.worker.scheduling.request_prefixes import Kept, RequestPrefixes
+from mlx_dp.worker.scheduling.request_prefixes import EndSaves, RequestPrefixes
 from mlx_dp.worker.scheduling.running_request import RunningRequest
 from mlx_dp.worker.scheduling.running_requests import RunningRequests
 from mlx_dp.worker.scheduling.validation import RequestValidator, rejected
@@ -31,9 +31,9 @@ from mlx_dp.worker.scheduling.validation import RequestValidator, rejected
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a step yielded: the frames to send, and the slots to release after that, in order.
+    """The result of a step: the events to send, then the slots to release, in order.
 
-    Requests in ``spent_slots`` decode no more: what is to be kept of them is there now.
+    Requests in ``spent_slots`` decode no more, so their KV and state can be saved now.
     """
 
     prefilled: tuple[Prefilled, ...]
@@ -45,10 +45,9 @@ class Outcome:
 class Scheduler:
     """The requests of one owner, in the order of their admission.
 
-    A slot is given back in one order, however the request ends: what it computed is kept, the
-    engine removes it, then ``release`` frees the pools' share and returns the report. So no report
-    of an end can be sent before the slot that it promises is free. A preempted request goes the
-    same way, and keeps nothing.
+    A slot is released in the same order however its request ends: ``take_saves``, removal from the
+    engine, then ``release``, which frees the slots and returns the event. So no end of a request is
+    reported before its slot is free. Preemption follows the same order, and saves nothing.
     """
 
     def __init__(self, capacity: OwnerCapacity, engine: Engine, context_length: int) -> None:
@@ -87,7 +86,7 @@ class Scheduler:
         return self._prefixes.nbytes
 
     def submit(self, submit: Submit) -> RunningRequest | Rejected:
-        """Give a request its slot, or say why not; then it holds nothing here."""
+        """Give a request its slot, or reject it; a rejected request holds nothing here."""
         refused = self._validator.refuse(submit, self.requests)
         if refused is not None:
             return refused
@@ -104,9 +103,9 @@ class Scheduler:
                 return rejected(submit, RejectReason.NO_SLOT, message)
             case _:
                 request = RunningRequest(submit, lease)
-        # A request that is alone runs in any case: nothing else would ever make room for it.
+        # A request that is alone always runs: no other request could ever make room for it.
         if len(self.requests) and not self._room.try_make_room(nbytes):
-            self._prefixes.dropped(request)
+            self._prefixes.drop_request(request)
             self._pools.release(lease)
             message = f"the next {tokens} KV tokens take {nbytes} bytes, which are not free"
             return rejected(submit, RejectReason.NO_TOKENS, message)
@@ -115,11 +114,11 @@ class Scheduler:
         return request
 
     def abort(self, abort: Abort) -> int | None:
-        """End a request, and return the slot to release, or None when there is none to end.
+        """End a request; return the slot to release, or None if there is none to end.
 
-        Unknown requests are no error, as they may have finished while it was under way. An
-        abort of an older epoch means an earlier grant; one of a newer epoch means that the grant
-        here is stale, and ends it.
+        An unknown request is no error: it may have finished while the abort was under way. An abort
+        with an older epoch concerns an earlier grant. A newer epoch means that the grant here is
+        stale, so the request ends.
         """
         request = self.requests.find(abort.request_id)
         if request is None or abort.epoch < request.submit.epoch:
@@ -129,7 +128,7 @@ class Scheduler:
         return request.lease.slot
 
     def drain(self) -> None:
-        """Accept nothing more."""
+        """Reject new requests from now on."""
         self._validator.draining = True
 
     def flush(self, flush: Flush) -> Flushed:
@@ -145,15 +144,15 @@ class Scheduler:
         if not len(self.requests) or self._room.try_make_room(0):
             return None
         if len(self.requests) == 1:
-            self._room.exceed()
+            self._room.evict_excess()
             return None
         return self.requests.youngest.lease.slot
 
     def preempt(self, slot: int) -> Preempted:
-        """Free the share of a request that the engine has removed, and return the report."""
+        """Free the slots of a request that the engine has removed; return the event."""
         request = self.requests.at(slot)
-        if not request.kept:
-            self._prefixes.dropped(request)
+        if not request.saved:
+            self._prefixes.drop_request(request)
         self._remove(request)
         return request.preempted
 
@@ -171,11 +170,11 @@ class Scheduler:
         return StepPlan(prefill=self._planner.plan(unfilled, budget, decoding=decoding))
 
     def launched(self) -> None:
-        """The planned step has been launched."""
+        """Record that the planned step was launched."""
         self._room.step_launched()
 
     def absorb(self, drawn: tuple[Drawn, ...]) -> Outcome:
-        """Count a step's tokens, and find the requests that they finish."""
+        """Record a step's tokens; return the events and the requests that they finish."""
         prefilled: list[Prefilled] = []
         chunks: list[TokenChunk] = []
         finished: list[int] = []
@@ -210,21 +209,21 @@ class Scheduler:
             ),
         )
 
-    def keep(self, slot: int) -> Kept | None:
-        """Return what the engine keeps of a request that is over, once, before its removal."""
+    def take_saves(self, slot: int) -> EndSaves | None:
+        """Return the saves of an ended request, once, before the engine removes it."""
         request = self.requests.at(slot)
         over = request.spent or request.finish is not None
-        assert over, f"request {request.request_id} goes on"
-        if request.kept:
+        assert over, f"request {request.request_id} has not ended"
+        if request.saved:
             return None
-        request.kept = True
-        return self._prefixes.ended(request)
+        request.saved = True
+        return self._prefixes.insert_ended(request)
 
     def release(self, slot: int) -> Finished:
-        """Free a finished request's share of the pools, and return the report of its end."""
+        """Free a finished request's slots; return the event of its end."""
         request = self.requests.at(slot)
         assert request.finish is not None, f"request {request.request_id} has not finished"
-        assert request.kept, f"request {request.request_id}: keep() comes first"
+        assert request.saved, f"request {request.request_id}: take_saves() comes first"
         self._remove(request)
         return request.finished
 
@@ -233,13 +232,13 @@ class Scheduler:
         self._pools.release(request.lease)
         self._room.row_left(request.request_id)
 
-    def rest(self) -> None:
-        """Nothing runs."""
-        assert not len(self.requests), f"{len(self.requests)} requests do not move"
-        self._room.rest()
+    def idle(self) -> None:
+        """Free unused memory while nothing runs."""
+        assert not len(self.requests), f"{len(self.requests)} requests are still running"
+        self._room.idle()
 
     def check(self) -> None:
-        """Verify all counts; for idle moments and the ends of tests."""
+        """Assert that all counts are consistent. For idle moments and the end of tests."""
         self._pools.check()
         self._room.check()
         self.requests.check()

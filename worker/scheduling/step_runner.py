@@ -1,4 +1,4 @@
-"""Runs requests on an engine as their scheduler plans it, and reports what becomes of them."""
+"""Runs requests on an engine as the scheduler plans, and reports their events."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -12,10 +12,9 @@ _logger = logging.getLogger(__name__)
 
 
 class StepRunner:
-    """Keeps the order in which engine and scheduler hear of a request's life.
+    """Calls scheduler and engine in the right order for each step of a request's life.
 
-    It has no channel and no clock of its own: the worker's loop serves with it, and the warm-up
-    runs the same steps before anyone is served.
+    It has no channel and no clock: the worker's loop and the warm-up both use it.
     """
 
     def __init__(self, engine: Engine, scheduler: Scheduler, send: Callable[[Up], None]) -> None:
@@ -25,26 +24,26 @@ class StepRunner:
 
     @property
     def busy(self) -> bool:
-        """A step would do something."""
+        """Whether a step would do something."""
         return self._engine.busy or self.waiting > 0
 
     @property
     def waiting(self) -> int:
-        """Requests that have prompt tokens left to compute."""
+        """The number of requests with prompt tokens left to compute."""
         return self._scheduler.requests.waiting
 
-    def runs(self, submit: Submit) -> bool:
-        """A request holds a slot."""
+    def is_running(self, submit: Submit) -> bool:
+        """Whether a request holds a slot."""
         return self._scheduler.requests.find(submit.request_id) is not None
 
     def submit(self, submit: Submit) -> None:
         """Accept a request, or reject it."""
         running = self._scheduler.requests.find(submit.request_id)
         if running is not None and running.submit.epoch == submit.epoch:
-            # A rejection would end it for the controller, which may not know yet that it runs.
-            _logger.warning("request %d: the same grant came twice", submit.request_id)
+            # A rejection would end the request, and the controller may not know yet that it runs.
+            _logger.warning("request %d: received the same grant twice", submit.request_id)
             return
-        # A new grant ends the request's earlier ones, whose abort may not have come through.
+        # A new grant ends earlier grants of the request: their abort may have been lost.
         self.abort(Abort(request_id=submit.request_id, epoch=submit.epoch - 1))
         admitted = self._scheduler.submit(submit)
         if isinstance(admitted, Rejected):
@@ -87,17 +86,17 @@ class StepRunner:
         if outcome.tokens is not None:
             self._send(outcome.tokens)
         for slot in outcome.spent_slots:
-            self._keep(slot)
+            self._save(slot)
         self._end(outcome.finished_slots)
 
-    def _keep(self, slot: int) -> None:
-        kept = self._scheduler.keep(slot)
-        if kept is not None:
-            self._engine.keep(slot, kept.saves, kept.snapshot)
+    def _save(self, slot: int) -> None:
+        ended = self._scheduler.take_saves(slot)
+        if ended is not None:
+            self._engine.save_prefix(slot, ended.saves, ended.snapshot)
 
     def _end(self, slots: Iterable[int]) -> None:
-        """Release finished requests; each is reported once nothing of it is left here."""
+        """Release finished requests. Each end is reported after its slot is free."""
         for slot in slots:
-            self._keep(slot)
+            self._save(slot)
             self._engine.remove(slot)
             self._send(self._scheduler.release(slot))

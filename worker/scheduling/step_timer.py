@@ -1,4 +1,4 @@
-"""Attributes time to steps, although a step's tokens are read one call later."""
+"""Measures the time of steps, although a step's tokens are read one call later."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True)
 class _Launched:
-    """The step under way. ``since`` is when the device began with it, as nearly as is known."""
+    """The step under way. ``since`` is the best estimate of when the device began it."""
 
     since: float
     prefilled: int
@@ -24,11 +24,11 @@ class _Launched:
 class StepTimer:
     """Measures from the end of one call to the end of the next.
 
-    A call launches a step and returns when the step before it is done, so on a device that never
-    waits, the time between two returns is that of the step before. Where the launch ``blocks``
-    until the device has done nearly all of it, it is that of the step itself. A device may do
-    either from one step to the next; the time between two returns in which it changes is of two
-    steps or of none, and tells nothing.
+    A call launches a step and returns when the previous step is done. So on a device whose launch
+    does not block, the time between two returns is that of the previous step. On a device whose
+    launch ``blocks`` until the step is nearly done, it is that of the step itself. A device may
+    change between the two; the time between two returns around a change belongs to two steps or to
+    none, and is not used.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class StepTimer:
     def returned(
         self, called_at: float, now: float, *, prefilled: int, decoded: int, blocks: bool
     ) -> StepTime | None:
-        """Take the times of a call that launched this much; return the step that they are of."""
+        """Record the times of a call that launched a step; return the measured step, if any."""
         before, changed = self._launched, blocks is not self._blocks
         self._launched = _Launched(
             since=called_at if before is None else now, prefilled=prefilled, decoded=decoded
@@ -65,6 +65,6 @@ class StepTimer:
         return self._launched.prefilled
 
     def idle(self) -> None:
-        """Nothing is under way: time that passes from here on belongs to no step."""
+        """Stop measuring: no step is under way, so the time from here on belongs to none."""
         self._launched = None
         self._returned_at = None

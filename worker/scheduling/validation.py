@@ -1,4 +1,4 @@
-"""Validation: rejects requests that can never run here, before anything of them nears a model."""
+"""Validation: rejects requests that can never run here, before they reach the model."""
 
 from collections.abc import Iterator
 
@@ -11,14 +11,16 @@ from mlx_dp.worker.scheduling.running_requests import RunningRequests
 
 
 def rejected(submit: Submit, reason: RejectReason, message: str) -> Rejected:
-    """Say that a request was not taken."""
+    """Return the event that rejects a request."""
     return Rejected(
         request_id=submit.request_id, epoch=submit.epoch, reason=reason, message=message
     )
 
 
 class RequestValidator:
-    """Checks requests against the model, the limits and those that run; rejects all in a drain."""
+    """Checks requests against the model, the limits and the running requests; rejects all in a
+    drain.
+    """
 
     def __init__(self, limits: AdmissionLimits, engine: Engine) -> None:
         self._limits = limits
@@ -27,7 +29,7 @@ class RequestValidator:
         self.draining = False
 
     def refuse(self, submit: Submit, running: RunningRequests) -> Rejected | None:
-        """Say why a request can never run, or not while these are running."""
+        """Return the rejection of a request that cannot run; None: it can."""
         if self.draining:
             return rejected(submit, RejectReason.DRAINING, "this worker is draining")
         if (same := running.find(submit.request_id)) is not None:
@@ -47,13 +49,13 @@ class RequestValidator:
 
 
 def _fault(submit: Submit, vocab_size: int) -> str | None:
-    """Say what is wrong with a request in itself, or None.
+    """Return what is wrong with the request itself, or None.
 
-    The controller has checked the ids as well. MLX reads foreign memory past a table's end, so
-    that neither side relies on the other.
+    The controller checks the ids as well. MLX reads foreign memory past a table's end, so neither
+    side relies on the other.
     """
     for field, ids in _token_ids(submit):
-        # The codec lets no negative id pass.
+        # The codec rejects negative ids.
         if ids and (worst := max(ids)) >= vocab_size:
             return f"{field}: token id {worst} is outside of the vocabulary of {vocab_size}"
     if len(submit.output_ids) >= submit.max_tokens:
@@ -67,7 +69,7 @@ def _fault(submit: Submit, vocab_size: int) -> str | None:
 
 
 def _token_ids(submit: Submit) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """What indexes a table. Stop tokens do not: a model's own may lie beyond its logits."""
+    """Yield the ids that index a table. Stop tokens do not: some lie beyond the logits."""
     yield "prompt_ids", submit.prompt_ids
     yield "output_ids", submit.output_ids
     yield "logit_bias", tuple(token for token, _ in submit.params.logit_bias)

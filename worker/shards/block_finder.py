@@ -1,4 +1,4 @@
-"""Finds the MLP and expert blocks of any model by its modules."""
+"""Finds the MLP and expert blocks of any model by inspecting its modules."""
 
 import inspect
 from collections.abc import Iterator
@@ -10,18 +10,18 @@ from mlx.nn.layers.base import Module
 from mlx_dp.worker.shards.projections import Projections, find_projections
 
 Places = tuple[tuple[Any, Any], ...]
-"""Containers and keys at which one module stands."""
+"""The containers and keys that refer to one module."""
 
 _SEQUENCE_ARGUMENTS: Final = frozenset({"cache", "mask", "state"})
-"""A module that takes one of these mixes tokens, so that its rows do not stand alone."""
+"""A module with one of these arguments mixes tokens, so its rows are not independent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundBlock:
     """A module that works row by row, and the parts of it that can be divided.
 
-    ``places`` are all containers and keys at which it stands: a shared block stands at several.
-    ``parts`` are the blocks within it, for the case that only those can be divided.
+    ``places`` are all containers and keys that refer to it; a shared block has several. ``parts``
+    are the blocks within it, in case only those can be divided.
     """
 
     name: str
@@ -30,13 +30,13 @@ class FoundBlock:
     projections: tuple[Projections, ...]
     parts: tuple["FoundBlock", ...]
 
-    def put(self, module: Any) -> None:
-        """Let something else stand where the block stood."""
+    def replace_with(self, module: Any) -> None:
+        """Put another module in the block's place."""
         for container, key in self.places:
             container[key] = module
 
     def nested(self) -> Iterator["FoundBlock"]:
-        """Give the block and all within it, the outermost first."""
+        """Yield the block and all blocks within it, the outermost first."""
         yield self
         for part in self.parts:
             yield from part.nested()
@@ -59,7 +59,7 @@ def find_blocks(model: Module) -> tuple[FoundBlock, ...]:
 
 
 def find_places(model: Module) -> list[tuple[Module, Places]]:
-    """Return every module of a model, with where it stands."""
+    """Return every module of a model, with its places."""
     places: dict[int, list[tuple[Any, Any]]] = {}
     _note_places(model, places)
     return [(known[0][0][known[0][1]], tuple(known)) for known in places.values()]

@@ -1,4 +1,4 @@
-"""How a forward pass calls a model's blocks: in which order, and with what."""
+"""The calls of a model's blocks in a forward pass: their order and arguments."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,23 +12,25 @@ from mlx_dp.worker.shards.block_finder import FoundBlock
 from mlx_dp.worker.shards.row_arguments import ArgumentShape, RowArguments
 
 _TOKENS: Final = 5
-"""Of the traced pass: a number that is no width of anything."""
+"""Tokens of the traced pass. No width in any model has this size."""
 
 
 @dataclass(slots=True)
 class BlockTrace:
-    """The calls of one pass. A block of ``refusals`` got or returned something else than rows."""
+    """The calls of one pass. ``refusals``: blocks that took or returned other things than rows."""
 
     calls: list[FoundBlock] = field(default_factory=list)
     arguments: dict[str, RowArguments] = field(default_factory=dict)
     refusals: dict[str, str] = field(default_factory=dict)
 
     def note(self, block: FoundBlock, arguments: Sequence[Any], names: bool, output: Any) -> None:
-        """Take note of one call. ``names``: some arguments were given by name."""
+        """Record one call. ``names``: some arguments were given by name."""
         self.calls.append(block)
         shapes = None if names else _row_arguments(arguments, output)
         if shapes is None:
-            self.refusals[block.name] = "takes or gives something else than one row for each token"
+            self.refusals[block.name] = (
+                "takes or returns something other than one row for each token"
+            )
         elif self.arguments.setdefault(block.name, shapes) != shapes:
             self.refusals[block.name] = "is called with other shapes each time"
 
@@ -50,7 +52,7 @@ class _Recorder:
 
 
 def trace_blocks(model: Any, blocks: Sequence[FoundBlock]) -> BlockTrace:
-    """Build the graph of one pass, which is not computed, and see how it calls these blocks."""
+    """Build the graph of one pass without computing it; record how it calls these blocks."""
     trace = BlockTrace()
     every = [inner for block in blocks for inner in block.nested()]
     with _recorded(every, trace):
@@ -62,15 +64,15 @@ def trace_blocks(model: Any, blocks: Sequence[FoundBlock]) -> BlockTrace:
 def _recorded(blocks: Sequence[FoundBlock], trace: BlockTrace) -> Iterator[None]:
     try:
         for block in blocks:
-            block.put(_Recorder(block, trace))
+            block.replace_with(_Recorder(block, trace))
         yield
     finally:
         for block in blocks:
-            block.put(block.module)
+            block.replace_with(block.module)
 
 
 def _row_arguments(arguments: Sequence[Any], output: Any) -> RowArguments | None:
-    """Tell the axes that count tokens from those of each; None when they do not."""
+    """Separate the axes that count tokens from the axes of each token; None: not possible."""
     if not arguments or not all(isinstance(array, mx.array) for array in (*arguments, output)):
         return None
     leading = arguments[0].shape[:-1]

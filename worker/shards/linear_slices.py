@@ -1,4 +1,4 @@
-"""Parts of linear layers: some of the features that one makes, or some of those that it reads."""
+"""Slices of linear layers, by output features or by input features."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -15,27 +15,27 @@ Span = tuple[int, int]
 _QUANTIZED: Final = (QuantizedLinear, QuantizedSwitchLinear)
 _KNOWN: Final = (DenseLinear, SwitchLinear, *_QUANTIZED)
 _WORD_BITS: Final = 32
-"""Quantized numbers are packed into words of so many bits."""
+"""Quantized numbers are packed into words of this many bits."""
 
 
 def is_sliceable(module: Any) -> bool:
-    """Whether this is a linear layer whose arrays are known. A subclass may have others."""
+    """Whether this is a linear layer with known arrays. A subclass may have others."""
     return type(module) in _KNOWN
 
 
 def num_experts(linear: Linear) -> int | None:
-    """Return how many experts' weights a layer holds, None for one without experts."""
+    """Return the number of experts in a layer; None: it has no experts."""
     return linear.weight.shape[0] if linear.weight.ndim > 2 else None
 
 
 def output_width(linear: Linear) -> int:
-    """Return how many features a layer makes."""
+    """Return the number of output features of a layer."""
     width: int = linear.weight.shape[-2]
     return width
 
 
 def input_width(linear: Linear) -> int:
-    """Return how many features a layer reads."""
+    """Return the number of input features of a layer."""
     width: int = linear.weight.shape[-1]
     if isinstance(linear, _QUANTIZED):
         return width * _WORD_BITS // int(linear.bits)
@@ -43,12 +43,12 @@ def input_width(linear: Linear) -> int:
 
 
 def input_unit(linear: Linear) -> int:
-    """Return the features read that cannot be parted: those of one quantization group."""
+    """Return the number of input features that cannot be divided: one quantization group."""
     return int(linear.group_size) if isinstance(linear, _QUANTIZED) else 1
 
 
 def slice_outputs(linear: Linear, spans: Sequence[Span]) -> dict[str, mx.array]:
-    """Return the arrays of a layer that makes these features only."""
+    """Return the arrays of a layer with only these output features."""
     sliced: dict[str, mx.array] = {}
     for name in ("weight", "scales", "biases"):
         array = linear.get(name)
@@ -60,7 +60,7 @@ def slice_outputs(linear: Linear, spans: Sequence[Span]) -> dict[str, mx.array]:
 
 
 def slice_inputs(linear: Linear, span: Span) -> dict[str, mx.array]:
-    """Return the arrays of a layer that reads these features only. Its bias is left out.
+    """Return the arrays of a layer with only these input features, without its bias.
 
     Both ends lie at multiples of ``input_unit``.
     """

@@ -1,4 +1,4 @@
-"""The two sides of an MLP: projections that make its inner features, and one that reads them."""
+"""The projections of an MLP: several that make its inner features, and one that reads them."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -38,7 +38,7 @@ _FAMILIES: Final[tuple[tuple[str, frozenset[str]], ...]] = (
 
 
 class Fusion(StrEnum):
-    """How a projection that makes gate and value at once lays them out."""
+    """The layout of gate and value in a projection that makes both."""
 
     HALVES = "halves"
     INTERLEAVED = "interleaved"
@@ -79,7 +79,7 @@ class Projections:
             )
 
     def slices(self, rank: int, size: int, fusion: Fusion) -> list[tuple[Linear, dict[str, Any]]]:
-        """Return every layer with the arrays that a rank has of it; None: it has none of it."""
+        """Return every layer with a rank's slices of its arrays; None: the rank has none."""
         begin, end = self.span(rank, size)
         parts: list[tuple[Linear, dict[str, Any]]] = []
         for linear in self.inputs:
@@ -90,7 +90,7 @@ class Projections:
                 spans = [(2 * begin, 2 * end)]
             parts.append((linear, dict(slice_outputs(linear, spans))))
         reading: dict[str, Any] = dict(slice_inputs(self.output, (begin, end)))
-        # Summed over the ranks, a bias that each had would be added once for each.
+        # A bias on every rank would be added once per rank in the sum.
         if "bias" in self.output:
             reading["bias"] = self.output.bias if rank == 0 else None
         return [*parts, (self.output, reading)]
@@ -126,7 +126,7 @@ def find_projections(name: str, module: Any) -> Projections | None:
         for child, layer in layers.items():
             if not is_sliceable(layer):
                 raise UnsupportedModelError(
-                    f"{name}.{child} is a {type(layer).__name__}, of which no part can be taken"
+                    f"{name}.{child} is a {type(layer).__name__}, which cannot be sliced"
                 )
         return _fitted(name, [layers[child] for child in inputs], layers[output])
     return None
@@ -144,7 +144,7 @@ def _fitted(name: str, inputs: list[Linear], output: Linear) -> Projections | No
 
 @contextmanager
 def sliced(parts: list[tuple[Linear, dict[str, Any]]]) -> Iterator[None]:
-    """Give layers these arrays for a while, so that a graph built meanwhile uses them."""
+    """Give layers these arrays temporarily, so that a graph built meanwhile uses them."""
     whole = [(linear, {name: linear[name] for name in arrays}) for linear, arrays in parts]
     put(parts)
     try:
@@ -154,7 +154,7 @@ def sliced(parts: list[tuple[Linear, dict[str, Any]]]) -> Iterator[None]:
 
 
 def put(parts: list[tuple[Linear, dict[str, Any]]]) -> None:
-    """Give layers these arrays in place of their own. None removes one."""
+    """Replace arrays of layers. None removes an array."""
     for linear, arrays in parts:
         for name, array in arrays.items():
             if array is None:

@@ -1,4 +1,4 @@
-"""How a block's arguments become rows that can be exchanged, and its rows the answer."""
+"""Packs a block's arguments into rows for the exchange, and unpacks its output."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import mlx.core as mx
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArgumentShape:
-    """One argument's part for each row."""
+    """The shape and type of one argument, per row."""
 
     trailing: tuple[int, ...]
     dtype: mx.Dtype
@@ -29,8 +29,8 @@ class ArgumentShape:
 class RowArguments:
     """The shapes of a block's arguments and of its output, all but the leading axes.
 
-    ``leading`` is how many axes count rows. One argument goes as it is; several are laid side by
-    side as bytes, since an expert's index in a half float would be another's.
+    ``leading`` is the number of axes that count rows. A single argument is sent as it is; several
+    are joined as bytes, since an expert's index converted to half precision could change.
     """
 
     leading: int
@@ -58,7 +58,7 @@ class RowArguments:
         return mx.concatenate([array.view(mx.uint8) for array in flat], axis=-1)
 
     def unpack(self, rows: mx.array) -> list[mx.array]:
-        """Return rows as the arguments that the block takes: one long sequence."""
+        """Return the block's arguments from rows: one long sequence."""
         count = rows.shape[0]
         leading = (1,) * (self.leading - 1) + (count,)
         if len(self.inputs) == 1:
@@ -72,6 +72,6 @@ class RowArguments:
         return arguments
 
     def restore(self, rows: mx.array, arguments: Sequence[mx.array]) -> mx.array:
-        """Return output rows in the leading axes of the arguments that they answer."""
+        """Return output rows with the leading axes of the arguments."""
         leading = arguments[0].shape[: self.leading]
         return rows.reshape(*leading, *self.output.trailing)

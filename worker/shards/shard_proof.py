@@ -1,4 +1,4 @@
-"""Whether a block is the sum of its shards, tried with random rows."""
+"""Checks with random rows that a block is the sum of its shards."""
 
 from dataclasses import replace
 from functools import cached_property
@@ -17,10 +17,10 @@ _SEED: Final = 5
 
 
 def prove(block: FoundBlock, arguments: RowArguments, size: int) -> Fusion | str:
-    """Return how the shards of a block are cut so that they make it up, or why none do.
+    """Return the layout in which a block is the sum of its shards, or why there is none.
 
-    The block's weights are evaluated. It is computed in float32, whatever they are: on CPU, MLX
-    adds up quantized products in the dtype of the rows, and such a sum in bfloat16 says nothing.
+    The block's weights are evaluated. The check computes in float32 for any weights: on CPU, MLX
+    sums quantized products in the dtype of the rows, and a sum in bfloat16 proves nothing.
     """
     with sliced(_in_float32(block)):
         mx.eval(block.module.parameters())
@@ -53,7 +53,7 @@ class _Trial:
         self._scale = float(mx.abs(self._whole).max())
 
     def failure(self, fusion: Fusion) -> str | None:
-        """Say why the shards do not make up the block; None: they do."""
+        """Return why the block is not the sum of its shards; None: it is."""
         if not 0.0 < self._scale < float("inf"):
             return "gives only zeros, or no numbers, for random rows, which proves nothing"
         summed = mx.zeros_like(self._whole)
@@ -62,10 +62,10 @@ class _Trial:
                 with sliced(block_slices(self._block, rank, self._size, fusion)):
                     summed = summed + self._run(self._rows)
         except ValueError:
-            # Some other array of the block has the inner width as well.
+            # Another array of the block has the inner width as well.
             return "does not work on a part of its inner width"
         if not self._near(summed).all():
-            return "is no sum of its shards"
+            return "is not the sum of its shards"
         apart = mx.concatenate([self._run(self._rows[row : row + 1]) for row in range(_ROWS)])
         # In other shapes a router may round a tie elsewhere, so a few rows may differ.
         if self._near(apart).sum() <= _ROWS // 2:
@@ -73,7 +73,7 @@ class _Trial:
         return None
 
     def _near(self, other: mx.array) -> mx.array:
-        """Return which rows are equal up to rounding. A block that is no sum is far off."""
+        """Return which rows are equal up to rounding. Any other block differs by far more."""
         apart = mx.abs(other - self._whole).max(axis=-1) / self._scale
         if (apart <= FLOAT32_TOLERANCE.least).all():
             return mx.ones(apart.shape, dtype=mx.bool_)
@@ -81,7 +81,7 @@ class _Trial:
 
     @cached_property
     def _tolerance(self) -> float:
-        """Measured: how far one row and several equal rows are apart on this device.
+        """The measured difference between one row and several equal rows on this device.
 
         Products of float32 may be rounded to TF32 in one shape and not in another.
         """
@@ -96,7 +96,7 @@ class _Trial:
     def _run(self, rows: mx.array) -> mx.array:
         output: mx.array = self._block.module(*self._shapes.unpack(rows))
         flat = output.reshape(rows.shape[0], -1).astype(mx.float32)
-        # At once: graphs that wait would hold a copy of the weights each.
+        # Evaluated at once: each pending graph would hold a copy of the weights.
         mx.eval(flat)
         return flat
 

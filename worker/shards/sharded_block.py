@@ -1,4 +1,4 @@
-"""A block of a model, of which this process holds a share of the weights."""
+"""A block of a model with one rank's share of the weights."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ from mlx_dp.worker.shards.row_arguments import RowArguments
 
 
 class BlockRunner(Protocol):
-    """Runs a block on the rows of all ranks, and gives back one's own."""
+    """Runs a block on the rows of all ranks, and returns this rank's rows."""
 
     def run(self, block: int, rows: mx.array, shard: Callable[[mx.array], mx.array]) -> mx.array:
         """Return the sum of all ranks' shards: [n, width] in, [n, output_width] out.
 
-        ``shard`` takes any number of rows, and gives this rank's summand of each.
+        ``shard`` takes any number of rows, and returns this rank's summand for each.
         """
         ...
 
@@ -25,9 +25,9 @@ class BlockRunner(Protocol):
 class BlockRecord:
     """One sharded block. ``width`` and ``dtype`` are of the rows that its runner gets.
 
-    A block of several arguments has them packed into rows of bytes; what comes out of it is
-    ``output_width`` numbers of ``output_dtype`` a row in any case. With ``answers`` it makes
-    logits, and runs only on the rows whose logits are wanted.
+    Several arguments are packed into rows of bytes; the output is always ``output_width`` numbers
+    of ``output_dtype`` per row. With ``answers`` the block makes logits, and runs only on rows that
+    need them.
     """
 
     name: str
@@ -41,9 +41,9 @@ class BlockRecord:
 
 
 class ShardedBlock(Module):
-    """Stands in a model where ``inner`` stood, whose weights are one rank's share.
+    """Replaces ``inner`` in a model; the weights of ``inner`` are one rank's share.
 
-    A model finds the attributes of the block that it reads.
+    It has the attributes of ``inner``, since models read them.
     """
 
     def __init__(

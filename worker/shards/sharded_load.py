@@ -1,4 +1,4 @@
-"""Leaves one rank's share of the weights in a model's MLP and expert blocks."""
+"""Reduces a model's MLP and expert blocks to one rank's share of the weights."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -28,9 +28,9 @@ class Shard(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardedModel:
-    """The sharded blocks of a model by index, and in which order a forward pass calls them.
+    """The sharded blocks of a model, and the order of their calls in a forward pass.
 
-    ``calls`` may name a block several times: some models go through their layers again.
+    ``calls`` are indices of blocks. A block may occur several times: some models reuse layers.
     """
 
     blocks: tuple[Shard, ...]
@@ -45,8 +45,8 @@ def shard_model(
 ) -> ShardedModel:
     """Put sharded blocks in place, evaluate them, and free the parts of other ranks.
 
-    ``vocabulary``: embedding and head are divided too. The model's weights are lazy still, or its
-    peak of memory is that of the whole. Raises UnsupportedModelError for a model that cannot be
+    ``vocabulary``: embedding and head are divided too. The model's weights must be lazy, or the
+    memory peak is that of the whole model. Raises UnsupportedModelError for a model that cannot be
     sharded, with the layer and the reason.
     """
     found, trace = _blocks(model, size)
@@ -60,7 +60,7 @@ def shard_model(
         records.append(_record(block, trace.arguments[block.name], rank, size))
         _keep(block, rank, size, fusion)
         sharded = ShardedBlock(len(blocks), block.module, runner, trace.arguments[block.name])
-        block.put(sharded)
+        block.replace_with(sharded)
         blocks.append(sharded)
     calls = [indices[call.name] for call in trace.calls if call.name in indices]
     if words is not None:

@@ -1,4 +1,4 @@
-"""Where a model turns token ids into numbers, and numbers into logits."""
+"""Finds a model's embedding and LM head."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -36,7 +36,7 @@ class VocabularyLayer:
 
     @property
     def size(self) -> int:
-        """How many tokens it has rows of."""
+        """The number of tokens in the layer."""
         return output_width(self.module)
 
     def span(self, rank: int, ranks: int) -> Span:
@@ -53,14 +53,14 @@ class VocabularyLayer:
         return sum(int(self.module[name].nbytes) for name in self.slices(0, 1))
 
     def put(self, module: Any) -> None:
-        """Let something else stand where the layer stood."""
+        """Put another module in the layer's place."""
         for container, key in self.places:
             container[key] = module
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vocabulary:
-    """``tied``: the head is the embedding as well."""
+    """``tied``: the embedding is also the head."""
 
     embedding: VocabularyLayer
     head: VocabularyLayer
@@ -117,7 +117,7 @@ class _Recorder:
 def find_vocabulary(model: Any) -> Vocabulary:
     """Find the embedding and the head by tracing a pass, without computing it.
 
-    Raises UnsupportedModelError for a model that has not one of each.
+    Raises UnsupportedModelError for a model without exactly one of each.
     """
     seen = _Seen()
     caches = make_prompt_cache(model)

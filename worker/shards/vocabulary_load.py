@@ -1,4 +1,4 @@
-"""Leaves one rank's share of the weights in a model's embedding and LM head."""
+"""Reduces a model's embedding and LM head to one rank's share of the weights."""
 
 from typing import Any
 

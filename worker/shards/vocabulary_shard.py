@@ -1,4 +1,4 @@
-"""Embedding and LM head, of which a rank holds the rows of some tokens."""
+"""Embedding and LM head with one rank's share of the tokens."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -10,11 +10,11 @@ from mlx_dp.worker.shards.linear_slices import Span
 from mlx_dp.worker.shards.sharded_block import BlockRunner
 
 ID_DTYPE: Final = mx.int32
-"""Of the ids that ranks exchange, whatever a step's tokens are."""
+"""The type of the ids that ranks exchange, for any type of a step's tokens."""
 
 
 class VocabularyHead:
-    """Gives all logits of rows, of which this rank computes those of its own tokens."""
+    """Returns all logits of rows; this rank computes those of its own tokens."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class VocabularyHead:
 
 
 class ShardedHead(Module):
-    """Stands where a model has its LM head. ``inner`` makes the logits of own tokens."""
+    """Replaces a model's LM head. ``inner`` makes the logits of own tokens."""
 
     def __init__(self, inner: Any, head: VocabularyHead) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -54,9 +54,9 @@ class ShardedHead(Module):
 
 
 class ShardedEmbedding(Module):
-    """Stands where a model has its embedding. ``inner`` has the rows of own tokens.
+    """Replaces a model's embedding. ``inner`` has the rows of own tokens.
 
-    ``head``: of a model that makes its logits by the embedding too.
+    ``head``: for a model whose embedding also makes the logits.
     """
 
     def __init__(self, index: int, inner: Any, span: Span, runner: BlockRunner) -> None:

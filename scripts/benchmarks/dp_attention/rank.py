@@ -90,7 +90,7 @@ class RankProcess:
 
     def _next_order(self) -> bytes | None:
         while b"\n" not in self._orders:
-            if self._peers is not None and self._peers.wanted():
+            if self._peers is not None and self._peers.poll_wanted():
                 self._take_part(self._peers)
                 continue
             news = [sys.stdin.fileno()]

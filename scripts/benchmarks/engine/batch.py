@@ -1,11 +1,12 @@
-"""What two decisions about the batch are worth: slabs by length, and chunks that ride in a step.
+"""Measure two decisions about the batch: slabs by length, and prefill chunks in decode steps.
 
-Both are compared with the plain alternative in the same process, interleaved, on a real model.
+Each is compared with the plain alternative in the same process, in turns, on a real model.
 """
 
 import argparse
 import random
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,37 +14,28 @@ from pathlib import Path
 import mlx.core as mx
 
 from mlx_dp.kvcache.batch.batch_form import BatchForm
+from mlx_dp.kvcache.kv_row import LayerKV
+from mlx_dp.kvcache.prefix.cached_prefix import CachedPrefix, SegmentPart
+from mlx_dp.kvcache.prefix.segments import Segments
 from mlx_dp.proto.messages.sampling_params import SamplingParams
 from mlx_dp.worker.contract.engine import EngineRequest
 from mlx_dp.worker.engine.decode_batch import DecodeBatch
+from mlx_dp.worker.engine.decode_caches import DecodeCaches
 from mlx_dp.worker.engine.prefill import Prefill
 from mlx_dp.worker.engine.prompt_chunk import PromptChunk
+from mlx_dp.worker.grammar.compiler import GrammarCompiler
+from mlx_dp.worker.grammar.masks import GrammarMasks
 from mlx_dp.worker.loading.loaded_model import LoadedModel, load
 
 GREEDY = SamplingParams(temperature=0.0)
+SPREAD = [24, 32, 48, 64, 64, 96, 96, 128, 128, 160, 192, 256, 320, 400, 800, 1500]
 MIXES = {
     "16 rows of 64": [64] * 16,
-    "16 rows, 24 to 1,500": [
-        24,
-        32,
-        48,
-        64,
-        64,
-        96,
-        96,
-        128,
-        128,
-        160,
-        192,
-        256,
-        320,
-        400,
-        800,
-        1500,
-    ],
+    "16 rows, 24 to 1,500": SPREAD,
     "15 rows of 64 and one of 4,000": [64] * 15 + [4000],
 }
 CHUNKS = (16, 32, 64)
+ROWS = (1, 4, 8)
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -54,27 +46,44 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def make_batch(loaded: LoadedModel, lengths: Sequence[int], *, split: bool) -> DecodeBatch:
+def make_batch(
+    directory: Path, loaded: LoadedModel, lengths: Sequence[int], *, split: bool
+) -> DecodeBatch:
     """Return a batch with one row per length; its content is random, since only time counts."""
     vocab = loaded.shape.vocab_size
-    batch = DecodeBatch(loaded.model, loaded.empty, vocab_size=vocab, form=BatchForm(split=split))
+    segments = Segments()
+    batch = DecodeBatch(
+        DecodeCaches(loaded, BatchForm(split=split)),
+        segments,
+        GrammarMasks(GrammarCompiler(directory, vocab)),
+        vocab_size=vocab,
+    )
     for key, length in enumerate(lengths):
-        content = [
-            kv._replace(
-                keys=mx.random.normal((1, kv.keys.shape[1], length - 1, kv.keys.shape[3])),
-                values=mx.random.normal((1, kv.values.shape[1], length - 1, kv.values.shape[3])),
-            )
-            for kv in loaded.empty
-        ]
-        request = EngineRequest(
-            prompt_ids=tuple(random.randrange(vocab) for _ in range(length)),
-            output_ids=(),
-            max_tokens=10_000,
-            params=GREEDY,
+        ids = tuple(random.randrange(vocab) for _ in range(length))
+        prefill = Prefill(loaded, ids)
+        segments.put_segment(key, random_kv(loaded, length - 1))
+        prefill.reuse(
+            CachedPrefix(pieces=(SegmentPart(key, length - 1),), num_tokens=length - 1), segments
         )
-        batch.join(key, request, content, room=length + 64)
-    batch.launch().read()
+        segments.drop((key,), ())
+        prefill.take_ids(1)
+        request = EngineRequest(prompt_ids=ids, output_ids=(), max_tokens=10_000, params=GREEDY)
+        batch.join(key, request, prefill, room=length + 64)
+    decode(batch)()
     return batch
+
+
+def random_kv(loaded: LoadedModel, num_tokens: int) -> list[LayerKV]:
+    assert loaded.batch is not None, "main() has checked the model"
+    return [
+        LayerKV(*(random_tokens(array, num_tokens) for array in kv)) for kv in loaded.batch.empty.kv
+    ]
+
+
+def random_tokens(like: mx.array, num_tokens: int) -> mx.array:
+    """Return random values [1, KV heads, tokens, head dim] in the shape and type of a cache."""
+    _, heads, _, dim = like.shape
+    return mx.random.normal((1, heads, num_tokens, dim), dtype=like.dtype)
 
 
 def seconds_per_step(step: Callable[[], None], steps: int) -> float:
@@ -87,22 +96,28 @@ def seconds_per_step(step: Callable[[], None], steps: int) -> float:
 
 
 def decode(batch: DecodeBatch) -> Callable[[], None]:
-    return lambda: mx.eval(batch.launch().sampled.tokens)
+    return lambda: launch(batch, ())
 
 
-def mixed(
-    loaded: LoadedModel, batch: DecodeBatch, chunk: int, *, rides: bool
+def launch(batch: DecodeBatch, chunks: Sequence[PromptChunk]) -> None:
+    batch.launch_forward(chunks)
+    mx.eval(batch.launch_sampling().sampled.tokens)
+
+
+def decode_and_prefill(
+    loaded: LoadedModel, batch: DecodeBatch, num_tokens: int, *, mixed: bool
 ) -> Callable[[], None]:
-    """A step that decodes the batch and prefills one chunk of a long prompt."""
-    prefill = Prefill(loaded.model, [7] * 4096, room=4096)
+    """Return a step that decodes the batch and prefills one chunk of a long prompt."""
+    prefill = Prefill(loaded, [7] * 4096)
 
     def step() -> None:
-        chunk = None
-        if rides:
-            chunk = PromptChunk.take(prefill, chunk)
-        else:
-            prefill.run(chunk)
-        mx.eval(batch.launch(chunk).sampled.tokens)
+        if not mixed:
+            prefill.run(num_tokens)
+            launch(batch, ())
+            return
+        chunk = PromptChunk.cut_from(prefill, num_tokens)
+        assert chunk is not None, "the prompt is longer than all steps together"
+        launch(batch, (chunk,))
 
     return step
 
@@ -117,33 +132,47 @@ def table(
         print(f"| {name} | {' | '.join(cells)} | {ratio:.2f}x |")
 
 
-def main(arguments: list[str]) -> int:
-    options = parse(arguments)
-    random.seed(1)
-    loaded = load(options.model)
+def compare_slabs(options: argparse.Namespace, loaded: LoadedModel) -> None:
     rows = []
     for name, lengths in MIXES.items():
-        batches = [make_batch(loaded, lengths, split=split) for split in (False, True)]
+        plain, slabs = (
+            make_batch(options.model, loaded, lengths, split=split) for split in (False, True)
+        )
         times = [
-            [seconds_per_step(decode(batch), options.steps) for batch in batches]
+            [seconds_per_step(decode(batch), options.steps) for batch in (plain, slabs)]
             for _ in range(options.rounds)
         ]
         rows.append((name, [t[0] for t in times], [t[1] for t in times]))
     table("Time of a decode step", ("one rectangle", "slabs by length"), rows)
 
+
+def compare_mixed_chunks(options: argparse.Namespace, loaded: LoadedModel) -> None:
     rows = []
-    for count in (1, 4, 8):
+    for count in ROWS:
         for chunk in CHUNKS:
             times = []
             for _ in range(options.rounds):
-                batch = make_batch(loaded, [64] * count, split=True)
-                times.append(
-                    [
-                        seconds_per_step(mixed(loaded, batch, chunk, rides=rides), options.steps)
-                        for rides in (False, True)
-                    ]
-                )
+                batch = make_batch(options.model, loaded, [64] * count, split=True)
+                steps = [
+                    decode_and_prefill(loaded, batch, chunk, mixed=mixed) for mixed in (False, True)
+                ]
+                times.append([seconds_per_step(step, options.steps) for step in steps])
             name = f"{count} rows decode, {chunk} tokens prefill"
             rows.append((name, [t[0] for t in times], [t[1] for t in times]))
     table("Time of a step that also prefills", ("two passes", "mixed"), rows)
+
+
+def main(arguments: list[str]) -> int:
+    options = parse(arguments)
+    random.seed(1)
+    loaded = load(options.model)
+    if loaded.batch is None or loaded.layout.stateful:
+        print(
+            f"--model {options.model} has sliding windows, recurrent states or caches of its own: "
+            "use a model whose layers all keep every token",
+            file=sys.stderr,
+        )
+        return 2
+    compare_slabs(options, loaded)
+    compare_mixed_chunks(options, loaded)
     return 0

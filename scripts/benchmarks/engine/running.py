@@ -1,4 +1,4 @@
-"""What running requests notice of prompts, and what memory a batch really takes."""
+"""The effect of prompts on running requests, and the real memory of a batch."""
 
 import time
 from collections.abc import Sequence

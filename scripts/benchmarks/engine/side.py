@@ -1,4 +1,4 @@
-"""What a batch engine must offer to be measured, and how two of them are measured in turn."""
+"""The interface of a measured batch engine, and measuring two of them in turn."""
 
 import random
 import time
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 PATIENCE_STEPS = 20_000
-"""Steps after which something that was waited for will never come."""
+"""Steps after which a measurement gives up waiting."""
 
 
 class Emitted(NamedTuple):
@@ -25,7 +25,7 @@ class Side(Protocol):
     def name(self) -> str: ...
 
     def submit(self, prompt_ids: Sequence[int], max_tokens: int) -> int:
-        """Take a request, which the coming steps prefill."""
+        """Add a request, which the next steps prefill."""
 
     def cancel(self, requests: Collection[int]) -> None: ...
 

@@ -33,7 +33,7 @@ class Sizes:
 
     @property
     def answer(self) -> int:
-        """An answer that no measurement comes to the end of."""
+        """An answer length that no measurement reaches."""
         return 2000
 
 

@@ -47,9 +47,9 @@ def start_message(
     prefix_cache: bool,
     group: GroupPlace | None = None,
 ) -> Start:
-    """What a controller says to a worker that is alone or a rank of this group.
+    """Return the Start of a worker that is alone or a rank of ``group``.
 
-    The limits are divided as it divides them.
+    The limits are divided as the controller divides them.
     """
     size = 1 if group is None else group.size
     topology = resolve_topology(dp_size=size, tp_size=None, enable_dp_attention=size > 1)
@@ -67,7 +67,7 @@ def start_message(
 
 
 class LocalChannel:
-    """The wire as two lists. Nothing ever waits: whoever calls decides when the loop turns."""
+    """A channel of two lists. It never waits: the caller runs the loop."""
 
     def __init__(self) -> None:
         self.down: list[Down] = []
@@ -93,7 +93,7 @@ class LocalChannel:
 
 
 class LocalWorker:
-    """Loaded, warmed up and ready; its loop goes round once a ``turn``."""
+    """A loaded and warmed-up worker; ``turn`` runs its loop once."""
 
     def __init__(self, start: Start) -> None:
         self._channel = LocalChannel()
@@ -114,22 +114,22 @@ class LocalWorker:
 
     @property
     def accounted_nbytes(self) -> int:
-        """What the owner's budget counts: what is held, and what was promised."""
+        """Bytes that the owner's budget counts: held and promised memory."""
         return self.loop._scheduler._room.accounted_nbytes
 
-    def send(self, verb: Down) -> None:
-        """Put a verb where the next turn finds it."""
-        self._channel.down.append(verb)
+    def send(self, command: Down) -> None:
+        """Queue a command for the next turn."""
+        self._channel.down.append(command)
 
     def turn(self) -> list[Up]:
-        """Go round once, and return what the worker said."""
+        """Run the loop once; return the worker's events."""
         ended = self.loop.run_once()
         assert ended is None, ended
         said, self._channel.up = self._channel.up, []
         return said
 
     def check(self) -> None:
-        """Verify the scheduler's books, and with them the tree's and the pools'."""
+        """Assert that the scheduler, the prefix tree and the pools are consistent."""
         self.loop._scheduler.check()
 
 

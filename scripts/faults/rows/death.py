@@ -4,6 +4,7 @@ import asyncio
 import re
 import signal
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from scripts.faults.service.client import Ask, Seen
@@ -24,7 +25,7 @@ from scripts.faults.trials.stage import HANG_S, Row, Stage
 DEATHS: Final = (signal.SIGSEGV, signal.SIGABRT, signal.SIGKILL)
 POISON_DEATHS: Final = 2
 REPLACED_S: Final = 0.5
-"""What the replacement of a worker may take beside its start."""
+"""The time for replacing a worker, beyond its start."""
 KILLS: Final = 5
 CROWD: Final = 2
 LOOKS: Final = 5
@@ -32,7 +33,7 @@ LOOKS_S: Final = 0.05
 
 
 async def idle_kill(stage: Stage) -> None:
-    """A worker that does nothing is replaced, and who asks meanwhile notices nothing."""
+    """An idle worker is replaced, and clients meanwhile notice nothing."""
     service = stage.service
     index = stage.rng.choice(stage.workers())
     seen, loss = await asyncio.gather(
@@ -61,7 +62,7 @@ async def streaming_kill(stage: Stage) -> None:
     """
     for _ in range(KILLS):
         index = await victim(stage)
-        loss = await lose(stage, index, lambda index=index: kill(stage, index))
+        loss = await lose(stage, index, partial(kill, stage, index))
         if loss.resumed:
             return
     stage.result.violate(f"no stream went on after {KILLS} kills")
@@ -77,7 +78,7 @@ async def other_deaths(stage: Stage) -> None:
 
 
 async def out_of_memory(stage: Stage) -> None:
-    """One that runs short gets less to do, and one that runs out says why it died."""
+    """A worker short of memory gets fewer requests; one without any reports why it died."""
     service = stage.service
     index = await victim(stage)
     crowd = [Seen(replace(by_length(stage)[-1], rank=index)) for _ in range(CROWD)]
@@ -109,7 +110,9 @@ async def _run_short(stage: Stage, index: int) -> None:
 
 
 async def poison(stage: Stage) -> None:
-    """A request that kills whoever runs it ends after two deaths, and takes no other with it."""
+    """A request that kills each worker that runs it ends after two deaths, and ends no other
+    request.
+    """
     service = stage.service
     since = service.mark()
     seen = await service.client.stream(Ask(prompt="poison", temperature=1.0, seed=POISON_SEED))

@@ -155,7 +155,7 @@ async def _end_under_load(stage: Stage, service: ChaosService, *, twice: bool, h
 
 
 async def _refused(stage: Stage, service: ChaosService, streams: Sequence[Seen]) -> None:
-    """Whoever comes while streams end is told so."""
+    """New requests during a drain are refused with the reason."""
     await service.wait_line("draining")
     seen = await service.client.stream(replace(stage.oracle.draw(), by_openai=False))
     if seen.status == 503 and seen.retry_after:

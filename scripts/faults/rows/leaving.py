@@ -27,7 +27,7 @@ CHUNK: Final = 20
 STEP_S: Final = DECODE_S + CHUNK / PREFILL_RATE
 LONG_ANSWER: Final = 4000
 LONG_PROMPT: Final = 3000
-"""Three seconds of prefill: who leaves within the first of them leaves in prefill."""
+"""Three seconds of prefill: a client that leaves in the first second leaves in prefill."""
 PROBE_TOKENS: Final = 3
 NO_WORD_S: Final = 35.0
 """The system's probes take 30 s to find that a peer is gone, and no flag makes them faster."""
@@ -48,7 +48,7 @@ async def leaves(stage: Stage) -> None:
 
 
 async def _while_queued(stage: Stage) -> int:
-    """Those who wait leave first, and then those who had all the slots."""
+    """Waiting clients leave first, then the clients that had all the slots."""
     service = stage.service
     decoding = await _decoding(stage, stage.settings.workers)
     waiting = asking(service, _asks(stage, stage.rng.randint(1, 2 * stage.settings.workers)))

@@ -28,7 +28,8 @@ async def kill_at_a_moment(stage: Stage) -> None:
     index, moment = stage.rng.choice(stage.workers()), stage.rng.choice(MOMENTS)
     pid, since, before = service.pids[index], service.mark(), await service.counters()
     asks = by_length(stage)
-    harmed, others = Seen(asks[0]), []
+    harmed = Seen(asks[0])
+    others: list[Seen] = []
     for rank in stage.workers():
         if rank != index:
             others.append(Seen(replace(asks[-1 - len(others)], rank=rank)))

@@ -62,7 +62,7 @@ async def overlong(stage: Stage) -> None:
         await stage.load.wait_for(lambda: len(_streaming(stage)) >= stage.settings.workers, QUIET_S)
         others = _streaming(stage)
         if not others:
-            stage.result.violate("nobody streamed who could have been held up")
+            stage.result.violate("there was no stream that could have been delayed")
         began_s = time.monotonic()
         body = {"model": MODEL, "prompt": prompt, "max_tokens": 4}
         answer = await stage.service.client.http.post("/v1/completions", json=body)

@@ -68,7 +68,7 @@ async def _others(stage: Stage) -> None:
         stage.result.take(each, stage.oracle.expected(each.ask))
     allowed_s = GAP_S * stage.settings.slack
     if not gaps:
-        stage.result.violate("nobody streamed who could have been held up")
+        stage.result.violate("there was no stream that could have been delayed")
     elif (p99_s := quantile(gaps, 0.99)) > allowed_s:
         stage.result.violate(
             f"gaps of other streams p99 {milliseconds(p99_s)}, allowed {milliseconds(allowed_s)}"

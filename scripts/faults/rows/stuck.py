@@ -25,7 +25,7 @@ from scripts.faults.trials.stage import HANG_S, HEARTBEAT_S, Row, Stage
 WAKES: Final = ("never", "to die", "to speak", "to speak")
 SUSPICIOUS_S: Final = 4 * HEARTBEAT_S
 TURN_S: Final = 2 * HEARTBEAT_S
-"""Between two beats, and between what the controller knows and what it does."""
+"""The time between two heartbeats, and of the controller's reaction."""
 LAST_LOOK_S: Final = 0.75 * HANG_S
 GRANTED_S: Final = 0.05
 """How soon a request is given to a worker that takes it."""
@@ -103,7 +103,7 @@ def _pending_tokens(stage: Stage, index: int) -> int:
 
 
 async def _ask_while_silent(stage: Stage, index: int) -> None:
-    """Who misses four beats gets nothing more, even when only that worker was asked for."""
+    """A worker that misses four heartbeats gets no more requests, even ones pinned to it."""
     # A busy machine may be late, but not later than the loss.
     await asyncio.sleep(min(stage.settings.slack * (SUSPICIOUS_S + TURN_S), LAST_LOOK_S))
     before = await _held(stage, index)
@@ -113,7 +113,7 @@ async def _ask_while_silent(stage: Stage, index: int) -> None:
     if (held := await _held(stage, index)) > before:
         stage.result.violate(f"a silent worker has {held} requests, after {before}")
     await asked
-    # The loss may have come first, and who asks for one that is gone is sent away.
+    # The loss may have come first; then a request pinned to the lost worker is refused.
     if seen.status != 503:
         stage.result.take(seen, stage.oracle.expected(replace(seen.ask, rank=None)))
 
@@ -169,7 +169,7 @@ async def slow(stage: Stage) -> None:
 def _check_shift(stage: Stage, index: int, asked: list[Seen]) -> None:
     """A slow worker gets fewer requests than the others get on average, over all trials.
 
-    One trial has few of them: whoever takes the same 9 may have got 3 by chance.
+    One trial has few requests: a worker may get 3 of 9 by chance.
     """
     grants = stage.result.grants
     for seen in asked:

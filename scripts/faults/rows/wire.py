@@ -83,7 +83,7 @@ async def _oversized(stage: Stage, stranger: Stranger) -> None:
 
 
 async def _impostor(stage: Stage) -> None:
-    """Under the name of a worker that is connected nobody else is heard, and nothing counted."""
+    """Frames under the identity of a connected worker are ignored and not counted."""
     service = stage.service
     before = await service.counters()
     with _connected(service.endpoint(), [service.identity(0)]) as (impostor,):

@@ -230,7 +230,7 @@ class ChaosService:
         """End whatever is left of it, and forget its orders."""
         if self._client is not None:
             await self._client.close()
-        # Whoever is cancelled while it starts has no process yet.
+        # A start that was cancelled has no process yet.
         if self._reader is not None:
             if self._process.returncode is None:
                 self._process.kill()

@@ -10,7 +10,7 @@ from scripts.faults.trials.load import Load
 from scripts.faults.verdicts.verdict import RowResult
 
 GAP_S: Final = 0.1
-"""A gap that nobody minds, on a machine that starts a worker meanwhile."""
+"""A tolerable gap on a machine that starts a worker meanwhile."""
 CALM_S: Final = 30.0
 AFTER_S: Final = 1.0
 """How long after a loss its consequences may show."""

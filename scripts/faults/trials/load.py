@@ -30,7 +30,7 @@ class Load:
         self.seen: dict[int, Seen] = {}
         """The last request of each client."""
         self.ended: list[Seen] = []
-        """All that have ended, until somebody empties it."""
+        """All ended requests, until the list is emptied."""
         self.refusals_allowed = False
 
     def start(self) -> None:
@@ -68,7 +68,7 @@ class Load:
         while not self._stopping:
             seen = Seen(self._oracle.draw_form())
             self.seen[client] = seen
-            # Whoever asked during a fault may hear of it when that is over.
+            # A request sent during a fault may fail after the fault is over.
             allowed = self.refusals_allowed
             await self._client.stream(seen.ask, seen)
             refused = seen.status in REFUSALS and seen.retry_after and not seen.text

@@ -30,7 +30,7 @@ def socket_directories(pid: int) -> set[Path]:
 
 
 def is_guarded(directory: Path) -> bool:
-    """Whether nobody else may enter it, and its lock is held."""
+    """Whether it is private, and its lock is held."""
     if stat.S_IMODE(directory.stat().st_mode) != 0o700:
         return False
     with (directory / LOCK).open("rb") as lock:
@@ -51,7 +51,7 @@ def descendants(service: ChaosService) -> list[int]:
     """Whatever was started by a controller, at any depth: the environment is handed down."""
     found = []
     for process in psutil.process_iter():
-        # One that ends meanwhile is not left, and whoever hides its environment is not ours.
+        # A process that ends meanwhile is no leftover; one with a hidden environment is not ours.
         with suppress(psutil.Error):
             path = process.environ().get("PYTHONPATH", "")
             if process.pid != service.pid and path.startswith(str(service.orders)):
@@ -75,7 +75,7 @@ def planted() -> Iterator[tuple[Path, Path]]:
         for directory in directories:
             with socket.socket(socket.AF_UNIX) as bound:
                 bound.bind(str(directory / "workers"))
-        # Locked before it has its name, as whoever starts now removes what is not.
+        # Locked before it has its name: a service that starts now removes unlocked directories.
         with (held / "new").open("wb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.rename(held / "new", held / LOCK)

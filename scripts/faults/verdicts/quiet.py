@@ -17,7 +17,7 @@ SPARE_FDS: Final = 4
 
 
 async def look_at_rest(service: ChaosService, result: RowResult, before: Footprint) -> None:
-    """Count what is held although nobody asks: slots, descriptors, requests, processes."""
+    """Count resources that are held without a request: slots, descriptors, processes."""
     if not await eventually(lambda: _at_rest(service)):
         result.leave("requests", await service.running())
     counters = await service.counters()

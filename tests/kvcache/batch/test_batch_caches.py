@@ -134,11 +134,11 @@ def test_a_step_snapshots_nothing_by_itself_and_a_snapshot_outlives_what_follows
     batch, rows = batch_of(3, 6)
     step(batch, rows)
     segments = Segments()
-    mx.eval(segments.store(0, batch.snapshot(0)))
+    mx.eval(segments.put_snapshot(0, batch.snapshot(0)))
     at = rows[0].length
     step(batch, rows)
     batch.leave(0)
-    then = segments.restore(0)
+    then = segments.read_snapshot(0)
     assert then.position == at == 4
     assert then.states[0][0].tolist() == [[11.0] * 3]
     window = rows[0].layers[1][0][:, :4]
@@ -173,7 +173,7 @@ def test_what_a_row_takes_is_counted_and_given_back():
     assert (batch.nbytes, batch.used_tokens, batch.arrays()) == (0, 0, [])
 
 
-def test_rows_with_states_take_no_guests():
+def test_rows_with_states_take_no_chunks():
     batch, _ = batch_of(3)
     with pytest.raises(AssertionError, match="chunks are rows without a state"):
         batch.begin_step([MixedChunk(own_caches(WINDOWS), position=0, num_tokens=2)])

@@ -147,19 +147,19 @@ def test_rows_of_odd_widths_come_grow_and_go():
         expect_content(batch, rows)
 
 
-def test_guests_kv_is_let_go_with_their_step():
+def test_chunks_kv_is_let_go_with_their_step():
     rng = np.random.default_rng(1)
     batch = KVBatch(PLAIN, BatchForm(split=True))
     batch.join(1, random_row(rng, 3).content(), length=3, room=8)
-    guests = [own_caches(PLAIN) for _ in range(2)]
-    held = [weakref.ref(caches[0]) for caches in guests]
-    batch.begin_step([MixedChunk(caches, position=0, num_tokens=2) for caches in guests])
+    chunks = [own_caches(PLAIN) for _ in range(2)]
+    held = [weakref.ref(caches[0]) for caches in chunks]
+    batch.begin_step([MixedChunk(caches, position=0, num_tokens=2) for caches in chunks])
     for cache in batch.caches:
         keys, values = (mx.ones((5, KV_HEADS, 1, dim)) for dim in (KEY_DIM, VALUE_DIM))
         fetched = LayerKV(*cache.update_and_fetch(keys, values))
         cache.attend(mx.ones((5, KV_HEADS, 1, KEY_DIM)), fetched, scale=1.0, sinks=None)
     batch.end_step()
-    del guests, cache
+    del chunks, cache
     gc.collect()
     assert [ref() for ref in held] == [None, None]
 

@@ -43,7 +43,7 @@ class BatchMachine(RuleBasedStateMachine):
             MIXED, self.form, min_width=4, slab_tokens=self.slab_tokens, tail_tokens=2
         )
         self.rows: dict[int, PlainRow] = {}
-        self.guests: list[PlainPrompt] = []
+        self.prompts: list[PlainPrompt] = []
         self.next_key = 0
 
     @rule(length=st.integers(0, 14), expected=st.integers(0, 3))
@@ -94,20 +94,20 @@ class MixedChunkMachine(BatchMachine):
 
     @rule()
     def begin_prompt(self) -> None:
-        self.guests.append(empty_prompt(self.rng, MIXED))
+        self.prompts.append(empty_prompt(self.rng, MIXED))
 
-    @precondition(lambda self: self.guests)
+    @precondition(lambda self: self.prompts)
     @rule(sizes=st.lists(st.integers(0, 7), min_size=3, max_size=3), decode=st.booleans())
-    def step_with_guests(self, sizes: list[int], decode: bool) -> None:
-        chunks = [(g, size) for g, size in zip(self.guests, sizes, strict=False) if size]
+    def step_with_chunks(self, sizes: list[int], decode: bool) -> None:
+        chunks = [(prompt, size) for prompt, size in zip(self.prompts, sizes, strict=False) if size]
         if chunks:
             decode = decode and bool(self.rows)
             run_step(self.batch, self.rows, self.rng, chunks, decode=decode)
 
-    @precondition(lambda self: self.guests)
+    @precondition(lambda self: self.prompts)
     @rule(expected=st.integers(0, 3))
     def end_prompt(self, expected: int) -> None:
-        self.join_row(self.guests.pop(0).row, expected)
+        self.join_row(self.prompts.pop(0).row, expected)
 
 
 class OneSlabMachine(BatchMachine):

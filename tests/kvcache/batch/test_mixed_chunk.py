@@ -33,13 +33,13 @@ def batch_with(*rows: PlainRow) -> KVBatch:
     return batch
 
 
-def expect_caches(guest: PlainPrompt) -> None:
-    """The guest's own caches hold its tokens, as after a chunk that ran alone."""
-    layout = inspect_caches(guest.caches)
-    content = read_caches(layout, guest.caches, guest.row.length)
+def expect_caches(prompt: PlainPrompt) -> None:
+    """The prompt's own caches hold its tokens, as after a chunk that ran alone."""
+    layout = inspect_caches(prompt.caches)
+    content = read_caches(layout, prompt.caches, prompt.row.length)
     assert content is not None
     kv, windows = iter(content.kv), iter(content.recent.windows)
-    for tokens, window in zip(guest.row.layers, guest.row.windows, strict=True):
+    for tokens, window in zip(prompt.row.layers, prompt.row.windows, strict=True):
         found = next(kv) if window is None else next(windows)
         for array, expected in zip(found, tokens, strict=True):
             np.testing.assert_array_equal(np.array(array[0]), expected[:, -(window or 999) :])
@@ -47,7 +47,7 @@ def expect_caches(guest: PlainPrompt) -> None:
 
 @pytest.mark.parametrize("windows", [PLAIN, MIXED])
 @pytest.mark.parametrize("decode", [True, False])
-def test_several_guests_leave_their_kv_in_their_own_caches(decode, windows):
+def test_several_chunks_leave_their_kv_in_their_own_caches(decode, windows):
     rng = np.random.default_rng(1)
     rows = {0: random_row(rng, 3, windows), 1: random_row(rng, 11, windows)}
     batch = batch_with(*rows.values())
@@ -61,13 +61,13 @@ def test_several_guests_leave_their_kv_in_their_own_caches(decode, windows):
     assert first.row.length == 15
 
 
-def test_guests_can_run_while_no_row_is_there():
+def test_chunks_can_run_while_no_row_is_there():
     rng = np.random.default_rng(1)
     batch = KVBatch(MIXED, BatchForm(split=True))
-    guest = empty_prompt(rng, MIXED)
-    run_step(batch, {}, rng, [(guest, 5)], decode=False)
-    run_step(batch, {}, rng, [(guest, 5)], decode=True)
-    expect_caches(guest)
+    prompt = empty_prompt(rng, MIXED)
+    run_step(batch, {}, rng, [(prompt, 5)], decode=False)
+    run_step(batch, {}, rng, [(prompt, 5)], decode=True)
+    expect_caches(prompt)
     assert (batch.nbytes, batch.used_tokens) == (0, 0)
 
 
@@ -86,19 +86,19 @@ def test_a_step_of_nothing_is_our_bug():
         KVBatch(PLAIN, BatchForm(split=True)).begin_step(decode=False)
 
 
-def test_one_slab_takes_no_guests():
+def test_one_slab_takes_no_chunks():
     rng = np.random.default_rng(1)
-    guest = empty_prompt(rng).chunk(2)
+    chunk = empty_prompt(rng).chunk(2)
     with pytest.raises(AssertionError, match="only a split batch takes chunks"):
-        KVBatch(PLAIN, BatchForm(split=False)).begin_step([guest])
+        KVBatch(PLAIN, BatchForm(split=False)).begin_step([chunk])
 
 
 def test_a_mask_is_of_what_was_there_before_the_first_layer_wrote():
     rng = np.random.default_rng(1)
     windows = (4, 4)
-    guest = empty_prompt(rng, windows)
-    feed(guest.caches, guest.row, 6, rng)
-    chunk = MixedChunk(guest.caches, position=6, num_tokens=3)
+    prompt = empty_prompt(rng, windows)
+    feed(prompt.caches, prompt.row, 6, rng)
+    chunk = MixedChunk(prompt.caches, position=6, num_tokens=3)
     new = LayerKV(mx.ones((3, 2, 1, 4)), mx.ones((3, 2, 1, 3)))
     for layer in range(2):
         seen = chunk.write(layer, new, window=4, asked=4)

@@ -50,7 +50,7 @@ class OwnerPoolsMachine(RuleBasedStateMachine):
         request = data.draw(st.sampled_from(sorted(self.leases)))
         lease = self.leases.pop(request)
         if self.pools.cache is not None:
-            self.pools.cache.dropped(request, {}, lease.auxiliary_slot)
+            self.pools.cache.drop_request(request, {}, lease.auxiliary_slot)
         self.pools.release(lease)
         with pytest.raises(AssertionError):
             self.pools.release(lease)
@@ -81,7 +81,7 @@ def test_a_release_leaves_the_state_that_the_tree_holds_alone() -> None:
     lease = owner.lease(1)
     assert isinstance(lease, Lease) and owner.cache is not None
     owner.cache.begin(1, (1, 2, 3), "")
-    _, kept = owner.cache.ended(1, (1, 2), lease.auxiliary_slot, {})
+    _, kept = owner.cache.insert_ended(1, (1, 2), lease.auxiliary_slot, {})
     owner.release(lease)
     assert kept == lease.auxiliary_slot
     assert owner.auxiliary_used == 1
@@ -94,7 +94,7 @@ def test_states_of_the_tree_make_way_for_a_request() -> None:
         lease = owner.lease(request)
         assert isinstance(lease, Lease) and owner.cache is not None
         owner.cache.begin(request, (request, 2, 3), "")
-        owner.cache.ended(request, (request, 2), lease.auxiliary_slot, {})
+        owner.cache.insert_ended(request, (request, 2), lease.auxiliary_slot, {})
         owner.release(lease)
         assert owner.auxiliary_used == 1
 
@@ -105,7 +105,7 @@ def test_without_a_state_for_it_a_request_gets_no_slot() -> None:
     assert isinstance(first, Lease) and owner.cache is not None
     assert owner.cache.snapshot_slot(1) is not None
     assert owner.lease(2) is Shortage.STATES
-    owner.cache.dropped(1, {}, first.auxiliary_slot)
+    owner.cache.drop_request(1, {}, first.auxiliary_slot)
 
 
 @pytest.mark.parametrize(("prefix_cache", "has_state"), [(True, True), (False, False)])

@@ -3,7 +3,7 @@ from collections.abc import Mapping
 import pytest
 
 from mlx_dp.kvcache.prefix.cached_prefix import CachedPrefix, Save, SegmentPart
-from mlx_dp.kvcache.prefix.prefix_cache import Beginning, Freed, PrefixCache
+from mlx_dp.kvcache.prefix.prefix_cache import Freed, PrefillStart, PrefixCache
 from mlx_dp.kvcache.prefix.prefix_facts import PrefixFacts
 from mlx_dp.kvcache.slots.auxiliary_slots import TREE, AuxiliarySlots
 from tests.support.batches.prefix_store_model import StoreModel, Text
@@ -30,14 +30,14 @@ class Owner:
 
     def fill(
         self, request_id: int, prompt: tuple[int, ...], points: tuple[int, ...] | None = None
-    ) -> Beginning:
+    ) -> PrefillStart:
         """Prefill a prompt in one plan, tracked at its snapshot points or at those given."""
         beginning = self.cache.begin(request_id, prompt, "")
         wanted = beginning.snapshot_points if points is None else points
         tracked = {point: self.slot(request_id) for point in wanted}
         for slot in tracked.values():
             self.store.snapshot(slot, Text("", prompt))
-        taken = self.cache.prefilled(request_id, prompt, tracked)
+        taken = self.cache.insert_prompt(request_id, prompt, tracked)
         assert taken == self.slots.owned_by(TREE).intersection(tracked.values())
         chunk = self.cache.hand_over(request_id)
         if chunk.prefix is not None:
@@ -54,7 +54,7 @@ class Owner:
         live: int | None = None,
         tracked: Mapping[int, int] | None = None,
     ) -> int | None:
-        saves, kept = self.cache.ended(request_id, fed, live, tracked or {})
+        saves, kept = self.cache.insert_ended(request_id, fed, live, tracked or {})
         self.store.save(saves, Text("", fed))
         self.keep_states(tracked or {}, fed)
         if kept is not None:
@@ -62,7 +62,7 @@ class Owner:
         self.cache.check()
         return kept
 
-    def serve(self, prompt: tuple[int, ...], answer: tuple[int, ...] = ()) -> Beginning:
+    def serve(self, prompt: tuple[int, ...], answer: tuple[int, ...] = ()) -> PrefillStart:
         """One request from begin to end."""
         request_id = next(self._ids)
         live = self.slot(request_id) if self.facts.stateful else None
@@ -84,25 +84,25 @@ class Owner:
 def test_of_a_prompt_of_3_tokens_with_2_cached_one_is_run_and_the_tree_then_covers_3() -> None:
     owner = Owner(STATELESS)
     owner.serve((1, 2))
-    assert owner.fill(7, (1, 2, 3)) == Beginning(num_tokens=2, snapshot_points=())
+    assert owner.fill(7, (1, 2, 3)) == PrefillStart(num_tokens=2, snapshot_points=())
     assert owner.cache.num_tokens == 2
     owner.end(7, (1, 2, 3))
     assert owner.cache.num_tokens == 3
-    assert owner.cache.expected((1, 2, 3, 4), "") == 3
+    assert owner.cache.cached_tokens((1, 2, 3, 4), "") == 3
 
 
 def test_a_prompt_of_70_tokens_is_split_at_64_whose_state_serves_who_parts_after_it() -> None:
     owner = Owner()
     prompt = tuple(range(70))
     assert owner.serve(prompt).snapshot_points == (64, 69)
-    assert owner.cache.expected((*range(67), 999), "") == 64
+    assert owner.cache.cached_tokens((*range(67), 999), "") == 64
 
 
 def test_of_a_prompt_of_257_tokens_with_64_cached_192_are_run_and_256_is_tracked() -> None:
     owner = Owner()
     owner.serve((*range(64), 999))
-    assert owner.serve(tuple(range(257))) == Beginning(num_tokens=64, snapshot_points=(256,))
-    assert owner.cache.expected(tuple(range(300)), "") == 257
+    assert owner.serve(tuple(range(257))) == PrefillStart(num_tokens=64, snapshot_points=(256,))
+    assert owner.cache.cached_tokens(tuple(range(300)), "") == 257
 
 
 def test_a_running_request_shares_its_prompt_before_it_ends() -> None:
@@ -121,7 +121,7 @@ def test_a_second_turn_computes_the_new_turn_alone() -> None:
 def test_a_prompt_that_is_cached_whole_is_run_from_its_last_token() -> None:
     owner = Owner(STATELESS)
     owner.serve((1, 2, 3), (4,))
-    assert owner.cache.expected((1, 2, 3, 4), "") == 3
+    assert owner.cache.cached_tokens((1, 2, 3, 4), "") == 3
     assert owner.cache.begin(1, (1, 2, 3, 4), "").num_tokens == 3
 
 
@@ -130,15 +130,15 @@ def test_where_two_prompts_part_the_second_leaves_a_state_that_the_third_finds()
     system = tuple(range(200))
     assert owner.serve((*system, *range(1000, 1300))).num_tokens == 0
     second = owner.serve((*system, *range(2000, 2300)))
-    assert second == Beginning(num_tokens=0, snapshot_points=(192, 448, 499))
+    assert second == PrefillStart(num_tokens=0, snapshot_points=(192, 448, 499))
     assert owner.serve((*system, *range(3000, 3300))).num_tokens == 192
 
 
 def test_namespaces_keep_tenants_apart() -> None:
     owner = Owner(STATELESS)
     owner.serve((1, 2, 3))
-    assert owner.cache.expected((1, 2, 3), "") == 2
-    assert owner.cache.expected((1, 2, 3), "salt") == 0
+    assert owner.cache.cached_tokens((1, 2, 3), "") == 2
+    assert owner.cache.cached_tokens((1, 2, 3), "salt") == 0
     assert owner.cache.begin(1, (1, 2, 3), "salt").num_tokens == 0
 
 
@@ -147,7 +147,7 @@ def test_two_prompts_in_one_plan_get_the_numbers_that_hold_when_it_runs() -> Non
     owner.serve((1, 2, 3, 4, 5, 6))
     for request_id, prompt in ((1, (1, 2, 3, 4, 9, 9)), (2, (1, 2, 8, 8))):
         owner.cache.begin(request_id, prompt, "")
-        owner.cache.prefilled(request_id, prompt, {})
+        owner.cache.insert_prompt(request_id, prompt, {})
     first, second = owner.cache.hand_over(1), owner.cache.hand_over(2)
     assert first.prefix is not None and second.prefix is not None
     owner.store.take(first.prefix, Text("", (1, 2, 3, 4, 9, 9)), 0)
@@ -161,7 +161,7 @@ def test_of_one_prompt_twice_in_one_plan_the_first_alone_owes_the_copy() -> None
     owner = Owner(STATELESS)
     for request_id in (1, 2):
         owner.cache.begin(request_id, (1, 2, 3, 4), "")
-        owner.cache.prefilled(request_id, (1, 2, 3, 4), {})
+        owner.cache.insert_prompt(request_id, (1, 2, 3, 4), {})
     assert [save[1:] for save in owner.cache.hand_over(1).saves] == [(0, 3)]
     second = owner.cache.hand_over(2)
     assert second.prefix is not None and second.prefix.num_tokens == 3
@@ -172,7 +172,7 @@ def test_each_request_names_its_own_copies_whoever_is_asked_first() -> None:
     owner = Owner(STATELESS)
     for request_id, prompt in ((1, (1, 2, 3, 4)), (2, (1, 2, 5, 6))):
         owner.cache.begin(request_id, prompt, "")
-        owner.cache.prefilled(request_id, prompt, {})
+        owner.cache.insert_prompt(request_id, prompt, {})
     assert [save[1:] for save in owner.cache.hand_over(2).saves] == [(2, 3)]
     assert [save[1:] for save in owner.cache.hand_over(1).saves] == [(0, 2), (2, 3)]
 
@@ -298,12 +298,12 @@ def test_two_releases_of_one_request_free_no_slot_twice() -> None:
     owner = Owner()
     live = owner.slot(7)
     owner.fill(7, (1, 2, 3), points=())
-    owner.cache.dropped(7, {}, live)
+    owner.cache.drop_request(7, {}, live)
     free = owner.slots.free_slots
     with pytest.raises(AssertionError, match="belongs to no owner"):
-        owner.cache.dropped(7, {}, live)
+        owner.cache.drop_request(7, {}, live)
     with pytest.raises(KeyError):
-        owner.cache.ended(7, (1, 2, 3), live, {})
+        owner.cache.insert_ended(7, (1, 2, 3), live, {})
     assert owner.slots.free_slots == free
 
 
@@ -312,7 +312,7 @@ def test_a_preempted_request_gives_back_all_its_slots_and_the_tree_keeps_its_pro
     live = owner.slot(7)
     owner.fill(7, (1, 2, 3, 4))
     tracked = owner.slot(7)
-    owner.cache.dropped(7, {5: tracked}, live)
+    owner.cache.drop_request(7, {5: tracked}, live)
     owner.cache.check()
     assert owner.slots.request_slots == 0
     assert owner.fill(7, (1, 2, 3, 4, 5)).num_tokens == 3
@@ -320,7 +320,7 @@ def test_a_preempted_request_gives_back_all_its_slots_and_the_tree_keeps_its_pro
 
 def test_a_request_that_never_began_is_dropped_with_its_slot() -> None:
     owner = Owner()
-    owner.cache.dropped(7, {}, owner.slot(7))
+    owner.cache.drop_request(7, {}, owner.slot(7))
     owner.cache.check()
     assert owner.slots.free_slots == 8
 
@@ -329,7 +329,7 @@ def test_a_request_that_was_planned_and_never_ran_lets_go_of_its_prefix() -> Non
     owner = Owner(STATELESS)
     owner.serve((1, 2, 3))
     owner.cache.begin(1, (1, 2, 3, 4), "")
-    owner.cache.dropped(1, {}, None)
+    owner.cache.drop_request(1, {}, None)
     owner.cache.check()
     assert owner.cache.evict()
 
@@ -393,19 +393,19 @@ def test_asking_what_is_expected_neither_holds_nor_rejuvenates_anything() -> Non
     owner = Owner(STATELESS)
     owner.serve((1, 2, 3))
     owner.serve((5, 6, 7))
-    assert owner.cache.expected((1, 2, 3, 4), "") == 3
+    assert owner.cache.cached_tokens((1, 2, 3, 4), "") == 3
     assert owner.cache.evict() and owner.cache.evict()
-    assert owner.cache.expected((1, 2, 3, 4), "") == 0
-    assert owner.cache.expected((5, 6, 7, 8), "") == 3
+    assert owner.cache.cached_tokens((1, 2, 3, 4), "") == 0
+    assert owner.cache.cached_tokens((5, 6, 7, 8), "") == 3
 
 
 def test_what_an_insertion_would_add_is_known_before() -> None:
     owner = Owner()
     owner.serve((1, 2, 3))
-    assert owner.cache.missing((1, 2, 3), "") == 0
-    assert owner.cache.missing((1, 2, 3, 4, 5), "") == 2
-    assert owner.cache.missing((1, 9), "") == 1
-    assert owner.cache.missing((1, 2, 3), "salt") == 3
+    assert owner.cache.missing_tokens((1, 2, 3), "") == 0
+    assert owner.cache.missing_tokens((1, 2, 3, 4, 5), "") == 2
+    assert owner.cache.missing_tokens((1, 9), "") == 1
+    assert owner.cache.missing_tokens((1, 2, 3), "salt") == 3
 
 
 def test_the_state_of_a_tracked_slot_that_nobody_takes_is_forgotten() -> None:
@@ -418,7 +418,7 @@ def test_the_state_of_a_tracked_slot_that_nobody_takes_is_forgotten() -> None:
         if end:
             owner.end(request_id, tuple(range(70)), None, {64: slot})
         else:
-            owner.cache.dropped(request_id, {64: slot}, None)
+            owner.cache.drop_request(request_id, {64: slot}, None)
         assert owner.store.snapshots.keys() == owner.slots.owned_by(TREE)
 
 
@@ -436,11 +436,11 @@ def test_flush_reports_tokens_and_bytes_and_what_a_plan_names_stays() -> None:
 def test_saves_say_which_of_a_requests_tokens_are_new() -> None:
     owner = Owner(STATELESS)
     owner.cache.begin(1, (1, 2, 3, 4), "")
-    owner.cache.prefilled(1, (1, 2, 3, 4), {})
+    owner.cache.insert_prompt(1, (1, 2, 3, 4), {})
     (save,) = owner.cache.hand_over(1).saves
     assert save == Save(save.segment, 0, 3)
     owner.store.save((save,), Text("", (1, 2, 3)))
-    ((last,), kept) = owner.cache.ended(1, (1, 2, 3, 4, 5), None, {})
+    ((last,), kept) = owner.cache.insert_ended(1, (1, 2, 3, 4, 5), None, {})
     assert (last.start, last.end, kept) == (3, 5, None)
     owner.store.save((last,), Text("", (1, 2, 3, 4, 5)))
     owner.cache.begin(2, (1, 2, 3, 4, 9), "")
@@ -455,11 +455,11 @@ def test_a_request_begins_once_and_its_chunk_is_handed_over_before_it_ends() -> 
     owner.cache.begin(1, (1, 2, 3), "")
     with pytest.raises(AssertionError, match="begins twice"):
         owner.cache.begin(1, (1, 2, 3), "")
-    owner.cache.prefilled(1, (1, 2, 3), {})
+    owner.cache.insert_prompt(1, (1, 2, 3), {})
     with pytest.raises(AssertionError, match="was not handed over"):
-        owner.cache.prefilled(1, (1, 2, 3), {})
+        owner.cache.insert_prompt(1, (1, 2, 3), {})
     with pytest.raises(AssertionError, match="was not handed over"):
-        owner.cache.ended(1, (1, 2, 3), None, {})
+        owner.cache.insert_ended(1, (1, 2, 3), None, {})
 
 
 def test_a_stateful_prefix_is_named_with_the_state_to_begin_with() -> None:

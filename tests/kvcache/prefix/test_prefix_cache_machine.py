@@ -80,7 +80,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
         request = self.running[request_id]
         ids, namespace = request.prompt.ids, request.prompt.namespace
         if not request.begun:
-            expected = self.cache.expected(ids, namespace)
+            expected = self.cache.cached_tokens(ids, namespace)
             beginning = self.cache.begin(request_id, ids, namespace)
             assert beginning.num_tokens == expected
             if not self.plan:
@@ -88,7 +88,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
             request.begun = True
         states = self.track(request_id, data)
         if whole:
-            taken = self.cache.prefilled(request_id, ids, request.tracked)
+            taken = self.cache.insert_prompt(request_id, ids, request.tracked)
             states = {point: slot for point, slot in states.items() if slot in taken}
             request.tracked = {}
             request.filled = True
@@ -142,7 +142,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
 
     def keep(self, request_id: int, fed: Text) -> None:
         request = self.running.pop(request_id)
-        saves, kept = self.cache.ended(request_id, fed.ids, request.live, request.tracked)
+        saves, kept = self.cache.insert_ended(request_id, fed.ids, request.live, request.tracked)
         self.store.save(saves, fed)
         if kept is not None:
             assert kept == request.live
@@ -153,7 +153,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
     def drop(self, data: st.DataObject) -> None:
         request_id = data.draw(st.sampled_from(self.unplanned()))
         request = self.running.pop(request_id)
-        self.cache.dropped(request_id, request.tracked, request.live)
+        self.cache.drop_request(request_id, request.tracked, request.live)
 
     @precondition(lambda self: self.cache.num_tokens > 10)
     @rule()

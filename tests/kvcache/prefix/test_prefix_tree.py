@@ -20,7 +20,7 @@ def put(tree: PrefixTree, ids: tuple[int, ...], *snapshots: int, namespace: str 
     for node in leaf.up():
         node.writer = None
         if node.end in snapshots:
-            tree.attach(node, node.end)
+            tree.attach_snapshot(node, node.end)
     tree.unlock(leaf)
     tree.check()
     return leaf
@@ -258,7 +258,7 @@ def test_a_node_has_one_snapshot() -> None:
     tree = PrefixTree(STATEFUL)
     leaf = put(tree, (1, 2, 3), 3)
     with pytest.raises(AssertionError, match="has a snapshot"):
-        tree.attach(leaf, 7)
+        tree.attach_snapshot(leaf, 7)
 
 
 def test_states_of_sliding_windows_stop_growing_at_their_width() -> None:

@@ -44,7 +44,7 @@ class AuxiliarySlotsMachine(RuleBasedStateMachine):
         slot = data.draw(st.sampled_from(requests))
         owner = self.owners[slot]
         assert isinstance(owner, int)
-        self.slots.give(slot, owner)
+        self.slots.give_to_tree(slot, owner)
         self.owners[slot] = TREE
 
     @rule(slot=st.integers(0, SIZE - 1), owner=st.integers(0, 5) | st.just(TREE))
@@ -57,7 +57,7 @@ class AuxiliarySlotsMachine(RuleBasedStateMachine):
     def give_what_belongs_to_another(self, slot: int, request: int) -> None:
         if self.owners.get(slot) != request:
             with pytest.raises(AssertionError, match="belongs to"):
-                self.slots.give(slot, request)
+                self.slots.give_to_tree(slot, request)
 
     @rule(slot=st.integers(0, SIZE - 1), request=st.integers(0, 5))
     def fork_what_nobody_owns(self, slot: int, request: int) -> None:
@@ -98,7 +98,7 @@ def test_a_tracked_slot_is_kept_while_the_live_one_is_freed() -> None:
     slots = AuxiliarySlots(2)
     live, tracked = slots.alloc(7), slots.alloc(7)
     assert live is not None and tracked is not None
-    slots.give(tracked, 7)
+    slots.give_to_tree(tracked, 7)
     slots.free(live, 7)
     assert slots.owned_by(TREE) == {tracked}
     assert (slots.free_slots, slots.request_slots, slots.tree_slots) == (1, 0, 1)
@@ -108,7 +108,7 @@ def test_what_a_request_gave_to_the_tree_stays_until_the_tree_frees_it() -> None
     slots = AuxiliarySlots(1)
     slot = slots.alloc(7)
     assert slot is not None
-    slots.give(slot, 7)
+    slots.give_to_tree(slot, 7)
     with pytest.raises(AssertionError, match="belongs to the prefix tree, not to request 7"):
         slots.free(slot, 7)
     assert slots.alloc(8) is None

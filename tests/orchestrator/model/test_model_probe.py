@@ -121,14 +121,14 @@ def test_the_probe_tells_precision_and_what_no_batch_can_hold(
     tmp_path, monkeypatch, name, dtype, float32, unbatchable
 ):
     mx = pytest.importorskip("mlx.core")
-    from mlx_dp.worker import probe
+    from mlx_dp.worker import model_probe
     from tests.support.models.tiny_models import ARCHITECTURES
 
     model = ARCHITECTURES[name].build()
     model.set_dtype(getattr(mx, dtype))
-    monkeypatch.setattr(probe, "check_weight_files", lambda _: None)
+    monkeypatch.setattr(model_probe, "check_weight_files", lambda _: None)
     monkeypatch.setattr(
-        probe, "load_model", lambda *_, **__: (model, dict(ARCHITECTURES[name].config))
+        model_probe, "load_model", lambda *_, **__: (model, dict(ARCHITECTURES[name].config))
     )
-    answer = probe.probe(tmp_path)
+    answer = model_probe.probe_model(tmp_path)
     assert (answer["float32"], answer["unbatchable"]) == (float32, unbatchable)

@@ -43,7 +43,7 @@ def test_dp_attention_over_one_process_is_plain_and_says_so(tp_size):
     assert topology.mode is ReplicaMode.DATA_PARALLEL
     assert states == (ParallelState(),)
     assert topology.warnings == (
-        "--enable-dp-attention does nothing with --dp-size 1: one owner has all",
+        "--enable-dp-attention does nothing with --dp-size 1: there is only one owner",
     )
 
 

@@ -309,10 +309,10 @@ def test_the_parts_of_a_long_message_are_dropped_without_another_edge(
 def test_only_the_first_part_of_a_message_is_kept() -> None:
     parts = [zmq.Frame(b"one"), zmq.Frame(b"three"), zmq.Frame(b"")]
     received = Received(b"w0-1")
-    received.take(parts[0])
+    received.add_part(parts[0])
     assert received.frame is parts[0]
-    received.take(parts[1])
-    received.take(parts[2])
+    received.add_part(parts[1])
+    received.add_part(parts[2])
     assert (received.parts, received.nbytes, received.frame) == (3, 8, None)
     assert received.first is parts[0]
 

@@ -80,11 +80,11 @@ def test_all_that_lies_in_it_is_kept_in_use(made: SocketDirectory) -> None:
     began = time.time()
     for day in (1.0, 2.0, 4.0):
         now = began + day * DAY_S
-        made.keep(now)
+        made.refresh(now)
         for path in kept:
             found = path.stat()
             assert (found.st_atime, found.st_mtime) == (pytest.approx(now), pytest.approx(now))
-    made.keep(now + REFRESH_S / 2)
+    made.refresh(now + REFRESH_S / 2)
     assert (made.path / "workers").stat().st_mtime == pytest.approx(now)
 
 
@@ -96,7 +96,7 @@ def test_what_was_removed_is_made_again_and_still_guarded(
         shutil.rmtree(made.path)
     else:
         (made.path / "lock").unlink()
-    made.keep(time.time())
+    made.refresh(time.time())
     assert stat.S_IMODE(made.path.stat().st_mode) == 0o700
     assert os.listdir(made.path) == ["lock"]
     SocketDirectory(tmp_path).close()
@@ -109,13 +109,13 @@ def test_a_name_that_somebody_else_has_taken_is_one_sentence(made: SocketDirecto
     shutil.rmtree(made.path)
     made.path.touch()
     with pytest.raises(OSError, match=f"^the socket directory {made.path} is gone and cannot be"):
-        made.keep(time.time())
+        made.refresh(time.time())
     made.path.unlink()
 
 
 def test_nothing_is_made_again_after_the_end(made: SocketDirectory) -> None:
     made.close()
-    made.keep(time.time())
+    made.refresh(time.time())
     assert not made.path.exists()
 
 

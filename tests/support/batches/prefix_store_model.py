@@ -42,7 +42,7 @@ class StoreModel:
         self.segments[head] = Kept(text.upto(start + at), start)
         self.segments[segment] = Kept(text, start + at)
 
-    def forget(self, segments: Collection[int], snapshots: Collection[int]) -> None:
+    def drop(self, segments: Collection[int], snapshots: Collection[int]) -> None:
         """A segment is dropped by the tree alone, a snapshot also by a request without state."""
         for segment in segments:
             del self.segments[segment]

@@ -29,7 +29,7 @@ def a_prefix_stays_locked(patch: Patch) -> None:
     def let_go(cache: PrefixCache, request: PrefixRequest) -> None:
         request.reuse = request.leaf = None
 
-    patch.setattr(PrefixCache, "_let_go", let_go)
+    patch.setattr(PrefixCache, "_unlock_paths", let_go)
 
 
 def the_end_is_reported_twice(patch: Patch) -> None:

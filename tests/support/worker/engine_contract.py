@@ -315,8 +315,8 @@ class PrefixContract:
         steps = [engine.step(prefill(0, given.prefill_tokens))]
         steps += [engine.step(EMPTY) for _ in range(given.max_tokens - 1)]
         # Whoever keeps something may have something else dropped for it.
-        engine.forget((99,), ())
-        engine.keep(0, (save,), snapshot if engine.facts.stateful else None)
+        engine.drop((99,), ())
+        engine.save_prefix(0, (save,), snapshot if engine.facts.stateful else None)
         steps += finish(engine)
         engine.remove(0)
         return tokens_of(steps, 0)
@@ -410,7 +410,7 @@ class PrefixContract:
         steps = [engine.step(prefill(0, 40)), engine.step(EMPTY), engine.step(EMPTY)]
         answer = tokens_of(steps, 0)
         assert len(answer) == 2
-        engine.keep(0, (Save(5, 0, 42),), 3 if engine.facts.stateful else None)
+        engine.save_prefix(0, (Save(5, 0, 42),), 3 if engine.facts.stateful else None)
         engine.remove(0)
         turn = request(*PROMPT, *answer, 4, 2)
         begun = prefix(engine, (5, 42), snapshot=3)
@@ -421,7 +421,7 @@ class PrefixContract:
     def test_what_is_done_of_a_prompt_is_kept(self, engine: Engine) -> None:
         engine.add(0, request(*PROMPT))
         engine.step(prefill(0, 25))
-        engine.keep(0, (Save(5, 0, 25),), 3 if engine.facts.stateful else None)
+        engine.save_prefix(0, (Save(5, 0, 25),), 3 if engine.facts.stateful else None)
         engine.remove(0)
         begun = prefix(engine, (5, 25), snapshot=3)
         warm = self.run(engine, request(*PROMPT), chunk(engine, 0, 15, prefix=begun))
@@ -435,7 +435,7 @@ class PrefixContract:
         engine.add(0, request(*PROMPT, max_tokens=3))
         saved = chunk(engine, 0, 40, saves=(Save(5, 0, 39),), snapshot=2)
         steps += [engine.step(StepPlan(prefill=(saved,))), engine.step(EMPTY), engine.step(EMPTY)]
-        engine.keep(0, (Save(6, 39, 42),), 3 if engine.facts.stateful else None)
+        engine.save_prefix(0, (Save(6, 39, 42),), 3 if engine.facts.stateful else None)
         engine.remove(0)
         engine.add(2, request(*PROMPT, 1, 1))
         taken = chunk(engine, 2, 3, prefix=prefix(engine, (5, 39), snapshot=2))
@@ -448,9 +448,9 @@ class PrefixContract:
         engine.remove(0)
         self.run_and_keep(engine, request(*PROMPT), Save(7, 39, 45), snapshot=3)
         full = engine.held_nbytes
-        engine.forget((6,), ())
+        engine.drop((6,), ())
         assert 0 < engine.held_nbytes < full
-        engine.forget((5, 7, 99), (2, 3, 9) if engine.facts.stateful else ())
+        engine.drop((5, 7, 99), (2, 3, 9) if engine.facts.stateful else ())
         engine.compact()
         assert engine.held_nbytes == 0
         assert engine.memory().used_tokens == 0

@@ -69,8 +69,8 @@ class WatchedEngine(FakeEngine):
         assert held <= self.budget_nbytes or rows <= 1, (held, self.budget_nbytes, rows)
         return drawn
 
-    def keep(self, slot: int, saves: tuple[Save, ...], snapshot: int | None) -> None:
-        super().keep(slot, saves, snapshot)
+    def save_prefix(self, slot: int, saves: tuple[Save, ...], snapshot: int | None) -> None:
+        super().save_prefix(slot, saves, snapshot)
         assert self.budget_nbytes is not None
         assert self.held_nbytes <= self.budget_nbytes, "kept what there was no room for"
 

@@ -7,8 +7,8 @@ from mlx_dp.proto.wire.codec import decode_up, encode
 from mlx_dp.worker.buffered_channel import ShutdownRequestedError
 from mlx_dp.worker.contract.engine import UnsupportedModelError
 from mlx_dp.worker.contract.failure import (
+    is_model_fault,
     kind_of,
-    says_of_model,
     sentence,
     serving_failure,
     starting_failure,
@@ -97,4 +97,4 @@ def test_the_lost_rank_is_told() -> None:
     ],
 )
 def test_what_ends_the_process_says_nothing_of_the_model(error: Exception, of_model: bool) -> None:
-    assert says_of_model(error) is of_model
+    assert is_model_fault(error) is of_model

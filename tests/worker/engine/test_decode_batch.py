@@ -163,7 +163,7 @@ def test_a_next_turn_goes_on_from_what_a_row_left(name, others, spent):
     # The fifth token has been drawn and not fed.
     history = [*prompt, *rows.answers[0][:4]]
     snapshot = 7 if rows.loaded.layout.stateful else None
-    assert rows.batch.keep(0, (Save(1, 0, 10), Save(2, 10, len(history))), snapshot)
+    assert rows.batch.save_prefix(0, (Save(1, 0, 10), Save(2, 10, len(history))), snapshot)
     rows.batch.leave(0)
     rows.batch.drop_done()
     prefix = CachedPrefix(
@@ -195,7 +195,7 @@ def test_a_spent_row_waits_for_what_is_to_be_kept_of_it_while_another_goes():
         rows.join(key, prompt_of(9, key), max_tokens=2)
     rows.run(2)
     for key in range(2):
-        assert rows.batch.keep(key, (Save(key, 0, 10),), key)
+        assert rows.batch.save_prefix(key, (Save(key, 0, 10),), key)
         rows.batch.leave(key)
         assert rows.segments.has_snapshot(key)
         assert rows.caches.used_tokens == 10 * (1 - key)
@@ -205,17 +205,17 @@ def test_a_spent_row_waits_for_what_is_to_be_kept_of_it_while_another_goes():
 def test_nothing_is_kept_unasked_and_an_unknown_row_is_told_from_one_that_is_here():
     rows = Rows("qwen3_next")
     rows.join(0, prompt_of(9), max_tokens=2)
-    assert not rows.batch.keep(5, (), 1)
+    assert not rows.batch.save_prefix(5, (), 1)
     rows.run(2)
     assert rows.segments.nbytes == 0
     rows.batch.drop_done()
     assert rows.segments.nbytes == 0
-    assert not rows.batch.keep(0, (), 1)
+    assert not rows.batch.save_prefix(0, (), 1)
 
 
 def test_a_state_that_was_never_written_leaves_no_snapshot():
     rows = Rows("qwen3_next")
     rows.join(0, [7])
-    rows.batch.keep(0, (), 3)
+    rows.batch.save_prefix(0, (), 3)
     rows.batch.leave(0)
     assert not rows.segments.has_snapshot(3)

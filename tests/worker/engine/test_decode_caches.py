@@ -149,7 +149,7 @@ def test_prompts_ride_in_the_decode_and_share_passes(name, form):
     prefills = {key: Prefill(loaded, prompt) for key, prompt in prompts.items()}
 
     def take(**sizes: int) -> list[PromptChunk]:
-        taken = [PromptChunk.take(prefills[int(key[1:])], size) for key, size in sizes.items()]
+        taken = [PromptChunk.cut_from(prefills[int(key[1:])], size) for key, size in sizes.items()]
         return [chunk for chunk in taken if chunk is not None]
 
     busy.caches.run_chunks(take(k10=5, k11=1))
@@ -175,7 +175,7 @@ def test_a_chunk_of_which_only_the_last_token_is_left_is_none():
     assert prefill.complete
     begun = Prefill(loaded_tiny("llama"), prompt_of(9))
     begun.run(8)
-    assert PromptChunk.take(begun, 1) is None
+    assert PromptChunk.cut_from(begun, 1) is None
     assert begun.complete
 
 

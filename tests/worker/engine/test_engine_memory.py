@@ -115,7 +115,7 @@ def test_all_that_is_held_is_counted_and_nothing_is_left(name, cache_nbytes, tmp
     for slot in (1, 3):
         engine.remove(slot)
     finish(engine)
-    engine.forget(range(4), range(4))
+    engine.drop(range(4), range(4))
     assert engine.held_nbytes == 0
     assert held.expect_true() == 0
 
@@ -126,9 +126,9 @@ def test_what_is_kept_of_a_row_does_not_come_back_after_it_was_forgotten(tmp_pat
     for slot, length in enumerate(LENGTHS[:2]):
         engine.add(slot, prompt_of(length, slot))
         held.prefill(slot, length)
-    engine.keep(0, (Save(1, 0, 300),), 1)
+    engine.save_prefix(0, (Save(1, 0, 300),), 1)
     engine.remove(0)
-    engine.forget([1], [1])
+    engine.drop([1], [1])
     engine.step(EMPTY)
     engine.remove(1)
     finish(engine)

@@ -91,7 +91,7 @@ def kept(name: str, prompt: list[int], at: int) -> tuple[Segments, CachedPrefix]
     segments = Segments()
     saves = (Save(1, 0, at // 2), Save(2, at // 2, at))
     snapshot = 9 if loaded.layout.stateful else None
-    PrefillStep.keep(prefill, saves, snapshot, segments)
+    PrefillStep.save(prefill, saves, snapshot, segments)
     assert prefill.nbytes > 0
     pieces = (SegmentPart(1, at // 2), SegmentPart(2, at - at // 2))
     return segments, CachedPrefix(pieces=pieces, num_tokens=at, snapshot=snapshot)
@@ -134,10 +134,12 @@ def test_of_three_tokens_with_two_cached_the_model_sees_one_at_offset_two():
     prefill.run(2)
     assert (model.seen, model.offsets) == ([(1, 1)], [2])
     expect_same(prefill.content(), prefilled(loaded, prompt).content())
-    PrefillStep.keep(prefill, (Save(3, 2, 3),), None, segments)
+    PrefillStep.save(prefill, (Save(3, 2, 3),), None, segments)
     whole = prefilled(loaded, prompt).content()
     assert whole is not None
-    covered = segments.read(CachedPrefix(pieces=(*prefix.pieces, SegmentPart(3, 1)), num_tokens=3))
+    covered = segments.read_prefix(
+        CachedPrefix(pieces=(*prefix.pieces, SegmentPart(3, 1)), num_tokens=3)
+    )
     for ours, theirs in zip(covered, whole.kv, strict=True):
         np.testing.assert_allclose(np.array(ours.keys), np.array(theirs.keys), atol=1e-5)
 
@@ -151,14 +153,14 @@ def test_a_hybrid_begins_with_the_state_that_was_kept_at_the_match():
     content = prefill.content()
     assert content is not None
     for ours, theirs in zip(
-        content.recent.arrays(), segments.restore(prefix.snapshot).arrays(), strict=True
+        content.recent.arrays(), segments.read_snapshot(prefix.snapshot).arrays(), strict=True
     ):
         assert mx.array_equal(ours, theirs)
     # What the request then does to its state leaves the kept one as it was.
-    before = [np.array(a) for a in segments.restore(prefix.snapshot).arrays()]
+    before = [np.array(a) for a in segments.read_snapshot(prefix.snapshot).arrays()]
     prefill.run(16)
     mx.eval(prefill.arrays())
-    for now, then in zip(segments.restore(prefix.snapshot).arrays(), before, strict=True):
+    for now, then in zip(segments.read_snapshot(prefix.snapshot).arrays(), before, strict=True):
         np.testing.assert_array_equal(np.array(now), then)
 
 
@@ -167,7 +169,7 @@ def test_a_prefix_cannot_be_the_whole_prompt_nor_come_late():
     segments, prefix = kept("llama", prompt, 6)
     begun = Prefill(loaded_tiny("llama"), prompt)
     begun.run(1)
-    with pytest.raises(AssertionError, match="the prompt has begun"):
+    with pytest.raises(AssertionError, match="the prefill has begun"):
         begun.reuse(prefix, segments)
     with pytest.raises(AssertionError):
         Prefill(loaded_tiny("llama"), prompt[:6]).reuse(prefix, segments)
@@ -181,9 +183,9 @@ def test_what_is_kept_is_a_copy_of_the_tokens_asked_for():
     assert content is not None
     then = np.array(content.kv[0].keys)[:, :, 3:7]
     segments = Segments()
-    mx.eval(segments.keep([Save(1, 3, 7)], prefill.saved_kv, None, prefill.snapshot))
+    mx.eval(segments.save_row([Save(1, 3, 7)], prefill.saved_kv, None, prefill.snapshot))
     prefill.run(4)
-    (first, *_) = segments.read(CachedPrefix(pieces=(SegmentPart(1, 4),), num_tokens=4))
+    (first, *_) = segments.read_prefix(CachedPrefix(pieces=(SegmentPart(1, 4),), num_tokens=4))
     np.testing.assert_array_equal(np.array(first.keys), then)
     with pytest.raises(AssertionError):
         prefill.saved_kv(Save(2, 0, 12))

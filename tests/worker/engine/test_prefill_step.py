@@ -219,10 +219,10 @@ def test_ends_of_prompts_share_a_padded_pass_with_prompts_that_begin():
     step.run(1, second, 9, snapshot=5)
     step.step.finish()
     assert step.model.passes == [(1, 64), (2, 8)]
-    assert [step.segments.restore(number).position for number in (3, 4, 5)] == [64, 69, 8]
+    assert [step.segments.read_snapshot(number).position for number in (3, 4, 5)] == [64, 69, 8]
     step.expect_whole(0, first)
     step.expect_whole(1, second)
-    kept = step.segments.restore(4).arrays()
+    kept = step.segments.read_snapshot(4).arrays()
     whole = prefilled(step.loaded, first).content()
     assert whole is not None
     for ours, theirs in zip(kept, whole.recent.arrays(), strict=True):
@@ -235,10 +235,10 @@ def test_a_prompt_is_split_where_it_is_told_and_its_state_is_tracked_there():
     step.run(0, prompt, 64, snapshot=3)
     step.run(0, prompt, 6, snapshot=4)
     assert step.model.passes == [(1, 64), (1, 5)]
-    assert [step.segments.restore(number).position for number in (3, 4)] == [64, 69]
+    assert [step.segments.read_snapshot(number).position for number in (3, 4)] == [64, 69]
     at_64 = prefilled(step.loaded, prompt[:65]).content()
     assert at_64 is not None
-    tracked = step.segments.restore(3)
+    tracked = step.segments.read_snapshot(3)
     for ours, theirs in zip(tracked.arrays(), at_64.recent.arrays(), strict=True):
         np.testing.assert_allclose(np.array(ours), np.array(theirs), atol=1e-5)
 
@@ -285,9 +285,11 @@ def test_what_is_saved_while_others_share_the_pass_is_the_prompts_own():
     for number, (prompt, start) in enumerate(((prompts[0], 0), (prompts[1], 4)), start=1):
         whole = prefilled(step.loaded, prompt).content()
         assert whole is not None
-        read = step.segments.read(CachedPrefix(pieces=(SegmentPart(number, 99),), num_tokens=99))
+        read = step.segments.read_prefix(
+            CachedPrefix(pieces=(SegmentPart(number, 99),), num_tokens=99)
+        )
         end = len(prompt) - 1
         np.testing.assert_allclose(
             np.array(read[0].keys), np.array(whole.kv[0].tokens(start, end).keys), atol=1e-5
         )
-        assert step.segments.restore(number).position == end
+        assert step.segments.read_snapshot(number).position == end

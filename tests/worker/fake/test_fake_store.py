@@ -87,5 +87,5 @@ def test_nothing_is_saved_that_was_not_fed() -> None:
 
 def test_what_is_forgotten_takes_nothing() -> None:
     kept = store(stateful=True)
-    kept.forget((0, 1, 55), (7, 66))
+    kept.drop((0, 1, 55), (7, 66))
     assert kept.nbytes == 0

@@ -117,9 +117,9 @@ def test_a_row_is_taken_once_its_states_have_got_their_lasting_shapes(tmp_path):
     for length in (1, 2, 3):
         caches = make_prompt_cache(loaded.model)
         loaded.model(mx.zeros((1, length), dtype=mx.int32), cache=caches)
-        taken.append(loaded.batch.takes(read_caches(loaded.layout, caches, length)))
+        taken.append(loaded.batch.accepts(read_caches(loaded.layout, caches, length)))
     assert taken == [False, True, True]
-    assert not loaded.batch.takes(None)
+    assert not loaded.batch.accepts(None)
 
 
 @pytest.mark.parametrize("name", ["llama4", "deepseek_v41"])

@@ -13,7 +13,7 @@ from mlx_lm.models.cache import (  # noqa: E402
 
 from mlx_dp.worker.loading import device  # noqa: E402
 from mlx_dp.worker.loading.model_measure import measure_shape  # noqa: E402
-from mlx_dp.worker.probe import main  # noqa: E402
+from mlx_dp.worker.model_probe import main  # noqa: E402
 from tests.support.models.tiny_models import ARCHITECTURES  # noqa: E402
 
 pytestmark = pytest.mark.mlx

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("mlx.core")
 
 from mlx_dp.proto.errors import ConfigError
-from mlx_dp.worker import probe
+from mlx_dp.worker import model_probe
 from mlx_dp.worker.loading.loaded_model import load
 from mlx_dp.worker.loading.weight_files import check_weight_files
 from tests.support.models.tiny_models import DENSE
@@ -73,7 +73,7 @@ def test_every_part_of_a_model_is_looked_at(weights: Path) -> None:
 
 def test_the_probe_says_it_as_well(weights: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cut(weights, 1024)
-    assert probe.main([str(weights.parent)]) == 1
+    assert model_probe.main([str(weights.parent)]) == 1
     assert json.loads(capsys.readouterr().out) == {
         "error": f"{weights} is incomplete, 1024 bytes are missing at its end: copy or download "
         "it again"

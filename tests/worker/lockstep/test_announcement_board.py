@@ -29,26 +29,26 @@ def board() -> AnnouncementBoard:
 
 def test_a_pass_is_agreed_on_once_all_have_announced_it(board: AnnouncementBoard) -> None:
     assert (board.missing, board.wanted) == ([0, 2], False)
-    board.note(told(2, 0, tokens=5))
+    board.add(told(2, 0, tokens=5))
     assert (board.missing, board.wanted) == ([0], True)
-    board.note(told(0, 0, tokens=9))
+    board.add(told(0, 0, tokens=9))
     assert board.agree(1, RankRows(4, 0)) == ((9, 4), (4, 0), (5, 2))
     assert (board.number, board.missing, board.wanted) == (1, [0, 2], False)
 
 
 def test_agreeing_before_is_our_bug(board: AnnouncementBoard) -> None:
-    board.note(told(2, 0))
+    board.add(told(2, 0))
     with pytest.raises(AssertionError, match="nothing of"):
         board.agree(1, RankRows(4, 0))
 
 
 def test_a_peer_may_be_ahead_by_one_pass(board: AnnouncementBoard) -> None:
-    board.note(told(0, 0))
-    board.note(told(0, 1, tokens=8))
-    board.note(told(2, 0))
+    board.add(told(0, 0))
+    board.add(told(0, 1, tokens=8))
+    board.add(told(2, 0))
     board.agree(1, RankRows(0, 0))
     assert (board.missing, board.wanted) == ([2], True)
-    board.note(told(2, 1, tokens=3))
+    board.add(told(2, 1, tokens=3))
     assert board.agree(1, RankRows(0, 0)) == ((8, 4), (0, 0), (3, 1))
 
 
@@ -67,18 +67,18 @@ def test_what_is_not_of_this_group_and_time_is_foreign(
     board: AnnouncementBoard, announcement: Announcement
 ) -> None:
     with pytest.raises(ForeignFrameError):
-        board.note(announcement)
+        board.add(announcement)
     assert board.missing == [0, 2]
 
 
 def test_a_pass_is_announced_once(board: AnnouncementBoard) -> None:
-    board.note(told(0, 0, tokens=2))
+    board.add(told(0, 0, tokens=2))
     with pytest.raises(ForeignFrameError):
-        board.note(told(0, 0, tokens=3))
-    board.note(told(2, 0))
+        board.add(told(0, 0, tokens=3))
+    board.add(told(2, 0))
     assert board.agree(1, RankRows(0, 0)) == ((2, 1), (0, 0), (1, 0))
     with pytest.raises(ForeignFrameError):
-        board.note(told(0, 0, tokens=3))
+        board.add(told(0, 0, tokens=3))
 
 
 class Rank:
@@ -122,7 +122,7 @@ def test_all_ranks_run_the_same_passes_in_whatever_order_they_hear_of_them(seed:
             if queue:
                 quiet = 0
                 receiver = next(b for (_, b), waiting in on_the_way.items() if waiting is queue)
-                ranks[receiver].board.note(queue.pop(0))
+                ranks[receiver].board.add(queue.pop(0))
             continue
         rank = rng.choice(ranks)
         before = len(rank.agreed)

@@ -112,19 +112,19 @@ def test_an_announcement_wakes_whoever_sleeps_on_the_descriptor(
     short_path: Path, opened: Open
 ) -> None:
     first, second = (opened(place) for place in places(short_path))
-    assert not second.wanted()
+    assert not second.poll_wanted()
     woken: list[bool] = []
 
     def awaiting(rank: int) -> None:
         if not woken:
-            while not second.wanted():
+            while not second.poll_wanted():
                 assert select.select([second.fd], [], [], DEADLINE_S)[0], "never woken"
             woken.append(True)
             second.agree(rows(0), silent)
 
     assert first.agree(rows(3), awaiting) == (rows(3), rows(0))
     assert woken
-    assert not second.wanted()
+    assert not second.poll_wanted()
 
 
 def test_a_peer_that_never_comes_is_named(short_path: Path, opened: Open) -> None:
@@ -164,7 +164,7 @@ def test_foreign_frames_are_dropped_and_counted(short_path: Path, opened: Open) 
     with stranger(second.peers[1]) as outbox:
         for frame in (stale.encode(), b"noise", b"x" * FRAME_BYTES):
             outbox.send(frame)
-        while not exchange.wanted() and exchange.dropped_frames < 3:
+        while not exchange.poll_wanted() and exchange.dropped_frames < 3:
             assert select.select([exchange.fd], [], [], DEADLINE_S)[0], exchange.dropped_frames
     assert agree([peer, exchange], [4, 0]) == [(rows(4), rows(0))] * 2
     assert exchange.dropped_frames == 3

@@ -123,10 +123,10 @@ def test_copies_are_promised_until_their_step_is_launched() -> None:
 def test_the_last_request_gets_all_that_can_be_evicted_and_no_more_than_it_needs() -> None:
     memory = Memory(rows=95, leaves=(10, 10, 10))
     memory.growth = 10
-    room(memory).exceed()
+    room(memory).evict_excess()
     assert memory.leaves == []
     ample = Memory(rows=75, leaves=(10, 10, 10))
-    room(ample).exceed()
+    room(ample).evict_excess()
     assert ample.leaves == [10, 10]
 
 
@@ -134,10 +134,10 @@ def test_at_rest_much_slack_is_given_back_and_little_is_not() -> None:
     much, little = Memory(slack=60), Memory(slack=40)
     for memory in (much, little):
         kept = room(memory)
-        kept.rest()
+        kept.idle()
         assert memory.compacted == 0
         kept.row_left(1)
-        kept.rest()
+        kept.idle()
     assert (much.compacted, little.compacted) == (1, 0)
 
 
@@ -146,7 +146,7 @@ def test_without_a_budget_everything_fits() -> None:
     endless = room(memory, None)
     assert endless.try_make_room(10**12)
     endless.row_left(1)
-    endless.rest()
+    endless.idle()
     assert (memory.leaves, memory.compacted) == ([10], 0)
 
 

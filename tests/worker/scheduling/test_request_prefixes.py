@@ -50,7 +50,7 @@ def fill(desk: Desk, request: RunningRequest) -> int | None:
     point = request.fill(request.unfilled)
     assert point is not None
     slot = desk.prefixes.track(request, point)
-    return desk.prefixes.prefilled(request, slot)
+    return desk.prefixes.insert_prompt(request, slot)
 
 
 def test_a_state_that_the_tree_has_already_is_not_written_again() -> None:
@@ -61,7 +61,7 @@ def test_a_state_that_the_tree_has_already_is_not_written_again() -> None:
     assert desk.slots.free_slots == 7
     for request in (first, second):
         desk.prefixes.hand_over(request)
-        desk.prefixes.dropped(request)
+        desk.prefixes.drop_request(request)
     desk.cache.check()
 
 
@@ -78,7 +78,7 @@ def test_without_room_a_request_tracks_and_keeps_nothing() -> None:
     request = desk.begin(1, 9)
     assert fill(desk, request) is None
     assert desk.prefixes.hand_over(request).saves == ()
-    assert desk.prefixes.ended(request) is None
+    assert desk.prefixes.insert_ended(request) is None
     assert (desk.slots.free_slots, desk.cache.num_tokens) == (8, 0)
 
 
@@ -96,7 +96,7 @@ def test_room_is_not_made_by_dropping_the_beginning_of_what_is_to_be_kept() -> N
     desk = Desk(dense, budget=dense.segment_nbytes(12))
     first = desk.begin(1, 9)
     first.fill(9)
-    desk.prefixes.prefilled(first, None)
+    desk.prefixes.insert_prompt(first, None)
     desk.store.save(desk.prefixes.hand_over(first).saves, Text("", first.prompt))
     desk.room.step_launched()
     second = desk.begin(2, 17)
@@ -104,5 +104,5 @@ def test_room_is_not_made_by_dropping_the_beginning_of_what_is_to_be_kept() -> N
     desk.prefixes.hand_over(second)
     second.fill(8)
     # Eight tokens more would fit without the first eight, but what then lacks is sixteen.
-    assert desk.prefixes.ended(second) is None
+    assert desk.prefixes.insert_ended(second) is None
     assert desk.cache.num_tokens <= 12

@@ -85,7 +85,7 @@ def refuse(to: Scheduler, request: Submit) -> Rejected:
 
 def end(owner: Scheduler, slot: int) -> Finished:
     """As the loop does, but for the engine."""
-    assert owner.keep(slot) is None
+    assert owner.take_saves(slot) is None
     return owner.release(slot)
 
 
@@ -313,7 +313,7 @@ def test_a_report_of_the_end_exists_only_once_all_is_free() -> None:
 def test_a_request_that_has_not_finished_is_not_released() -> None:
     owner = scheduler()
     slot = admit(owner, submit(1))
-    with pytest.raises(AssertionError, match="request 1 goes on"):
+    with pytest.raises(AssertionError, match="request 1 has not ended"):
         end(owner, slot)
 
 

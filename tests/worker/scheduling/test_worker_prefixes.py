@@ -39,10 +39,10 @@ class Watched(FakeEngine):
         self.chunks += plan.prefill
         return super().step(plan)
 
-    def keep(self, slot: int, saves: tuple[Save, ...], snapshot: int | None) -> None:
+    def save_prefix(self, slot: int, saves: tuple[Save, ...], snapshot: int | None) -> None:
         self.told.append("keep")
         self.kept.append((saves, snapshot))
-        super().keep(slot, saves, snapshot)
+        super().save_prefix(slot, saves, snapshot)
 
     def remove(self, slot: int) -> None:
         self.told.append("remove")
@@ -243,7 +243,7 @@ def test_a_flush_without_the_prefix_cache_drops_nothing() -> None:
 def test_heartbeats_say_what_is_cached_and_held() -> None:
     bench, _ = watched()
     run(bench, submit(1, prompt=100, max_tokens=3))
-    bench.scheduler.rest()
+    bench.scheduler.idle()
     bench.time.sleep(1.0)
     bench.loop.run_once()
     (beat,) = bench.channel.sent_of(Heartbeat)[-1:]

@@ -81,8 +81,8 @@ def sharded(mlp):
 @pytest.mark.parametrize(
     ("mlp", "failure"),
     [
-        (Residual(), "is no sum of its shards"),
-        (InnerNorm(), "is no sum of its shards"),
+        (Residual(), "is not the sum of its shards"),
+        (InnerNorm(), "is not the sum of its shards"),
         (InnerScale(), "does not work on a part of its inner width"),
         (Mixing(), "mixes its rows"),
         (Around(lambda mlp, x: mlp(x[:, -1:]) + x), "one row for each token"),

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.mlx
 PROMPT = [3, 7, 9, 11, 40, 2, 250]
 NO_MLP = "no layer has an MLP or experts"
 REFUSED = {
-    "gemma3n": r"layers\.0\.mlp \(MLP\) is no sum of its shards",
+    "gemma3n": r"layers\.0\.mlp \(MLP\) is not the sum of its shards",
     "prism_hadamard_qwen35": r"layers\.0\.mlp\.down_proj is a HadamardQuantizedLinear",
     "mamba": NO_MLP,
     "falcon_mamba": NO_MLP,

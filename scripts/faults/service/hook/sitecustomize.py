@@ -58,7 +58,7 @@ def _lack_memory() -> None:
     def lacks(self: MemoryRoom, nbytes: int) -> bool:
         return False
 
-    MemoryRoom.fits = lacks  # type: ignore[method-assign]
+    MemoryRoom.try_evict_for = lacks  # type: ignore[method-assign]
 
 
 def _fill_memory() -> None:

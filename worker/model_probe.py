@@ -1,4 +1,4 @@
-"""The child process that tells the controller what a model needs, without loading its weights."""
+"""The child process that measures a model for the controller, without loading its weights."""
 
 import argparse
 import json
@@ -26,12 +26,16 @@ from mlx_dp.worker.shards.sharded_load import shard_nbytes
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="mlx_dp.worker probe")
     parser.add_argument("model", type=Path)
-    parser.add_argument("--ranks", type=int, help="divide the weights among so many")
+    parser.add_argument("--ranks", type=int, help="divide the weights among this many ranks")
     parser.add_argument("--vocabulary", action="store_true", help="divide embedding and head too")
-    parser.add_argument("--trust-remote-code", action="store_true", help="run the model's code")
+    parser.add_argument(
+        "--trust-remote-code",
+        action="store_true",
+        help="allow the model directory to bring code, which is run",
+    )
     arguments = parser.parse_args(argv)
     try:
-        answer = probe(
+        answer = probe_model(
             arguments.model,
             ranks=arguments.ranks,
             vocabulary=arguments.vocabulary,
@@ -41,23 +45,23 @@ def main(argv: list[str]) -> int:
         print(json.dumps({"error": str(error)}))
         return 1
     except Exception as error:
-        # mlx-lm builds any model from any config.json, and has no error type of its own.
+        # A model's code may raise anything, and mlx-lm has no error type of its own.
         print(json.dumps({"error": describe_fault(arguments.model, error)}))
         return 1
     print(json.dumps(answer))
     return 0
 
 
-def probe(
+def probe_model(
     path: Path,
     *,
     ranks: int | None = None,
     vocabulary: bool = False,
     trust_remote_code: bool = False,
 ) -> dict[str, Any]:
-    """Sizes, precision, batching, quantization and device as one JSON object.
+    """Return sizes, precision, batching, quantization and device as one JSON object.
 
-    ``ranks``: with what each of so many would hold.
+    ``ranks``: add the bytes that each of this many ranks would hold.
     """
     check_weight_files(path)
     model, config = load_model(path, lazy=True, trust_remote_code=trust_remote_code)
