@@ -6,9 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import hypothesis
 import pytest
 
 pytest_plugins = ["tests.support.models.model_fixtures", "tests.support.conformance.tables"]
+
+# No test depends on how fast the machine is.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 # Children inherit what is ignored, as under nohup or behind a shell's &, and tests send these.
 for _number in (signal.SIGINT, signal.SIGHUP):
