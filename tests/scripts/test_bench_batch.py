@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("mlx.core")
 
-from tiny_models import ARCHITECTURES
+from tests.support.models.tiny_models import ARCHITECTURES
 
 pytestmark = pytest.mark.mlx
 

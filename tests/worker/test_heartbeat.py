@@ -1,12 +1,12 @@
 """Heartbeats are sent when they are due, and before the controller has to allow more time."""
 
 import pytest
-from worker_bench import Bench, FakeChannel, VirtualTime
 
 from mlx_dp.proto.messages.protocol import Heartbeat, Shutdown, WorkerPhase
 from mlx_dp.worker.buffered_channel import BufferedChannel, ShutdownRequestedError
 from mlx_dp.worker.heartbeat import HeartbeatSchedule, LoopHeartbeats, StartHeartbeats
 from mlx_dp.worker.scheduling.step_timer import StepTime
+from tests.support.worker.worker_bench import Bench, FakeChannel, VirtualTime
 
 INTERVAL_S = 1.0
 

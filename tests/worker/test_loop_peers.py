@@ -34,7 +34,7 @@ class FakePeers:
         self.taken = 0
         self.told: PassWatch | None = None
 
-    def wanted(self) -> bool:
+    def poll_wanted(self) -> bool:
         return self.wants > 0
 
     def take_part(self) -> None:

@@ -118,7 +118,7 @@ def test_every_end_token_is_known_once():
         ("tokens", ["a", "a"], "2 tokens but only 1"),
         ("merges", ["a"], "broken BPE merge: 'a'"),
         ("merges", ["a b c"], "broken BPE merge"),
-        ("merges", ["a ??"], "merge of tokens that it has not: 'a \\?\\?'"),
+        ("merges", ["a ??"], "merge of unknown tokens: 'a \\?\\?'"),
         ("token_type", [3], rf"{len(TOKENS)} tokens but 1 token types"),
     ],
 )

@@ -59,7 +59,7 @@ def test_a_file_cut_in_its_header_is_incomplete(weights: Path, kept: int) -> Non
 )
 def test_what_is_no_weight_file_is_said_to_be_none(weights: Path, content: bytes) -> None:
     weights.write_bytes(content)
-    with pytest.raises(ConfigError, match=r"model\.safetensors is no safetensors file"):
+    with pytest.raises(ConfigError, match=r"model\.safetensors is not a safetensors file"):
         check_weight_files(weights.parent)
 
 

@@ -38,7 +38,7 @@ def test_a_pass_is_agreed_on_once_all_have_announced_it(board: AnnouncementBoard
 
 def test_agreeing_before_is_our_bug(board: AnnouncementBoard) -> None:
     board.add(told(2, 0))
-    with pytest.raises(AssertionError, match="nothing of"):
+    with pytest.raises(AssertionError, match="no announcement"):
         board.agree(1, RankRows(4, 0))
 
 

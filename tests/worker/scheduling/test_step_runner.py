@@ -2,8 +2,6 @@
 
 from dataclasses import replace
 
-from worker_bench import Bench, submit
-
 from mlx_dp.proto.messages.protocol import (
     Abort,
     Accepted,
@@ -17,6 +15,7 @@ from mlx_dp.proto.messages.protocol import (
     Up,
 )
 from mlx_dp.worker.scheduling.step_runner import StepRunner
+from tests.support.worker.worker_bench import Bench, submit
 
 
 class Running:

@@ -100,7 +100,7 @@ def test_a_block_that_stands_at_two_places_is_found_once_and_replaced_at_both():
     model.layers[1].mlp = model.layers[0].mlp
     (block,) = find_blocks(model)
     stranger = nn.Identity()
-    block.put(stranger)
+    block.replace_with(stranger)
     assert model.layers[0].mlp is model.layers[1].mlp is stranger
 
 
