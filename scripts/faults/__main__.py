@@ -27,7 +27,7 @@ FAKE_ONLY: Final = frozenset({"F15", "F16", "F19", "F26"})
 
 EPILOG: Final = """\
 examples:
-  scripts/chaos --trials 5                           a look at every row
+  scripts/chaos --quick --jobs 2                     a look at every row
   scripts/chaos --rows F2 F5 --trials 200            two rows at full length
   scripts/chaos --mlx path/to/model --trials 20      with MLX, against undisturbed greedy runs
   scripts/chaos --rows F2 --trials 200 --seed 7      other choices; the machine's timing differs
@@ -49,6 +49,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         "--rows", nargs="+", choices=known, default=None, metavar="F", help="default: all"
     )
     parser.add_argument("--trials", type=_positive, default=200, help="of each row (default 200)")
+    parser.add_argument(
+        "--quick", dest="trials", action="store_const", const=3, help="3 trials of each row"
+    )
     parser.add_argument(
         "--mlx",
         type=Path,

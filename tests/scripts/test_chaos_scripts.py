@@ -271,6 +271,12 @@ def test_rows_that_need_fake_engines_are_left_out_with_a_model(load):
     assert some == ["F2"]
 
 
+def test_a_quick_look_takes_few_trials(load):
+    run = load("faults.__main__")
+    assert run.settings_of(run.parse(["--quick"])).trials == 3
+    assert run.settings_of(run.parse([])).trials == 200
+
+
 def test_a_model_has_no_rates_and_gets_more_time(load):
     stages, run = load("faults.trials.stage"), load("faults.__main__")
     row = stages.Row(

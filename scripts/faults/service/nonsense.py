@@ -11,7 +11,7 @@ HEAD: Final = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 JSON: Final = b"Content-Type: application/json\r\n"
 
 BAD_FIELDS: Final[tuple[dict[str, object], ...]] = (
-    {"max_tokens": -1},
+    {"max_tokens": -2},
     {"max_tokens": 10**30},
     {"max_tokens": True},
     {"temperature": -0.5},
@@ -19,7 +19,7 @@ BAD_FIELDS: Final[tuple[dict[str, object], ...]] = (
     {"top_p": 0},
     {"n": 10**6},
     {"seed": 2**70},
-    {"stop": ["x"] * 100},
+    {"stop": [f"x{number}" for number in range(100)]},
     {"logit_bias": {"1000000": 1}},
     {"logprobs": 10**6},
     {"prompt": [-1]},
