@@ -13,9 +13,8 @@ from mlx_dp.proto.capacity.ownership import OwnerCapacity
 from mlx_dp.proto.capacity.parallel import ReplicaMode
 from mlx_dp.proto.capacity.request_limits import AdmissionLimits
 from mlx_dp.proto.messages.batching import Batching
+from mlx_dp.proto.messages.events import FinishReason, PassTotals, TokenLogprob
 from mlx_dp.proto.messages.grammar import Grammar
-from mlx_dp.proto.messages.pass_totals import PassTotals
-from mlx_dp.proto.messages.protocol import FinishReason, TokenLogprob
 from mlx_dp.proto.messages.sampling_params import SamplingParams
 
 RETRY_BUSY_S: Final = 1

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mlx_dp.orchestrator.api import OwnerState, WorkerStatus
-from mlx_dp.proto.messages.protocol import WorkerPhase
+from mlx_dp.proto.messages.events import WorkerPhase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from mlx_dp.orchestrator.control.workers.fleet import Fleet
 from mlx_dp.orchestrator.control.workers.supervisor import Supervisor
 from mlx_dp.orchestrator.worker_states import LossKind
 from mlx_dp.proto.errors import ProtocolError
-from mlx_dp.proto.messages.protocol import (
+from mlx_dp.proto.messages.events import (
     Accepted,
     Failed,
     Finished,

@@ -22,8 +22,8 @@ from mlx_dp.orchestrator.control.limits import control_limits
 from mlx_dp.orchestrator.control.workers.fleet import ControlPorts
 from mlx_dp.orchestrator.options import ServeOptions
 from mlx_dp.orchestrator.process.launcher import ProcessLauncher
-from mlx_dp.proto.messages.fake_engine_options import FakeEngineOptions
-from mlx_dp.proto.messages.protocol import FailureKind, FinishReason
+from mlx_dp.proto.messages.commands import FakeEngineOptions
+from mlx_dp.proto.messages.events import FailureKind, FinishReason
 from mlx_dp.proto.messages.sampling_params import SamplingParams
 from mlx_dp.proto.wire.controller_channel import ControllerChannel
 from tests.support.control.control_world import serve_options

@@ -1,6 +1,6 @@
 import pytest
 
-from mlx_dp.proto.messages.protocol import Abort, Drain, Shutdown
+from mlx_dp.proto.messages.commands import Abort, Drain, Shutdown
 from mlx_dp.worker.buffered_channel import BufferedChannel, ShutdownRequestedError
 from tests.support.worker.worker_bench import FakeChannel, VirtualTime, submit
 

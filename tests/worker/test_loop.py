@@ -6,24 +6,21 @@ from itertools import pairwise
 import pytest
 
 from mlx_dp.proto.exit_codes import ExitCode
-from mlx_dp.proto.messages.grammar import Grammar, GrammarKind
-from mlx_dp.proto.messages.protocol import (
-    Abort,
+from mlx_dp.proto.messages.commands import Abort, Drain, FakeEngineOptions, Shutdown
+from mlx_dp.proto.messages.events import (
     Accepted,
-    Drain,
     Failed,
     FailureKind,
-    FakeEngineOptions,
     Finished,
     FinishReason,
     Heartbeat,
     Prefilled,
     Rejected,
     RejectReason,
-    Shutdown,
     Tokens,
     WorkerPhase,
 )
+from mlx_dp.proto.messages.grammar import Grammar, GrammarKind
 from mlx_dp.worker.contract.engine import Drawn, EngineRequest, StepPlan
 from mlx_dp.worker.fake.engine import FakeEngine
 from tests.support.worker.worker_bench import Bench, submit

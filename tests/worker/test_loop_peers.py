@@ -5,13 +5,13 @@ from collections.abc import Callable
 import pytest
 
 from mlx_dp.proto.exit_codes import ExitCode
-from mlx_dp.proto.messages.pass_totals import PassTotals
-from mlx_dp.proto.messages.protocol import (
+from mlx_dp.proto.messages.commands import Shutdown
+from mlx_dp.proto.messages.events import (
     Failed,
     FailureKind,
     Heartbeat,
+    PassTotals,
     Rejected,
-    Shutdown,
     Tokens,
 )
 from mlx_dp.worker.contract.engine import Drawn, StepPlan

@@ -6,7 +6,8 @@ from typing import Final
 from mlx_dp.orchestrator.api import FlushOutcome, OwnerFlush
 from mlx_dp.orchestrator.control.requests.dispatch import Post
 from mlx_dp.orchestrator.control.routing.rank import RankTable
-from mlx_dp.proto.messages.protocol import Flush, Flushed
+from mlx_dp.proto.messages.commands import Flush
+from mlx_dp.proto.messages.events import Flushed
 
 
 @dataclass(slots=True)

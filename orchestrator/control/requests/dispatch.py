@@ -9,7 +9,7 @@ from mlx_dp.orchestrator.control.routing.router import Placement, Router
 from mlx_dp.orchestrator.control.state.grant import Grant
 from mlx_dp.orchestrator.control.state.request_entry import RequestEntry
 from mlx_dp.orchestrator.control.state.request_table import RequestTable
-from mlx_dp.proto.messages.protocol import Abort, Down, Submit
+from mlx_dp.proto.messages.commands import Abort, Down, Submit
 
 Post = Callable[[Owner, Down], bool]
 """Sends a message to an owner. False: nothing was sent, and the callee has marked the owner."""

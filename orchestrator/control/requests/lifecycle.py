@@ -18,7 +18,7 @@ from mlx_dp.orchestrator.control.state.request_entry import RequestEntry, Reques
 from mlx_dp.orchestrator.control.state.request_table import RequestTable, failed
 from mlx_dp.orchestrator.control.workers.actions import Loss
 from mlx_dp.orchestrator.options import QueueOptions
-from mlx_dp.proto.messages.protocol import FinishReason
+from mlx_dp.proto.messages.events import FinishReason
 
 
 class RequestLifecycle:

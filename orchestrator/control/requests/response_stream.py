@@ -10,7 +10,7 @@ from mlx_dp.orchestrator.api import Ended, Granted, NewTokens, Started, StreamEv
 from mlx_dp.orchestrator.control.state.counters import Counters
 from mlx_dp.orchestrator.control.state.request_entry import RequestEntry
 from mlx_dp.orchestrator.service_counters import RequestObserver, RequestTimings
-from mlx_dp.proto.messages.protocol import FinishReason, TokenChunk, TokenLogprob
+from mlx_dp.proto.messages.events import FinishReason, TokenChunk, TokenLogprob
 
 _logger = logging.getLogger(__name__)
 

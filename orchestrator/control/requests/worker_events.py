@@ -13,7 +13,7 @@ from mlx_dp.orchestrator.control.state.grant import Grant
 from mlx_dp.orchestrator.control.state.request_entry import RequestEntry
 from mlx_dp.orchestrator.control.state.request_table import RequestTable, failed
 from mlx_dp.proto.errors import ProtocolError
-from mlx_dp.proto.messages.protocol import (
+from mlx_dp.proto.messages.events import (
     Accepted,
     Finished,
     FinishReason,

@@ -8,7 +8,7 @@ from mlx_dp.orchestrator.control.routing.heartbeats import Heartbeats
 from mlx_dp.orchestrator.control.state.grant import Grant
 from mlx_dp.orchestrator.control.state.request_entry import RequestEntry
 from mlx_dp.proto.capacity.request_limits import AdmissionLimits, answer_tokens, fits, next_tokens
-from mlx_dp.proto.messages.protocol import Heartbeat, Ready
+from mlx_dp.proto.messages.events import Heartbeat, Ready
 
 LONGEST_SHORTAGE_HEARTBEATS: Final = 16
 

@@ -12,7 +12,7 @@ from mlx_dp.orchestrator.control.state.request_queue import RequestQueue
 from mlx_dp.orchestrator.control.state.transitions import step
 from mlx_dp.orchestrator.options import QueueOptions
 from mlx_dp.proto.errors import ProtocolError
-from mlx_dp.proto.messages.protocol import FinishReason
+from mlx_dp.proto.messages.events import FinishReason
 
 NEXT: Final[Mapping[RequestStatus, frozenset[RequestStatus]]] = MappingProxyType(
     {

@@ -27,7 +27,8 @@ from mlx_dp.orchestrator.control.workers.start_messages import StartMessages
 from mlx_dp.orchestrator.control.workers.supervisor import Supervisor
 from mlx_dp.orchestrator.ports import AddressSource, Launcher, Transport, WorkerProcess
 from mlx_dp.orchestrator.worker_states import LossKind
-from mlx_dp.proto.messages.protocol import Down, Drain, Heartbeat, Ready, Shutdown
+from mlx_dp.proto.messages.commands import Down, Drain, Shutdown
+from mlx_dp.proto.messages.events import Heartbeat, Ready
 from mlx_dp.proto.wire.controller_channel import NotConnectedError, PeerCongestedError
 
 _logger = logging.getLogger(__name__)

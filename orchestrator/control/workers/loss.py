@@ -13,7 +13,7 @@ from mlx_dp.orchestrator.exit_status import describe_exit, failure_of
 from mlx_dp.orchestrator.restart_budget import RestartLimits
 from mlx_dp.orchestrator.worker_states import LossKind
 from mlx_dp.proto.exit_codes import ExitCode
-from mlx_dp.proto.messages.protocol import FailureKind
+from mlx_dp.proto.messages.events import FailureKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,7 +45,7 @@ from mlx_dp.orchestrator.restart_budget import RestartLimits
 from mlx_dp.orchestrator.worker_states import LossKind
 from mlx_dp.proto.capacity.parallel import ReplicaMode
 from mlx_dp.proto.errors import ProtocolError
-from mlx_dp.proto.messages.protocol import Failed, WorkerPhase
+from mlx_dp.proto.messages.events import Failed, WorkerPhase
 
 _logger = logging.getLogger(__name__)
 

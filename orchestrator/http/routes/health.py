@@ -24,7 +24,7 @@ from mlx_dp.orchestrator.api import (
 )
 from mlx_dp.orchestrator.formats.common.errors import invalid, shown
 from mlx_dp.orchestrator.http.routes.context import AppContext
-from mlx_dp.proto.messages.protocol import FinishReason
+from mlx_dp.proto.messages.events import FinishReason
 from mlx_dp.proto.messages.sampling_params import SamplingParams
 
 # The interval between looks for a token of an owner while the queue is full.

@@ -25,7 +25,7 @@ from mlx_dp.orchestrator.http.routes.context import AppContext
 from mlx_dp.orchestrator.http.routes.histograms import RequestHistograms, Timings
 from mlx_dp.orchestrator.service_counters import ERROR_CODES, REFUSAL_REASONS, ControllerCounters
 from mlx_dp.orchestrator.worker_states import LossKind
-from mlx_dp.proto.messages.pass_totals import PassTotals
+from mlx_dp.proto.messages.events import PassTotals
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 # There are no blocks, but routers that hash prompts need a size: prefixes are kept at multiples
@@ -255,7 +255,7 @@ def _control_metrics(counters: ControllerCounters) -> Iterator[Metric]:
         ),
         ("malformed_frames", "Frames that are not a valid message", counters.malformed_frames),
         ("unknown_frames", "Frames from unexpected peers", counters.unknown_frames),
-        ("stale_facts", "Events about requests that had ended or moved", counters.stale_events),
+        ("stale_events", "Events about requests that had ended or moved", counters.stale_events),
         ("duplicate_chunks", "Repeated chunks of tokens", counters.duplicate_chunks),
     ):
         yield CounterMetricFamily(f"mlx_dp:{name}", text, value=value)

@@ -30,7 +30,7 @@ from mlx_dp.orchestrator.http.stream.slices import (
 )
 from mlx_dp.orchestrator.http.stream.yield_budget import YieldBudget
 from mlx_dp.orchestrator.text.choice_text import ChoiceText, Piece
-from mlx_dp.proto.messages.protocol import FinishReason
+from mlx_dp.proto.messages.events import FinishReason
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,22 +10,9 @@ import mlx.core as mx
 
 from mlx_dp.proto.capacity.ownership import Limits, divide
 from mlx_dp.proto.capacity.parallel import resolve_topology
+from mlx_dp.proto.messages.commands import Abort, Down, EngineKind, Flush, Start, Submit
+from mlx_dp.proto.messages.events import Failed, Finished, Flushed, Preempted, Rejected, Tokens, Up
 from mlx_dp.proto.messages.group import GroupPlace
-from mlx_dp.proto.messages.protocol import (
-    Abort,
-    Down,
-    EngineKind,
-    Failed,
-    Finished,
-    Flush,
-    Flushed,
-    Preempted,
-    Rejected,
-    Start,
-    Submit,
-    Tokens,
-    Up,
-)
 from mlx_dp.proto.messages.sampling_params import SamplingParams
 from mlx_dp.worker import startup
 from mlx_dp.worker.buffered_channel import BufferedChannel

@@ -16,7 +16,8 @@ from mlx_dp.orchestrator.options import QueueOptions
 from mlx_dp.orchestrator.service_counters import RequestTimings
 from mlx_dp.proto.errors import ProtocolError
 from mlx_dp.proto.fields import MAX_CACHE_SALT_CHARS
-from mlx_dp.proto.messages.protocol import (
+from mlx_dp.proto.messages.commands import Submit
+from mlx_dp.proto.messages.events import (
     Accepted,
     FailureKind,
     Finished,
@@ -26,7 +27,6 @@ from mlx_dp.proto.messages.protocol import (
     Prefilled,
     Rejected,
     RejectReason,
-    Submit,
     TokenChunk,
     Tokens,
     Up,
@@ -273,7 +273,7 @@ def test_an_answer_that_was_complete_is_not_generated_again() -> None:
         worker.turn()
     # The reports of the ends are lost with the workers.
     world.arrived = type(world.arrived)(
-        (identity, fact) for identity, fact in world.arrived if fact.tag != "finished"
+        (identity, event) for identity, event in world.arrived if event.tag != "finished"
     )
     for worker in world.alive():
         worker.kill()
@@ -439,7 +439,7 @@ def test_repeated_tokens_are_dropped() -> None:
     assert world.core.counters.stale_events == world.core.counters.protocol_errors == 0
 
 
-def test_facts_of_another_epoch_are_stale() -> None:
+def test_events_of_another_epoch_are_stale() -> None:
     world = World().bring_up()
     reader = submit(world, max_tokens=4)
     world.turn(2)
@@ -744,7 +744,7 @@ CHUNK = TokenChunk(request_id=1, epoch=1, index=0, ids=(1, 2))
 
 
 @pytest.mark.parametrize(
-    "facts",
+    "events",
     [
         (FINISHED,),
         (ACCEPTED, replace(FINISHED, num_tokens=2)),
@@ -762,12 +762,12 @@ CHUNK = TokenChunk(request_id=1, epoch=1, index=0, ids=(1, 2))
         *("early_preempted", "lost_token_of_preempted", "hello", "ready"),
     ),
 )
-def test_facts_that_cannot_be_replace_the_worker(facts: tuple[Up, ...]) -> None:
+def test_events_that_cannot_be_replace_the_worker(events: tuple[Up, ...]) -> None:
     world = World().bring_up()
     reader = submit(world)
     world.worker(0).inbox.clear()
-    for fact in facts:
-        world.worker(0).say(fact)
+    for event in events:
+        world.worker(0).say(event)
     world.core.on_arrival()
     assert world.core.counters.protocol_errors == 1
     assert world.worker(0).signals == ["kill"]
@@ -776,7 +776,7 @@ def test_facts_that_cannot_be_replace_the_worker(facts: tuple[Up, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    "fact",
+    "event",
     [
         replace(ACCEPTED, epoch=9),
         replace(REJECTED, epoch=9),
@@ -790,11 +790,11 @@ def test_facts_that_cannot_be_replace_the_worker(facts: tuple[Up, ...]) -> None:
         replace(PREEMPTED, request_id=9),
     ],
 )
-def test_stale_facts_change_nothing(fact: Up) -> None:
+def test_stale_events_change_nothing(event: Up) -> None:
     world = World().bring_up()
     reader = submit(world)
     world.turn()
-    world.worker(0).say(fact)
+    world.worker(0).say(event)
     world.turn(3)
     assert reader.read().ids == expected(generation(), 4)
     assert len(reader.grants) == 1

@@ -3,7 +3,7 @@
 import select
 from collections.abc import Callable, Sequence
 
-from mlx_dp.proto.messages.protocol import Down, Shutdown, Start
+from mlx_dp.proto.messages.commands import Down, Shutdown, Start
 from tests.support.conformance.client import Client
 from tests.support.conformance.scenario import Ask
 

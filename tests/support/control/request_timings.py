@@ -1,7 +1,7 @@
 """An ended request as the controller tells of it, for tests."""
 
 from mlx_dp.orchestrator.service_counters import RequestTimings
-from mlx_dp.proto.messages.protocol import FinishReason
+from mlx_dp.proto.messages.events import FinishReason
 
 
 def timings(*, granted_s: float | None = 0.0, ended_s: float = 0.2) -> RequestTimings:

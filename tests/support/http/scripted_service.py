@@ -27,7 +27,7 @@ from mlx_dp.orchestrator.worker_states import RestartRefusedError, WorkerState
 from mlx_dp.proto.capacity.parallel import ReplicaMode
 from mlx_dp.proto.capacity.request_limits import AdmissionLimits
 from mlx_dp.proto.messages.batching import Batching
-from mlx_dp.proto.messages.protocol import FinishReason
+from mlx_dp.proto.messages.events import FinishReason
 from tests.support.control.owner_states import READY
 
 API_KEY = "sk-tëst"

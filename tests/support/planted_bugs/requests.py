@@ -20,7 +20,7 @@ from mlx_dp.orchestrator.control.state.request_queue import RequestQueue
 from mlx_dp.orchestrator.control.state.request_table import RequestTable
 from mlx_dp.orchestrator.control.workers.actions import Loss
 from mlx_dp.proto.errors import ProtocolError
-from mlx_dp.proto.messages.protocol import FinishReason, Rejected, RejectReason, TokenChunk
+from mlx_dp.proto.messages.events import FinishReason, Rejected, RejectReason, TokenChunk
 
 Patch = pytest.MonkeyPatch
 

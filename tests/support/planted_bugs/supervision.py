@@ -16,7 +16,7 @@ from mlx_dp.orchestrator.control.workers.liveness import OwnLag
 from mlx_dp.orchestrator.control.workers.record import FailureDomain
 from mlx_dp.orchestrator.restart_budget import RestartBudget
 from mlx_dp.proto.errors import ProtocolError
-from mlx_dp.proto.messages.protocol import Up
+from mlx_dp.proto.messages.events import Up
 
 Patch = pytest.MonkeyPatch
 

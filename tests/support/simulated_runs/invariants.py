@@ -4,7 +4,8 @@ from collections import Counter
 
 from mlx_dp.orchestrator.api import ServiceStatus
 from mlx_dp.orchestrator.worker_states import WorkerStatus
-from mlx_dp.proto.messages.protocol import FinishReason, Flush
+from mlx_dp.proto.messages.commands import Flush
+from mlx_dp.proto.messages.events import FinishReason
 from tests.support.simulated_runs.deadlines import Deadlines
 from tests.support.simulation.agenda import Agenda
 from tests.support.simulation.clients import Client

@@ -6,17 +6,15 @@ from dataclasses import dataclass, field
 from mlx_dp.orchestrator.control.workers.actions import BLAMELESS, RemoveOwner
 from mlx_dp.orchestrator.worker_states import LossKind
 from mlx_dp.proto.errors import ProtocolError
-from mlx_dp.proto.messages.protocol import (
-    Abort,
+from mlx_dp.proto.messages.commands import Abort, Down, Submit
+from mlx_dp.proto.messages.events import (
     Accepted,
-    Down,
     Failed,
     Finished,
     Preempted,
     Prefilled,
     Ready,
     Rejected,
-    Submit,
     Tokens,
     Up,
 )

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Final
 
 from mlx_dp.orchestrator.control.workers.liveness import LivenessVerdict
-from mlx_dp.proto.messages.protocol import Submit
+from mlx_dp.proto.messages.commands import Submit
 from tests.support.simulation.step_device import (
     LIMITS,
     HonestEngine,

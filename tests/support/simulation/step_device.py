@@ -11,7 +11,8 @@ from mlx_dp.orchestrator.control.workers.liveness import (
     judge,
     step_allowance_s,
 )
-from mlx_dp.proto.messages.protocol import FakeEngineOptions, Heartbeat, Tokens, Up
+from mlx_dp.proto.messages.commands import FakeEngineOptions
+from mlx_dp.proto.messages.events import Heartbeat, Tokens, Up
 from mlx_dp.worker.contract.engine import Drawn, StepPlan
 from mlx_dp.worker.fake.engine import FakeEngine
 from tests.support.worker.worker_bench import FakeChannel, VirtualTime

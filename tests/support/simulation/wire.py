@@ -6,7 +6,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from mlx_dp.proto.errors import ProtocolError
-from mlx_dp.proto.messages.protocol import Down, Up
+from mlx_dp.proto.messages.commands import Down
+from mlx_dp.proto.messages.events import Up
 from mlx_dp.proto.wire.codec import decode_up, encode
 from mlx_dp.proto.wire.controller_channel import NotConnectedError, PeerCongestedError
 from tests.support.simulation.agenda import Agenda

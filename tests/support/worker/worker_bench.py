@@ -3,7 +3,8 @@
 from typing import TypeVar
 
 from mlx_dp.proto.capacity.ownership import OwnerCapacity, auxiliary_ratio
-from mlx_dp.proto.messages.protocol import Down, FakeEngineOptions, Heartbeat, Submit, Up
+from mlx_dp.proto.messages.commands import Down, FakeEngineOptions, Submit
+from mlx_dp.proto.messages.events import Heartbeat, Up
 from mlx_dp.worker.fake.engine import KV_BYTES_PER_TOKEN, FakeEngine
 from mlx_dp.worker.heartbeat import HeartbeatSchedule
 from mlx_dp.worker.loop import WorkerLoop

@@ -6,16 +6,13 @@ from dataclasses import dataclass
 
 from mlx_dp.kvcache.prefix.cached_prefix import Save
 from mlx_dp.proto.capacity.ownership import OwnerCapacity, auxiliary_ratio
-from mlx_dp.proto.messages.protocol import (
-    Down,
-    FakeEngineOptions,
+from mlx_dp.proto.messages.commands import Down, FakeEngineOptions, Flush, Submit
+from mlx_dp.proto.messages.events import (
     Finished,
     FinishReason,
-    Flush,
     Preempted,
     Rejected,
     RejectReason,
-    Submit,
     Up,
 )
 from mlx_dp.proto.messages.sampling_params import SamplingParams

@@ -10,7 +10,7 @@ pytest.importorskip("mlx.core")
 import mlx.core as mx
 
 from mlx_dp.proto.capacity.ownership import OwnerCapacity
-from mlx_dp.proto.messages.protocol import Heartbeat, Prefilled, Up
+from mlx_dp.proto.messages.events import Heartbeat, Prefilled, Up
 from mlx_dp.worker.engine.mlx_engine import MlxEngine
 from mlx_dp.worker.heartbeat import HeartbeatSchedule
 from mlx_dp.worker.loop import WorkerLoop

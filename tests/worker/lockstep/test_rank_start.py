@@ -8,16 +8,9 @@ import pytest
 
 from mlx_dp.proto.capacity.ownership import divide_prefill
 from mlx_dp.proto.exit_codes import ExitCode
+from mlx_dp.proto.messages.commands import Down, Shutdown, Start
+from mlx_dp.proto.messages.events import Heartbeat, Hello, Ready, WorkerPhase
 from mlx_dp.proto.messages.group import DistributedBackend, GroupPlace
-from mlx_dp.proto.messages.protocol import (
-    Down,
-    Heartbeat,
-    Hello,
-    Ready,
-    Shutdown,
-    Start,
-    WorkerPhase,
-)
 from mlx_dp.worker import startup
 from mlx_dp.worker.buffered_channel import BufferedChannel, ShutdownRequestedError
 from mlx_dp.worker.contract.engine import Engine

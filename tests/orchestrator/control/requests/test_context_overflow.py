@@ -7,7 +7,7 @@ from mlx_dp.orchestrator.control.limits import ControlLimits
 from mlx_dp.orchestrator.control.workers.supervisor import SupervisorLimits
 from mlx_dp.orchestrator.options import QueueOptions
 from mlx_dp.orchestrator.restart_budget import RestartLimits
-from mlx_dp.proto.messages.protocol import FinishReason
+from mlx_dp.proto.messages.events import FinishReason
 from tests.support.control.control_world import Reader, World, serve_options
 from tests.support.control.fake_worker import expected, generation, ready
 

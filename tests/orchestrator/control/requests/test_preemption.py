@@ -7,7 +7,7 @@ import pytest
 from mlx_dp.orchestrator.api import Generation
 from mlx_dp.orchestrator.control.routing.rank import Owner
 from mlx_dp.proto.capacity.request_limits import NEXT_ANSWER_TOKENS, reserved_tokens
-from mlx_dp.proto.messages.protocol import FinishReason
+from mlx_dp.proto.messages.events import FinishReason
 from tests.support.control.control_world import Reader, World, serve_options
 from tests.support.control.fake_worker import expected, generation, ready
 

@@ -8,7 +8,7 @@ import pytest
 from mlx_dp.orchestrator.api import Ended, Granted, NewTokens
 from mlx_dp.orchestrator.control.awaitable_predicates import AwaitablePredicates
 from mlx_dp.orchestrator.control.requests.response_stream import BufferedStream
-from mlx_dp.proto.messages.protocol import FinishReason, TokenLogprob
+from mlx_dp.proto.messages.events import FinishReason, TokenLogprob
 
 GRANTED = Granted(owner=0, reason="round_robin")
 ENDED = Ended(reason=FinishReason.STOP)

@@ -21,7 +21,7 @@ from mlx_dp.orchestrator.control.routing.router import Router
 from mlx_dp.orchestrator.control.state.grant import Grant
 from mlx_dp.orchestrator.control.state.request_entry import RequestEntry
 from mlx_dp.proto.capacity.request_limits import next_tokens
-from mlx_dp.proto.messages.protocol import FinishReason
+from mlx_dp.proto.messages.events import FinishReason
 from tests.support.control.control_world import request_table
 from tests.support.control.fake_worker import generation, ready
 

@@ -14,7 +14,7 @@ from mlx_dp.orchestrator.control.state.request_table import NEXT, RequestTable
 from mlx_dp.orchestrator.control.state.transitions import IllegalStepError
 from mlx_dp.orchestrator.options import QueueOptions
 from mlx_dp.proto.errors import ProtocolError
-from mlx_dp.proto.messages.protocol import FinishReason
+from mlx_dp.proto.messages.events import FinishReason
 from tests.support.control.control_world import request_table
 from tests.support.control.fake_worker import generation
 

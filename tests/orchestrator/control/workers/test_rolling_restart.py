@@ -6,7 +6,8 @@ from mlx_dp.orchestrator.api import RETRY_ABSENT_S, OverloadedError, ServiceStat
 from mlx_dp.orchestrator.control.limits import ControlLimits
 from mlx_dp.orchestrator.options import QueueOptions, ServeOptions
 from mlx_dp.orchestrator.worker_states import RestartRefusedError
-from mlx_dp.proto.messages.protocol import FailureKind, FinishReason, Submit
+from mlx_dp.proto.messages.commands import Submit
+from mlx_dp.proto.messages.events import FailureKind, FinishReason
 from tests.support.control.control_world import Reader, World, serve_options
 from tests.support.control.fake_worker import expected, generation
 

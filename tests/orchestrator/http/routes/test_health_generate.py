@@ -15,7 +15,7 @@ from mlx_dp.orchestrator.api import (
     WorkerStatus,
 )
 from mlx_dp.orchestrator.options import HttpOptions
-from mlx_dp.proto.messages.protocol import FinishReason
+from mlx_dp.proto.messages.events import FinishReason
 from tests.support.control.owner_states import LOADING
 from tests.support.http.http_calls import call, error
 from tests.support.http.scripted_service import STATE, ScriptedService, granted, says

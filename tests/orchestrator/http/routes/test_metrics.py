@@ -26,8 +26,7 @@ from mlx_dp.orchestrator.service_counters import (
 from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
 from mlx_dp.orchestrator.worker_states import LossKind
 from mlx_dp.proto.messages.batching import Batching
-from mlx_dp.proto.messages.pass_totals import PassTotals
-from mlx_dp.proto.messages.protocol import FinishReason
+from mlx_dp.proto.messages.events import FinishReason, PassTotals
 from tests.support.control.control_world import World, serve_options
 from tests.support.control.fake_worker import SHAPE, ready
 from tests.support.control.owner_states import READY
@@ -131,7 +130,7 @@ def test_every_count_is_the_controllers() -> None:
         "mlx_dp:worker_restarts_total": 107,
         "mlx_dp:protocol_errors_total": 108,
         "mlx_dp:malformed_frames_total": 109,
-        "mlx_dp:stale_facts_total": 110,
+        "mlx_dp:stale_events_total": 110,
         "mlx_dp:duplicate_chunks_total": 111,
         "vllm:prompt_tokens_total": 112,
         "sglang:prompt_tokens_total": 112,
