@@ -90,7 +90,7 @@ class Granted:
     It precedes all other events of that owner, and comes again for each further owner.
     """
 
-    owner: int
+    dp_rank: int
     reason: str
 
 
@@ -153,7 +153,7 @@ class FlushOutcome(StrEnum):
 class OwnerFlush:
     """What a flush freed at one owner."""
 
-    owner: int
+    dp_rank: int
     outcome: FlushOutcome
     num_tokens: int = 0
     nbytes: int = 0
@@ -163,7 +163,7 @@ class OwnerFlush:
 class OwnerState:
     """One owner, in the controller's view."""
 
-    owner: int
+    dp_rank: int
     status: WorkerStatus
     pid: int | None
     incarnation: str

@@ -301,7 +301,7 @@ def _owner_metrics(owners: Iterable[OwnerState]) -> Iterator[Metric]:
     The labels are bounded, since the number of owners is fixed.
     """
     owners = list(owners)
-    ranks = [(str(owner.owner), owner.passes) for owner in owners if owner.passes is not None]
+    ranks = [(str(owner.dp_rank), owner.passes) for owner in owners if owner.passes is not None]
     for name, text, total in _PASS_COUNTERS if ranks else ():
         counter = CounterMetricFamily(f"mlx_dp:owner_{name}", text, labels=["dp_rank"])
         for rank, totals in ranks:
@@ -312,7 +312,7 @@ def _owner_metrics(owners: Iterable[OwnerState]) -> Iterator[Metric]:
     )
     for owner in owners:
         if owner.batching is not None:
-            batching.add_metric([str(owner.owner), owner.batching.value], 1)
+            batching.add_metric([str(owner.dp_rank), owner.batching.value], 1)
     yield batching
     for family_of, table in (
         (GaugeMetricFamily, _OWNER_GAUGES),
@@ -321,13 +321,13 @@ def _owner_metrics(owners: Iterable[OwnerState]) -> Iterator[Metric]:
         for name, text, value in table:
             family = family_of(f"mlx_dp:owner_{name}", text, labels=["dp_rank"])
             for owner in owners:
-                family.add_metric([str(owner.owner)], value(owner))
+                family.add_metric([str(owner.dp_rank)], value(owner))
             yield family
     yield from _buffer_limits(owners)
 
 
 def _buffer_limits(owners: Iterable[OwnerState]) -> Iterator[Metric]:
-    limits = [(str(o.owner), o.buffer_limit) for o in owners if o.buffer_limit is not None]
+    limits = [(str(o.dp_rank), o.buffer_limit) for o in owners if o.buffer_limit is not None]
     if not limits:
         return
     text = "Limit of buffers, on devices that have one"

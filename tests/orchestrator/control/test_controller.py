@@ -115,7 +115,7 @@ def test_observers_are_told_of_each_end_once() -> None:
 
     play(act)
     (timings,) = Observer.told
-    assert (timings.reason, timings.owner) == (FinishReason.LENGTH, 0)
+    assert (timings.reason, timings.dp_rank) == (FinishReason.LENGTH, 0)
     assert (timings.prompt_tokens, timings.output_tokens) == (3, 5)
     assert timings.granted_s is not None
     assert timings.first_token_s is not None

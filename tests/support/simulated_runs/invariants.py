@@ -185,7 +185,7 @@ class Invariants:
         assert shown == self._schedule.setting.slots * len(core.ranks), f"I1: {shown} slots"
         for state in states:
             held = (state.running, state.prefilling, state.used_tokens, state.reserved_tokens)
-            assert held == (0, 0, 0, 0), f"I1: {state.owner} holds {held}"
+            assert held == (0, 0, 0, 0), f"I1: {state.dp_rank} holds {held}"
 
     def _unfaulted_are_untouched(self) -> None:
         """I10: workers to which nothing happens are never lost, whatever happens elsewhere."""

@@ -63,7 +63,7 @@ class Bench:
     def __init__(
         self,
         *,
-        options: FakeEngineOptions = FakeEngineOptions(),  # noqa: B008  # frozen
+        options: FakeEngineOptions = FakeEngineOptions(),
         engine: type[FakeEngine] = FakeEngine,
         slots: int = 2,
         budget: int | None = None,

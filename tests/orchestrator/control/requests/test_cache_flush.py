@@ -8,7 +8,7 @@ from tests.support.control.fake_worker import generation
 
 def answered(owner: int, num_tokens: int = 0) -> OwnerFlush:
     return OwnerFlush(
-        owner=owner,
+        dp_rank=owner,
         outcome=FlushOutcome.FLUSHED,
         num_tokens=num_tokens,
         nbytes=2 * num_tokens,

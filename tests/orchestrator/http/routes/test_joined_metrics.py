@@ -30,7 +30,7 @@ STATES: Mapping[str, tuple[OwnerState, ...]] = {
 
 
 def numbered(owners: tuple[OwnerState, ...]) -> tuple[OwnerState, ...]:
-    return tuple(replace(owner, owner=rank) for rank, owner in enumerate(owners))
+    return tuple(replace(owner, dp_rank=rank) for rank, owner in enumerate(owners))
 
 
 def page_of(service: ScriptedService) -> str:

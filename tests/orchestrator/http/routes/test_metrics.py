@@ -166,7 +166,7 @@ def test_each_owner_tells_of_its_cache_and_its_memory() -> None:
         generated_tokens_total=50,
         preemptions_total=3,
     )
-    found = samples(page_of(ScriptedService(owners=(owner, replace(owner, owner=1)))))
+    found = samples(page_of(ScriptedService(owners=(owner, replace(owner, dp_rank=1)))))
     expected = {
         "mlx_dp:owner_prefix_cache_tokens{1}": 300,
         "mlx_dp:owner_prefix_cache_bytes{1}": 19200,
@@ -185,7 +185,7 @@ def test_each_owner_tells_of_its_cache_and_its_memory() -> None:
 def test_each_owner_tells_the_form_of_its_batch() -> None:
     forms = (Batching.SEVERAL_SLABS, Batching.ONE_BY_ONE, None)
     owners = tuple(
-        replace(READY, owner=owner, batching=batching) for owner, batching in enumerate(forms)
+        replace(READY, dp_rank=owner, batching=batching) for owner, batching in enumerate(forms)
     )
     page = page_of(ScriptedService(owners=owners))
     assert [line for line in page.splitlines() if line.startswith("mlx_dp:owner_batching{")] == [
@@ -195,7 +195,7 @@ def test_each_owner_tells_the_form_of_its_batch() -> None:
 
 
 def test_owners_on_devices_that_count_buffers_tell_how_many_they_may_hold() -> None:
-    counting = replace(READY, owner=1, held_buffers=5838, buffer_limit=249_500)
+    counting = replace(READY, dp_rank=1, held_buffers=5838, buffer_limit=249_500)
     found = samples(page_of(ScriptedService(owners=(READY, counting))))
     assert found["mlx_dp:owner_buffer_limit{1}"] == 249_500
     assert "mlx_dp:owner_buffer_limit{0}" not in found, "its device counts none"
@@ -205,7 +205,7 @@ def test_owners_on_devices_that_count_buffers_tell_how_many_they_may_hold() -> N
 def test_ranks_of_a_group_tell_of_their_passes_and_weights() -> None:
     totals = PassTotals(passes=900, idle_passes=300, waited_s=1.5)
     owners = tuple(
-        replace(READY, owner=rank, shape=replace(SHAPE, weights_nbytes=379), passes=passes)
+        replace(READY, dp_rank=rank, shape=replace(SHAPE, weights_nbytes=379), passes=passes)
         for rank, passes in enumerate((totals, None))
     )
     found = samples(page_of(ScriptedService(owners=owners)))
@@ -230,7 +230,7 @@ def test_histograms_tell_what_the_observer_heard() -> None:
         prompt_tokens=1,
         output_tokens=5,
         cached_tokens=0,
-        owner=0,
+        dp_rank=0,
         granted_s=0.5,
         first_token_s=1.0,
         last_token_s=3.0,
