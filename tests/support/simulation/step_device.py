@@ -15,7 +15,7 @@ from mlx_dp.proto.messages.commands import FakeEngineOptions
 from mlx_dp.proto.messages.events import Heartbeat, Tokens, Up
 from mlx_dp.worker.contract.engine import Drawn, StepPlan
 from mlx_dp.worker.fake.engine import FakeEngine
-from tests.support.worker.worker_bench import FakeChannel, VirtualTime
+from tests.support.worker.fake_channel import FakeChannel, VirtualTime
 
 LIMITS = LivenessLimits()
 SLOWDOWN = 5.0

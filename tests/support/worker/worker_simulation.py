@@ -23,8 +23,8 @@ from mlx_dp.worker.heartbeat import HeartbeatSchedule
 from mlx_dp.worker.loop import WorkerLoop
 from mlx_dp.worker.scheduling.chunk_budget import ChunkBudget
 from mlx_dp.worker.scheduling.scheduler import Scheduler
+from tests.support.worker.fake_channel import FakeChannel, VirtualTime
 from tests.support.worker.fake_controller import FakeController, Request
-from tests.support.worker.worker_bench import FakeChannel, VirtualTime
 
 VOCAB_SIZE = 300
 CONTEXT_LENGTH = 400
@@ -173,7 +173,7 @@ class WorkerSimulation:
 
     def _say(self) -> None:
         if self.queue and self.rng.random() < 0.7:
-            self.wire.verbs.append(self.controller.grant(self.queue.popleft()))
+            self.wire.commands.append(self.controller.grant(self.queue.popleft()))
         if self.controller.open and self.rng.random() < self.setting.aborts:
             self._send(self.rng.choice(list(self.controller.open.values())).abort)
         if self.rng.random() < self.setting.flushes:
@@ -181,7 +181,7 @@ class WorkerSimulation:
 
     def _send(self, command: Down) -> None:
         self.controller.sent(command)
-        self.wire.verbs.append(command)
+        self.wire.commands.append(command)
 
     def _hear(self, message: Up) -> None:
         self.controller.heard(message)

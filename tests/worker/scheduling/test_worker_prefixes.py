@@ -45,9 +45,9 @@ def watched(options: FakeEngineOptions = DENSE, **given: object) -> tuple[Bench,
     return bench, bench.engine
 
 
-def run(bench: Bench, *verbs: Submit) -> list[Up]:
+def run(bench: Bench, *commands: Submit) -> list[Up]:
     """Everything that is sent until these have ended."""
-    sent = bench.turn(*verbs)
+    sent = bench.turn(*commands)
     for _ in range(500):
         if not len(bench.scheduler.requests):
             return sent
