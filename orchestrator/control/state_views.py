@@ -41,7 +41,7 @@ class TokenRates:
 
 
 class StateViews:
-    """One ``OwnerState`` and one ``WorkerState`` per worker, at any time."""
+    """Makes an ``OwnerState`` and a ``WorkerState`` of each worker from its present state."""
 
     def __init__(
         self,

@@ -125,7 +125,7 @@ def certain_max_tokens(
         param = "max_tokens" if fits(limits, prompt_tokens) and prompt_tokens else "prompt"
         code = None if fits(limits, prompt_tokens, max_tokens) else CONTEXT_LENGTH_EXCEEDED
         raise RefusedError(reason, param=param, code=code)
-    # A request for more than any owner has may go to a smaller owner, which clamps it further.
+    # A clamped length is not certain: the request may go to a smaller owner, which clamps further.
     return asked if asked == max_tokens else None
 
 

@@ -54,8 +54,8 @@ class Hold(StrEnum):
 class Owner:
     """One ready owner, the holder of one rank's slice, and everything that it was granted.
 
-    Invariant: the totals are the sums over ``grants``. A grant fits into what is free; growing
-    answers may then exceed it, and the owner preempts its youngest requests in that case.
+    Invariant: the totals are the sums over ``grants``. A grant fits into the free room when it is
+    made. Answers may outgrow that room; the owner then preempts its youngest requests.
     """
 
     dp_rank: int

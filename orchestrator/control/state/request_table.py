@@ -36,8 +36,8 @@ class RequestTable:
     Nothing else changes these three; each method that changes a state makes the whole transition.
     It sends nothing and knows no owners: a caller that takes a request from an owner also notifies
     that owner. Every request has its own deadline. A queued one without tokens also has that of the
-    queue. A requeued one with tokens has not: it waits because its owner was lost, so a queue
-    time-out would make the client pay for our fault.
+    queue. A requeued one with tokens does not have it: it waits because its owner was lost, which
+    is not the client's fault.
     """
 
     def __init__(self, options: QueueOptions, on_finish: OnFinish) -> None:

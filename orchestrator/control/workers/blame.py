@@ -26,9 +26,9 @@ class Blame:
 def may_be_explained(domain: FailureDomain, worker: WorkerRecord, loss: Loss) -> bool:
     """Whether the cause of a loss may still arrive, as the exit of another process of its domain.
 
-    So it is with losses that only report a missing peer or connection: peers may notice the exit of
-    a process, and each other's exits, before the system reports it. The exit of a worker that has
-    itself lost a peer explains nothing.
+    This holds for a loss that only reports a missing peer or connection: the other ranks may notice
+    an exit before the system reports it. The exit of a worker that has itself lost a peer explains
+    nothing.
     """
     secondhand = loss.kind is LossKind.DISCONNECTED and worker.served
     if not (secondhand or _lost_peer(loss)) or _exited_before(domain, worker, loss) is not None:

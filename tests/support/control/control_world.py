@@ -113,9 +113,9 @@ class World:
     def drain(self) -> list[tuple[str, Up | ProtocolError]]:
         arrived = []
         while self.arrived:
-            identity, fact = self.arrived.popleft()
+            identity, event = self.arrived.popleft()
             if identity in self.heard:
-                arrived.append((identity, fact))
+                arrived.append((identity, event))
             else:
                 self.unknown_frames += 1
         return arrived

@@ -163,9 +163,9 @@ class FakeWorker:
             self.alive = False
             self.on_exit(status)
 
-    def say(self, fact: Up) -> None:
+    def say(self, event: Up) -> None:
         if self.alive:
-            self.world.arrived.append((self.identity, decode_up(encode(fact))))
+            self.world.arrived.append((self.identity, decode_up(encode(event))))
 
     def hello(self) -> None:
         self.say(Hello(pid=self.pid))
