@@ -29,7 +29,7 @@ class RequestEntry:
     status: RequestStatus = RequestStatus.QUEUED
     epoch: int = 0
     dp_rank: int | None = None
-    """The owner that holds its grant."""
+    """The rank of the owner that holds its grant."""
     max_tokens: int | None = None
     """None until the first grant if the client set no maximum, or one that every owner clamps."""
     emitted: list[int] = field(default_factory=list)
@@ -40,7 +40,7 @@ class RequestEntry:
     crashes: int = 0
     """Workers that crashed, by their own fault, while they ran the request."""
     last_dp_rank: int | None = None
-    """The owner that was granted it last."""
+    """The rank of the last owner that it was granted to."""
     cached_tokens: int | None = None
     """Tokens of the prompt that the first owner to prefill it had cached; None before that."""
     granted_at: float | None = None
