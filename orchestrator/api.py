@@ -13,9 +13,8 @@ from mlx_dp.proto.capacity.ownership import OwnerCapacity
 from mlx_dp.proto.capacity.parallel import ReplicaMode
 from mlx_dp.proto.capacity.request_limits import AdmissionLimits
 from mlx_dp.proto.messages.batching import Batching
+from mlx_dp.proto.messages.events import FinishReason, PassTotals, TokenLogprob
 from mlx_dp.proto.messages.grammar import Grammar
-from mlx_dp.proto.messages.pass_totals import PassTotals
-from mlx_dp.proto.messages.protocol import FinishReason, TokenLogprob
 from mlx_dp.proto.messages.sampling_params import SamplingParams
 
 RETRY_BUSY_S: Final = 1
@@ -91,7 +90,7 @@ class Granted:
     It precedes all other events of that owner, and comes again for each further owner.
     """
 
-    owner: int
+    dp_rank: int
     reason: str
 
 
@@ -154,7 +153,7 @@ class FlushOutcome(StrEnum):
 class OwnerFlush:
     """What a flush freed at one owner."""
 
-    owner: int
+    dp_rank: int
     outcome: FlushOutcome
     num_tokens: int = 0
     nbytes: int = 0
@@ -164,7 +163,7 @@ class OwnerFlush:
 class OwnerState:
     """One owner, in the controller's view."""
 
-    owner: int
+    dp_rank: int
     status: WorkerStatus
     pid: int | None
     incarnation: str

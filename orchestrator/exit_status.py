@@ -3,7 +3,7 @@
 import signal
 
 from mlx_dp.proto.exit_codes import ExitCode
-from mlx_dp.proto.messages.protocol import FailureKind
+from mlx_dp.proto.messages.events import FailureKind
 
 
 def describe_exit(status: int, *, expected: bool = False) -> str:

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mlx_dp.proto.capacity.ownership import Ownership
+from mlx_dp.proto.messages.commands import EngineKind, FakeEngineOptions
 from mlx_dp.proto.messages.group import DistributedBackend
-from mlx_dp.proto.messages.protocol import EngineKind, FakeEngineOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

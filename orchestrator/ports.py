@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from mlx_dp.proto.errors import ProtocolError
+from mlx_dp.proto.messages.commands import Down
 from mlx_dp.proto.messages.curve_keys import CurveKeys
-from mlx_dp.proto.messages.protocol import Down, Up
+from mlx_dp.proto.messages.events import Up
 
 
 class WorkerProcess(Protocol):

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from mlx_dp.proto.messages.protocol import FinishReason
+from mlx_dp.proto.messages.events import FinishReason
 
 REFUSAL_REASONS: Final = (
     "queue_full",
@@ -33,7 +33,7 @@ ERROR_CODES: Final = (
 class RequestTimings:
     """One request, reported once, when it has ended. Times are seconds from its arrival.
 
-    A time is None when the request never came that far. ``owner`` is the last one that ran it.
+    A time is None when the request never came that far. ``dp_rank`` is the last owner that ran it.
     """
 
     reason: FinishReason
@@ -41,7 +41,7 @@ class RequestTimings:
     prompt_tokens: int
     output_tokens: int
     cached_tokens: int
-    owner: int | None
+    dp_rank: int | None
     granted_s: float | None
     """When the request was first granted: its time in the queue."""
     first_token_s: float | None

@@ -19,7 +19,7 @@ import pytest
 ROOT: Final = Path(__file__).resolve().parent.parent
 FOLDERS: Final = ("orchestrator", "worker", "kvcache", "proto")
 BROKEN: Final = (
-    "from mlx_dp.proto.messages.protocol import NoSuchMessage",
+    "from mlx_dp.proto.messages.events import NoSuchMessage",
     "from mlx_dp.no_such_folder import anything",
 )
 

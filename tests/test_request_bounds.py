@@ -19,7 +19,7 @@ from mlx_dp.orchestrator.formats.openai.openai_format import TextCompletion
 from mlx_dp.orchestrator.http.preparation.choices import choice_seed
 from mlx_dp.orchestrator.http.preparation.sampling import sampling_params
 from mlx_dp.proto.fields import MAX_CACHE_SALT_CHARS
-from mlx_dp.proto.messages.protocol import Submit
+from mlx_dp.proto.messages.commands import Submit
 from mlx_dp.proto.messages.sampling_params import SamplingParams
 from mlx_dp.proto.wire.codec import decode_down, encode
 

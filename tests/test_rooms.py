@@ -38,10 +38,10 @@ orchestrator/control -> orchestrator orchestrator/control/requests orchestrator/
     orchestrator/control/state orchestrator/control/workers proto proto/capacity proto/messages
 orchestrator/control/requests -> orchestrator orchestrator/control/routing
     orchestrator/control/state orchestrator/control/workers proto proto/capacity proto/messages
-orchestrator/control/routing -> orchestrator/control/state proto proto/capacity proto/messages
+orchestrator/control/routing -> orchestrator/control/state proto
 orchestrator/control/state -> orchestrator proto proto/capacity proto/messages
-orchestrator/control/workers -> orchestrator orchestrator/control/routing
-    orchestrator/control/state proto proto/capacity proto/messages proto/wire
+orchestrator/control/workers -> orchestrator orchestrator/control/state proto proto/capacity
+    proto/messages proto/wire
 orchestrator/formats -> orchestrator/formats/common orchestrator/formats/openai
 orchestrator/formats/common -> orchestrator orchestrator/text proto/messages
 orchestrator/formats/openai -> orchestrator/formats/common orchestrator/text proto proto/messages

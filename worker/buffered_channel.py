@@ -2,7 +2,8 @@
 
 from typing import Final
 
-from mlx_dp.proto.messages.protocol import Down, Shutdown, Up
+from mlx_dp.proto.messages.commands import Down, Shutdown
+from mlx_dp.proto.messages.events import Up
 from mlx_dp.worker.channel import Channel
 from mlx_dp.worker.contract.peers import PassEndedError
 

@@ -2,7 +2,8 @@
 
 from typing import Protocol
 
-from mlx_dp.proto.messages.protocol import Down, Up
+from mlx_dp.proto.messages.commands import Down
+from mlx_dp.proto.messages.events import Up
 
 
 class Channel(Protocol):

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from mlx_dp.proto.messages.protocol import Start
+from mlx_dp.proto.messages.commands import Start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
 from mlx_dp.kvcache.layout import inspect_caches
-from mlx_dp.proto.capacity.rank_weights import RankWeights
+from mlx_dp.proto.capacity.model_shape import RankWeights
 from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.fields import clip_text
 from mlx_dp.worker.contract.engine import UnsupportedModelError

@@ -12,15 +12,8 @@ from mlx_dp.proto.capacity.ownership import OwnerCapacity, resolve_capacity
 from mlx_dp.proto.capacity.token_pool import cache_nbytes
 from mlx_dp.proto.descriptor_limit import check_descriptor_limit
 from mlx_dp.proto.exit_codes import ExitCode
-from mlx_dp.proto.messages.protocol import (
-    EngineKind,
-    FailureKind,
-    Hello,
-    Ready,
-    Shutdown,
-    Start,
-    WorkerPhase,
-)
+from mlx_dp.proto.messages.commands import EngineKind, Shutdown, Start
+from mlx_dp.proto.messages.events import FailureKind, Hello, Ready, WorkerPhase
 from mlx_dp.worker.buffered_channel import BufferedChannel, ShutdownRequestedError
 from mlx_dp.worker.channel import Channel
 from mlx_dp.worker.contract.engine import Engine, EngineFacts

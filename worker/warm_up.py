@@ -6,7 +6,8 @@ from functools import partial
 
 from mlx_dp.proto.capacity.ownership import OwnerCapacity
 from mlx_dp.proto.capacity.request_limits import AdmissionLimits
-from mlx_dp.proto.messages.protocol import Abort, Flush, Rejected, Up
+from mlx_dp.proto.messages.commands import Abort, Flush
+from mlx_dp.proto.messages.events import Rejected, Up
 from mlx_dp.worker.contract.engine import Engine
 from mlx_dp.worker.scheduling.scheduler import Scheduler
 from mlx_dp.worker.scheduling.step_runner import StepRunner

@@ -11,8 +11,8 @@ from itertools import count
 from typing import Final
 
 from mlx_dp.proto.capacity.model_shape import ModelShape
+from mlx_dp.proto.messages.commands import Submit
 from mlx_dp.proto.messages.grammar import Grammar, GrammarKind
-from mlx_dp.proto.messages.protocol import Submit
 from mlx_dp.proto.messages.sampling_params import SamplingParams
 
 MAX_WIDTH: Final = 32

@@ -16,8 +16,8 @@ from mlx_dp.orchestrator.process.remote.host_addresses import HostAddresses
 from mlx_dp.orchestrator.process.remote.host_table import HostTimes
 from mlx_dp.orchestrator.process.remote.mlx_launch import LaunchPlan, MlxLaunch, launch_command
 from mlx_dp.orchestrator.process.remote.remote_launcher import RemoteLauncher, RemoteModel
+from mlx_dp.proto.messages.events import FailureKind
 from mlx_dp.proto.messages.group import DistributedBackend
-from mlx_dp.proto.messages.protocol import FailureKind
 from mlx_dp.proto.wire.controller_channel import ControllerChannel
 
 OnGiveUp = Callable[[str, FailureKind | None], None]

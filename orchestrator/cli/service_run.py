@@ -23,7 +23,7 @@ from mlx_dp.orchestrator.process.stop_signals import (
     StopSignals,
 )
 from mlx_dp.orchestrator.worker_states import RestartRefusedError
-from mlx_dp.proto.messages.protocol import FailureKind
+from mlx_dp.proto.messages.events import FailureKind
 
 LAST_EVENTS_S: Final = 0.6
 """The time for streams to send their last event after a second signal."""

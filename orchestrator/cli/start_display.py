@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mlx_dp.orchestrator.api import OwnerState, WorkerStatus
-from mlx_dp.proto.messages.protocol import WorkerPhase
+from mlx_dp.proto.messages.events import WorkerPhase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,13 +32,13 @@ def stage_of(state: OwnerState) -> OwnerStage:
     """Derive an owner's stage from its state."""
     match state.status:
         case WorkerStatus.READY:
-            return OwnerStage(owner=state.owner, stage="ready", detail=_capacity(state))
+            return OwnerStage(owner=state.dp_rank, stage="ready", detail=_capacity(state))
         case WorkerStatus.FAILED | WorkerStatus.LOST:
-            return OwnerStage(owner=state.owner, stage=state.status.value, detail=state.message)
+            return OwnerStage(owner=state.dp_rank, stage=state.status.value, detail=state.message)
         case WorkerStatus.STARTING:
-            return OwnerStage(owner=state.owner, stage=_starting(state))
+            return OwnerStage(owner=state.dp_rank, stage=_starting(state))
         case WorkerStatus.DRAINING | WorkerStatus.STOPPED:
-            return OwnerStage(owner=state.owner, stage=state.status.value)
+            return OwnerStage(owner=state.dp_rank, stage=state.status.value)
 
 
 @contextmanager

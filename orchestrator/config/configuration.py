@@ -12,7 +12,7 @@ from mlx_dp.orchestrator.text.chat.chat_template import read_template
 from mlx_dp.proto.capacity.ownership import Limits, Ownership, divide, divide_prefill
 from mlx_dp.proto.capacity.parallel import Topology, resolve_topology
 from mlx_dp.proto.errors import ConfigError
-from mlx_dp.proto.messages.protocol import FakeEngineOptions
+from mlx_dp.proto.messages.commands import FakeEngineOptions
 
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 

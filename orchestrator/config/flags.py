@@ -11,8 +11,8 @@ from typing import Annotated, Final
 import typer
 
 from mlx_dp.orchestrator.control.routing.policies import methods_in_words
+from mlx_dp.proto.messages.commands import EngineKind
 from mlx_dp.proto.messages.group import DistributedBackend
-from mlx_dp.proto.messages.protocol import EngineKind
 
 API_KEY_VARIABLE: Final = "MLX_DP_API_KEY"
 

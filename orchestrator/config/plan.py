@@ -13,8 +13,8 @@ from mlx_dp.proto.capacity.ownership import OwnerCapacity, Ownership, OwnerSlice
 from mlx_dp.proto.capacity.parallel import ReplicaMode
 from mlx_dp.proto.capacity.token_pool import MemoryDivision, divide_memory
 from mlx_dp.proto.errors import ConfigError
+from mlx_dp.proto.messages.commands import FakeEngineOptions
 from mlx_dp.proto.messages.group import DistributedBackend
-from mlx_dp.proto.messages.protocol import FakeEngineOptions
 
 LEAST_TOKENS: Final = 1024
 """A short chat with its response. A worker that cannot hold that many is useless, unless the

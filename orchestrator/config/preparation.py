@@ -15,12 +15,11 @@ from mlx_dp.orchestrator.model.model_probe import DeviceFacts, probe_model
 from mlx_dp.orchestrator.model.model_source import ResolvedModel, host_device, resolve_model
 from mlx_dp.orchestrator.model.progress import terminal_progress
 from mlx_dp.orchestrator.process.cuda_devices import cuda_devices
-from mlx_dp.proto.capacity.model_shape import ModelShape
+from mlx_dp.proto.capacity.model_shape import ModelShape, RankWeights
 from mlx_dp.proto.capacity.parallel import ReplicaMode
-from mlx_dp.proto.capacity.rank_weights import RankWeights
 from mlx_dp.proto.descriptor_limit import check_descriptor_limit
 from mlx_dp.proto.errors import ConfigError
-from mlx_dp.proto.messages.protocol import EngineKind
+from mlx_dp.proto.messages.commands import EngineKind
 
 FAKE_MODEL_NAME: Final = "fake"
 

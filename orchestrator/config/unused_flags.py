@@ -10,7 +10,7 @@ from typing import Final
 
 from mlx_dp.orchestrator.config.flags import FakeFlags, Flags
 from mlx_dp.proto.errors import ConfigError
-from mlx_dp.proto.messages.protocol import EngineKind
+from mlx_dp.proto.messages.commands import EngineKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

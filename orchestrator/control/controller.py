@@ -15,7 +15,7 @@ from mlx_dp.orchestrator.options import ServeOptions
 from mlx_dp.orchestrator.service_counters import ControllerCounters, RequestObserver
 from mlx_dp.orchestrator.worker_states import WorkerState
 from mlx_dp.proto.capacity.request_limits import AdmissionLimits
-from mlx_dp.proto.messages.protocol import FailureKind
+from mlx_dp.proto.messages.events import FailureKind
 
 _logger = logging.getLogger(__name__)
 

@@ -1,4 +1,20 @@
-"""The controller without an event loop: each entry point acts at once, by a given clock."""
+"""The controller without an event loop: each entry point acts at once, by a given clock.
+
+The parts, and which calls which. The bottom line of each half is what the parts above it share::
+
+    submit, cancel ───► Admission, RequestLifecycle ──┐
+    request events ───► EventDispatch ► WorkerEvents ─┴► Dispatcher ─► Fleet.post ─► worker
+                                                          └► Router chooses the owner
+          RequestTable (all requests), RankTable (ready owners), OpenStreams (to clients)
+
+    worker events ────► EventDispatch ─┐
+    ticks ────────────► HealthMonitor ─┼► Supervisor ─ actions ─► Fleet.carry_out ─► processes
+    ticks ────────────► RollingRestart ┤                           │
+    exits ────────────► ControlCore ───┘                           │
+          RankTable, WorkerRecords                                 │
+                                                                   ▼
+    ControlCore: owner_lost, worker_failed ─► RequestLifecycle, Router, CacheFlushes
+"""
 
 import logging
 import random
@@ -16,10 +32,11 @@ from mlx_dp.orchestrator.control.requests.dispatch import Dispatcher
 from mlx_dp.orchestrator.control.requests.lifecycle import RequestLifecycle
 from mlx_dp.orchestrator.control.requests.response_stream import BufferedStream, OpenStreams
 from mlx_dp.orchestrator.control.requests.worker_events import WorkerEvents
-from mlx_dp.orchestrator.control.routing.rank import RankTable
 from mlx_dp.orchestrator.control.routing.router import Router
 from mlx_dp.orchestrator.control.state.counters import Counters
 from mlx_dp.orchestrator.control.state.grant import Grant
+from mlx_dp.orchestrator.control.state.owner import Hold
+from mlx_dp.orchestrator.control.state.rank_table import RankTable
 from mlx_dp.orchestrator.control.state.request_table import RequestTable
 from mlx_dp.orchestrator.control.state_views import StateViews
 from mlx_dp.orchestrator.control.workers.actions import Loss, RemoveOwner
@@ -232,7 +249,7 @@ class ControlCore:
         with self._ending_on_error():
             owner = self.ranks.get(index)
             if owner is not None:
-                owner.closed = True
+                owner.holds.add(Hold.CLOSED)
             self.supervisor.domains.domain_of(index).exits.setdefault(index, status)
             alive = self.supervisor.workers[index].status in ALIVE
             settle_s = self._limits.exit_settle_s if alive else 0.0

@@ -3,14 +3,15 @@
 from typing import Final, assert_never
 
 from mlx_dp.orchestrator.control.requests.worker_events import WorkerEvents
-from mlx_dp.orchestrator.control.routing.rank import Owner, RankTable
 from mlx_dp.orchestrator.control.state.counters import Counters
+from mlx_dp.orchestrator.control.state.owner import Owner
+from mlx_dp.orchestrator.control.state.rank_table import RankTable
 from mlx_dp.orchestrator.control.workers.actions import Loss
 from mlx_dp.orchestrator.control.workers.fleet import Fleet
 from mlx_dp.orchestrator.control.workers.supervisor import Supervisor
 from mlx_dp.orchestrator.worker_states import LossKind
 from mlx_dp.proto.errors import ProtocolError
-from mlx_dp.proto.messages.protocol import (
+from mlx_dp.proto.messages.events import (
     Accepted,
     Failed,
     Finished,

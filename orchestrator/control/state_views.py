@@ -4,8 +4,8 @@ from collections import Counter
 from typing import Final
 
 from mlx_dp.orchestrator.api import OwnerState
-from mlx_dp.orchestrator.control.routing.rank import RankTable
 from mlx_dp.orchestrator.control.state.counters import Counters
+from mlx_dp.orchestrator.control.state.rank_table import RankTable
 from mlx_dp.orchestrator.control.workers.fleet import Fleet
 from mlx_dp.orchestrator.control.workers.record import WorkerRecord
 from mlx_dp.orchestrator.control.workers.rolling_restart import RollingRestart
@@ -31,17 +31,17 @@ class TokenRates:
         elapsed = now - self._since
         if elapsed < RATE_WINDOW_S:
             return
-        for owner, total in self._generated.items():
-            self._rates[owner] = (total - self._before[owner]) / elapsed
-            self._before[owner] = total
+        for dp_rank, total in self._generated.items():
+            self._rates[dp_rank] = (total - self._before[dp_rank]) / elapsed
+            self._before[dp_rank] = total
         self._since = now
 
-    def rate(self, owner: int) -> float:
-        return self._rates.get(owner, 0.0)
+    def rate(self, dp_rank: int) -> float:
+        return self._rates.get(dp_rank, 0.0)
 
 
 class StateViews:
-    """One ``OwnerState`` and one ``WorkerState`` per worker, at any time."""
+    """Makes an ``OwnerState`` and a ``WorkerState`` of each worker from its present state."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class StateViews:
         owner = self._ranks.get(worker.index)
         heartbeat = self._fleet.heartbeat_of(worker.index)
         return OwnerState(
-            owner=worker.index,
+            dp_rank=worker.index,
             status=worker.status,
             pid=worker.pid,
             incarnation=worker.incarnation,

@@ -7,8 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from mlx_dp.orchestrator.model.child_output import run_child
-from mlx_dp.proto.capacity.model_shape import ModelShape
-from mlx_dp.proto.capacity.rank_weights import RankWeights
+from mlx_dp.proto.capacity.model_shape import ModelShape, RankWeights
 from mlx_dp.proto.errors import ConfigError
 
 _TIMEOUT_S = 120.0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from mlx_dp.orchestrator.api import NewTokens
 from mlx_dp.orchestrator.text.detokenizer import Detokenizer
 from mlx_dp.orchestrator.text.stop_strings import StopStrings
-from mlx_dp.proto.messages.token_chunk import TokenLogprob
+from mlx_dp.proto.messages.events import TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,13 @@
-"""The sizes of a model that capacity arithmetic needs."""
+"""The sizes of a model that capacity arithmetic needs, and the weights of each rank."""
 
 from dataclasses import dataclass
 from typing import Annotated
 
 from msgspec import Meta
 
+from mlx_dp.proto.capacity.parallel import MAX_OWNERS
 from mlx_dp.proto.errors import ConfigError
+from mlx_dp.proto.fields import Text
 
 Count = Annotated[int, Meta(ge=0, lt=2**53)]
 
@@ -81,3 +83,11 @@ def resolve_context_length(asked: int | None, of_model: int) -> int:
             "the flag"
         )
     return asked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankWeights:
+    """Bytes by rank, from shapes alone. ``refusal``: why the weights cannot be divided."""
+
+    nbytes: Annotated[tuple[Count, ...], Meta(max_length=MAX_OWNERS)] = ()
+    refusal: Text | None = None

@@ -1,4 +1,4 @@
-"""Commands: messages from controller to worker. See ``protocol``."""
+"""Commands: messages of the controller to a worker, ``Down`` in all, and the values in them."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,11 +14,11 @@ from mlx_dp.proto.fields import (
     MAX_STOP_TOKEN_IDS,
     Epoch,
     RequestId,
+    Seconds,
     Text,
     TokenId,
     TokenIds,
 )
-from mlx_dp.proto.messages.fake_engine_options import FakeEngineOptions
 from mlx_dp.proto.messages.grammar import Grammar
 from mlx_dp.proto.messages.group import GroupPlace
 from mlx_dp.proto.messages.sampling_params import SamplingParams
@@ -27,6 +27,21 @@ from mlx_dp.proto.messages.sampling_params import SamplingParams
 class EngineKind(StrEnum):
     MLX = "mlx"
     FAKE = "fake"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FakeEngineOptions:
+    """The behaviour of the engine that needs no model. A rate of 0 means full speed."""
+
+    decode_tokens_per_s: Annotated[float, Meta(ge=0.0, le=1e9)] = 0.0
+    """Steps per second; each step yields one token for every running request."""
+    prefill_tokens_per_s: Annotated[float, Meta(ge=0.0, le=1e9)] = 0.0
+    pool_tokens: Annotated[int, Meta(ge=1, lt=2**53)] | None = 100_000
+    vocab_size: Annotated[int, Meta(ge=2, lt=2**31)] = 512
+    context_length: Annotated[int, Meta(ge=2, lt=2**31)] = 8192
+    hybrid: bool = False
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
+    load_s: Seconds = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,3 +122,7 @@ class Shutdown:
     """Controller to worker: stop at once and exit 0."""
 
     tag: ClassVar[str] = "shutdown"
+
+
+Down = Start | Submit | Abort | Flush | Drain | Shutdown
+"""Every command. The codec decodes these and no others."""

@@ -1,4 +1,4 @@
-"""Events: messages of a worker to its controller. See ``messages``."""
+"""Events: messages of a worker to its controller, ``Up`` in all, and the values in them."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -9,10 +9,17 @@ from msgspec import Meta
 from mlx_dp.proto.capacity.model_shape import Count, ModelShape
 from mlx_dp.proto.capacity.ownership import OwnerCapacity
 from mlx_dp.proto.capacity.parallel import Rank
-from mlx_dp.proto.fields import MAX_REQUEST_TOKENS, Epoch, RequestId, Seconds, Text
+from mlx_dp.proto.fields import (
+    MAX_REQUEST_TOKENS,
+    Epoch,
+    RequestId,
+    Seconds,
+    Text,
+    TokenId,
+    TokenIds,
+)
 from mlx_dp.proto.messages.batching import Batching
-from mlx_dp.proto.messages.pass_totals import PassTotals
-from mlx_dp.proto.messages.token_chunk import TokenChunk
+from mlx_dp.proto.messages.sampling_params import MAX_TOP_LOGPROBS, require_finite
 
 
 class FinishReason(StrEnum):
@@ -124,6 +131,33 @@ class Prefilled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprob:
+    """Log-probability of a drawn token, and the best ``(token id, log-probability)`` pairs."""
+
+    logprob: float
+    top: Annotated[tuple[tuple[TokenId, float], ...], Meta(max_length=MAX_TOP_LOGPROBS)] = ()
+
+    def __post_init__(self) -> None:
+        require_finite(self.logprob, *(logprob for _, logprob in self.top))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenChunk:
+    """New tokens of one request; ``index`` is the answer position of the first of them."""
+
+    request_id: RequestId
+    epoch: Epoch
+    index: Annotated[int, Meta(ge=0, le=MAX_REQUEST_TOKENS)]
+    ids: Annotated[TokenIds, Meta(min_length=1)]
+    logprobs: Annotated[tuple[TokenLogprob, ...], Meta(max_length=MAX_REQUEST_TOKENS)] = ()
+    """One per id if the request asked for them, else empty."""
+
+    def __post_init__(self) -> None:
+        if self.logprobs and len(self.logprobs) != len(self.ids):
+            raise ValueError(f"{len(self.ids)} tokens with {len(self.logprobs)} log-probabilities")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
     """Worker to controller: the new tokens of one step, for all its requests."""
 
@@ -172,6 +206,20 @@ class Finished:
     reason: FinishReason
     num_tokens: Annotated[int, Meta(ge=0, le=MAX_REQUEST_TOKENS)]
     message: Text = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassTotals:
+    """Counts of one process since it began to serve.
+
+    ``waited_s`` is the time that it waited for a peer to enter a pass; its device may still have
+    run the previous pass meanwhile.
+    """
+
+    passes: Count
+    idle_passes: Count
+    """Passes in which it had no rows."""
+    waited_s: Seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,3 +273,19 @@ class Failed:
     message: Text
     lost_rank: Rank | None = None
     """With PEER_LOST, the lost rank, if it is known."""
+
+
+Up = (
+    Hello
+    | Ready
+    | Accepted
+    | Rejected
+    | Prefilled
+    | Tokens
+    | Preempted
+    | Finished
+    | Flushed
+    | Heartbeat
+    | Failed
+)
+"""Every event. The codec decodes these and no others."""

@@ -11,8 +11,9 @@ from typing import Final, TypeVar, get_args
 import msgspec
 
 from mlx_dp.proto.errors import ProtocolError
+from mlx_dp.proto.messages.commands import Down
+from mlx_dp.proto.messages.events import Up
 from mlx_dp.proto.messages.host_messages import HostDown, HostUp
-from mlx_dp.proto.messages.protocol import Down, Message, Up
 
 PROTOCOL_VERSION: Final = 1
 MAX_FRAME_BYTES: Final = 8 * 2**20
@@ -35,7 +36,7 @@ _HOST_UP: Final[Mapping[str, msgspec.msgpack.Decoder[HostUp]]] = {
 }
 
 
-def encode(message: Message | HostDown | HostUp) -> bytes:
+def encode(message: Down | Up | HostDown | HostUp) -> bytes:
     """Return the frame of a message.
 
     Raises ProtocolError if the frame would be longer than a receiver accepts, or has text that

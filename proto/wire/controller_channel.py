@@ -12,8 +12,9 @@ from typing import Final, TypeVar
 import zmq
 
 from mlx_dp.proto.errors import ProtocolError
+from mlx_dp.proto.messages.commands import Down, Shutdown
+from mlx_dp.proto.messages.events import Up
 from mlx_dp.proto.messages.host_messages import HostDown, HostUp, is_host
-from mlx_dp.proto.messages.protocol import Down, Shutdown, Up
 from mlx_dp.proto.wire.codec import decode_host_up, decode_up, encode
 from mlx_dp.proto.wire.key_files import ControllerKeys
 from mlx_dp.proto.wire.router_socket import NotConnectedError as NotConnectedError

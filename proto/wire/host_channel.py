@@ -9,9 +9,8 @@ from mlx_dp.proto.errors import ProtocolError
 from mlx_dp.proto.messages.host_messages import HostDown, HostUp
 from mlx_dp.proto.wire.codec import decode_host_down, encode
 from mlx_dp.proto.wire.connection_state import ConnectionMonitor, ConnectionState
-from mlx_dp.proto.wire.dealer_socket import dealer_socket
 from mlx_dp.proto.wire.key_files import WorkerKeys
-from mlx_dp.proto.wire.libzmq import new_context
+from mlx_dp.proto.wire.sockets import dealer_socket, new_context
 
 _logger = logging.getLogger(__name__)
 

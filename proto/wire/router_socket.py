@@ -18,8 +18,8 @@ from mlx_dp.proto.wire.curve import (
     watch_connection,
 )
 from mlx_dp.proto.wire.key_files import ControllerKeys
-from mlx_dp.proto.wire.libzmq import new_context
 from mlx_dp.proto.wire.loopback import is_loopback
+from mlx_dp.proto.wire.sockets import new_context
 
 LAST_PORT: Final = 65535
 MAX_PARTS_AT_A_TIME: Final = 256

@@ -8,11 +8,11 @@ from typing import Final
 import zmq
 
 from mlx_dp.proto.errors import ProtocolError
-from mlx_dp.proto.messages.protocol import Down, Up
+from mlx_dp.proto.messages.commands import Down
+from mlx_dp.proto.messages.events import Up
 from mlx_dp.proto.wire.codec import decode_down, encode
-from mlx_dp.proto.wire.dealer_socket import dealer_socket
 from mlx_dp.proto.wire.key_files import WorkerKeys
-from mlx_dp.proto.wire.libzmq import new_context
+from mlx_dp.proto.wire.sockets import dealer_socket, new_context
 
 MAX_BACKLOG_FRAMES: Final = 65_536
 MAX_DRAINED_MESSAGES: Final = 1_024

@@ -3,18 +3,17 @@
 from collections import deque
 from dataclasses import dataclass
 
-from mlx_dp.proto.messages.protocol import (
+from mlx_dp.proto.messages.commands import Flush, Submit
+from mlx_dp.proto.messages.events import (
     Failed,
     Finished,
     FinishReason,
-    Flush,
     Flushed,
     Heartbeat,
     Preempted,
     Prefilled,
     Rejected,
     RejectReason,
-    Submit,
     Tokens,
     Up,
 )

@@ -4,7 +4,7 @@ from typing import Final
 
 import pytest
 
-from mlx_dp.orchestrator.control.routing.rank import RankTable
+from mlx_dp.orchestrator.control.state.rank_table import RankTable
 from tests.support.planted_bugs.table import PLANTED
 from tests.support.simulated_runs.draw import draw
 from tests.support.simulated_runs.replay import SimulationError, first_failure, run_seed, shrink

@@ -1,5 +1,5 @@
 from mlx_dp.proto.exit_codes import ExitCode
-from mlx_dp.proto.messages.protocol import FailureKind
+from mlx_dp.proto.messages.events import FailureKind
 
 
 def test_every_failure_has_an_exit_code_of_its_name() -> None:

@@ -7,7 +7,8 @@ import pytest
 
 pytest.importorskip("mlx.core")
 
-from mlx_dp.proto.messages.protocol import (
+from mlx_dp.proto.messages.commands import Submit
+from mlx_dp.proto.messages.events import (
     Accepted,
     Finished,
     FinishReason,
@@ -15,7 +16,6 @@ from mlx_dp.proto.messages.protocol import (
     Prefilled,
     Rejected,
     RejectReason,
-    Submit,
     TokenChunk,
     Tokens,
     Up,

@@ -22,8 +22,8 @@ from mlx_dp.orchestrator.control.limits import control_limits
 from mlx_dp.orchestrator.control.workers.fleet import ControlPorts
 from mlx_dp.orchestrator.options import ServeOptions
 from mlx_dp.orchestrator.process.launcher import ProcessLauncher
-from mlx_dp.proto.messages.fake_engine_options import FakeEngineOptions
-from mlx_dp.proto.messages.protocol import FailureKind, FinishReason
+from mlx_dp.proto.messages.commands import FakeEngineOptions
+from mlx_dp.proto.messages.events import FailureKind, FinishReason
 from mlx_dp.proto.messages.sampling_params import SamplingParams
 from mlx_dp.proto.wire.controller_channel import ControllerChannel
 from tests.support.control.control_world import serve_options
@@ -83,7 +83,7 @@ async def read(controller: Controller, wanted: Generation) -> tuple[list[int], l
     ids: list[int] = []
     async for event in controller.submit(wanted):
         match event:
-            case Granted(owner=owner):
+            case Granted(dp_rank=owner):
                 owners.append(owner)
             case Started():
                 pass
@@ -145,7 +145,7 @@ def test_a_stopped_process_is_replaced_and_changes_nothing() -> None:
             _, undisturbed, _ = await read(controller, request(5, 200))
             task = asyncio.create_task(read(controller, request(5, 200)))
             await until(lambda: controller.counters().generated_tokens > 230)
-            owner = next(each.owner for each in controller.state().owners if each.running)
+            owner = next(each.dp_rank for each in controller.state().owners if each.running)
             os.kill(pid_of(controller, owner), signal.SIGSTOP)
             owners, ids, _ = await task
             assert ids == undisturbed

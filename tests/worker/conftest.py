@@ -16,7 +16,8 @@ import zmq
 from mlx_dp.proto.capacity.ownership import Limits, OwnerSlice, divide
 from mlx_dp.proto.capacity.parallel import resolve_topology
 from mlx_dp.proto.exit_codes import ExitCode
-from mlx_dp.proto.messages.protocol import Down, EngineKind, FakeEngineOptions, Start, Up
+from mlx_dp.proto.messages.commands import Down, EngineKind, FakeEngineOptions, Start
+from mlx_dp.proto.messages.events import Up
 from mlx_dp.proto.wire.codec import decode_up, encode
 from mlx_dp.proto.wire.worker_channel import WorkerChannel
 from mlx_dp.worker.startup import run_worker

@@ -1,19 +1,20 @@
 import pytest
 
-from mlx_dp.proto.messages.protocol import Abort, Drain, Shutdown
+from mlx_dp.proto.messages.commands import Abort, Drain, Shutdown
 from mlx_dp.worker.buffered_channel import BufferedChannel, ShutdownRequestedError
-from tests.support.worker.worker_bench import FakeChannel, VirtualTime, submit
+from tests.support.worker.fake_channel import FakeChannel, VirtualTime
+from tests.support.worker.worker_bench import submit
 
 
 def test_what_was_heard_in_a_step_is_obeyed_after_it_and_in_order() -> None:
     channel = FakeChannel(VirtualTime())
     held = BufferedChannel(channel)
     first, second, third = submit(1), Abort(request_id=1, epoch=1), Drain()
-    channel.verbs = [first]
+    channel.commands = [first]
     held.listen()
-    channel.verbs = [second]
+    channel.commands = [second]
     held.listen()
-    channel.verbs = [third]
+    channel.commands = [third]
     assert held.drain() == [first, second, third]
     assert held.drain() == []
 
@@ -21,7 +22,7 @@ def test_what_was_heard_in_a_step_is_obeyed_after_it_and_in_order() -> None:
 def test_shutdown_does_not_wait_for_the_step() -> None:
     channel = FakeChannel(VirtualTime())
     held = BufferedChannel(channel)
-    channel.verbs = [submit(1), Shutdown()]
+    channel.commands = [submit(1), Shutdown()]
     with pytest.raises(ShutdownRequestedError):
         held.listen()
 
@@ -29,7 +30,7 @@ def test_shutdown_does_not_wait_for_the_step() -> None:
 def test_nobody_sleeps_while_verbs_are_held() -> None:
     channel = FakeChannel(VirtualTime())
     held = BufferedChannel(channel)
-    channel.verbs = [submit(1)]
+    channel.commands = [submit(1)]
     held.listen()
     assert held.wait(1.0)
     assert channel.waits == []
@@ -42,6 +43,6 @@ def test_a_controller_that_never_ends_is_not_read_without_end() -> None:
     channel = FakeChannel(VirtualTime())
     held = BufferedChannel(channel)
     for _ in range(5):
-        channel.verbs = [submit(i) for i in range(1_000)]
+        channel.commands = [submit(i) for i in range(1_000)]
         held.listen()
     assert len(held.drain()) <= 3_000

@@ -2,11 +2,13 @@
 
 import pytest
 
-from mlx_dp.proto.messages.protocol import Heartbeat, Shutdown, WorkerPhase
+from mlx_dp.proto.messages.commands import Shutdown
+from mlx_dp.proto.messages.events import Heartbeat, WorkerPhase
 from mlx_dp.worker.buffered_channel import BufferedChannel, ShutdownRequestedError
 from mlx_dp.worker.heartbeat import HeartbeatSchedule, LoopHeartbeats, StartHeartbeats
 from mlx_dp.worker.scheduling.step_timer import StepTime
-from tests.support.worker.worker_bench import Bench, FakeChannel, VirtualTime
+from tests.support.worker.fake_channel import FakeChannel, VirtualTime
+from tests.support.worker.worker_bench import Bench
 
 INTERVAL_S = 1.0
 
@@ -64,7 +66,7 @@ def test_a_start_names_the_late_rank_once_an_interval() -> None:
 def test_shutdown_ends_a_start_that_waits_for_a_rank() -> None:
     start = Starting()
     start.heartbeats.enter(WorkerPhase.FORMING)
-    start.channel.verbs.append(Shutdown())
+    start.channel.commands.append(Shutdown())
     with pytest.raises(ShutdownRequestedError):
         start.heartbeats.awaiting(1)
 

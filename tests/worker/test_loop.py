@@ -1,4 +1,4 @@
-"""The loop with scripted verbs and a virtual clock; only waiting moves time."""
+"""The loop with scripted commands and a virtual clock; only waiting moves time."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -6,24 +6,21 @@ from itertools import pairwise
 import pytest
 
 from mlx_dp.proto.exit_codes import ExitCode
-from mlx_dp.proto.messages.grammar import Grammar, GrammarKind
-from mlx_dp.proto.messages.protocol import (
-    Abort,
+from mlx_dp.proto.messages.commands import Abort, Drain, FakeEngineOptions, Shutdown
+from mlx_dp.proto.messages.events import (
     Accepted,
-    Drain,
     Failed,
     FailureKind,
-    FakeEngineOptions,
     Finished,
     FinishReason,
     Heartbeat,
     Prefilled,
     Rejected,
     RejectReason,
-    Shutdown,
     Tokens,
     WorkerPhase,
 )
+from mlx_dp.proto.messages.grammar import Grammar, GrammarKind
 from mlx_dp.worker.contract.engine import Drawn, EngineRequest, StepPlan
 from mlx_dp.worker.fake.engine import FakeEngine
 from tests.support.worker.worker_bench import Bench, submit
@@ -129,7 +126,7 @@ def test_a_busy_loop_never_waits_for_the_controller() -> None:
 
 def test_heartbeats_count_steps_and_what_is_held() -> None:
     bench = Bench(options=FakeEngineOptions(decode_tokens_per_s=2.0))
-    bench.channel.verbs = [submit(1, max_tokens=50, prompt=10)]
+    bench.channel.commands = [submit(1, max_tokens=50, prompt=10)]
     for _ in range(9):
         bench.loop.run_once()
     first, *_, last = bench.channel.sent_of(Heartbeat)
@@ -149,7 +146,7 @@ def test_a_step_with_prompt_tokens_is_announced_before_it_begins() -> None:
             return super().step(plan)
 
     bench = Bench(engine=Watched, chunk=64)
-    bench.channel.verbs = [submit(1, prompt=200)]
+    bench.channel.commands = [submit(1, prompt=200)]
     for _ in range(6):
         bench.loop.run_once()
     # The chunk that was launched before may still be computed, so that both count.
@@ -170,7 +167,7 @@ def test_frames_that_could_not_be_read_are_told() -> None:
 def test_a_drain_is_told_at_once_and_finishes_what_runs() -> None:
     bench = Bench()
     bench.turn(submit(1))
-    bench.channel.verbs = [Drain(), submit(2)]
+    bench.channel.commands = [Drain(), submit(2)]
     bench.loop.run_once()
     rejected, _, tokens, beat = bench.channel.take()
     assert isinstance(rejected, Rejected)
@@ -187,7 +184,7 @@ def test_a_drain_is_told_at_once_and_finishes_what_runs() -> None:
 def test_shutdown_ends_the_loop_in_the_middle_of_everything() -> None:
     bench = Bench()
     bench.turn(submit(1, max_tokens=50))
-    bench.channel.verbs = [Shutdown(), submit(2)]
+    bench.channel.commands = [Shutdown(), submit(2)]
     assert bench.loop.run() is ExitCode.OK
     assert bench.channel.take() == []
 
@@ -198,7 +195,7 @@ def test_a_failing_step_is_told_and_ends_the_worker() -> None:
             raise RuntimeError("the device is gone")
 
     bench = Bench(engine=Broken)
-    bench.channel.verbs = [submit(1)]
+    bench.channel.commands = [submit(1)]
     assert bench.loop.run() is ExitCode.INTERNAL
     assert bench.channel.sent_of(Failed) == [
         Failed(kind=FailureKind.INTERNAL, message="RuntimeError: the device is gone")
@@ -211,7 +208,7 @@ def test_an_engine_that_forgets_a_request_is_found_out() -> None:
             super().add(slot, replace(request, max_tokens=1))
 
     bench = Bench(engine=Forgetful)
-    bench.channel.verbs = [submit(1)]
+    bench.channel.commands = [submit(1)]
     assert bench.loop.run() is ExitCode.INTERNAL
     (failed,) = bench.channel.sent_of(Failed)
     assert "1 requests are still running" in failed.message
@@ -232,7 +229,7 @@ def test_a_request_that_cannot_go_on_ends_alone_and_with_the_reason(prefix_cache
             return drawn.slot == 0 and len(bench.channel.sent_of(Tokens)) == 3
 
     bench = Bench(engine=Faulty, prefix_cache=prefix_cache)
-    bench.channel.verbs = [submit(1, max_tokens=50, prompt=8), submit(2, max_tokens=50)]
+    bench.channel.commands = [submit(1, max_tokens=50, prompt=8), submit(2, max_tokens=50)]
     while not bench.channel.sent_of(Finished):
         bench.loop.run_once()
     (finished,) = bench.channel.sent_of(Finished)
@@ -274,7 +271,7 @@ def test_verbs_are_obeyed_while_the_controller_does_not_read() -> None:
     bench.turn(submit(1, max_tokens=50))
     bench.channel.congested = True
     assert [message.tag for message in bench.turn(Abort(request_id=1, epoch=1))] == ["finished"]
-    bench.channel.verbs = [Shutdown()]
+    bench.channel.commands = [Shutdown()]
     assert bench.loop.run_once() is ExitCode.OK
 
 
@@ -283,7 +280,7 @@ def test_a_long_prompt_does_not_stall_a_running_stream() -> None:
     bench.turn(submit(1, max_tokens=400))
     for _ in range(5):
         bench.turn()
-    bench.channel.verbs = [submit(2, prompt=500, max_tokens=2)]
+    bench.channel.commands = [submit(2, prompt=500, max_tokens=2)]
     arrivals = [bench.time.now]
     while not any(message.request_id == 2 for message in bench.channel.sent_of(Finished)):
         bench.loop.run_once()

@@ -5,19 +5,20 @@ from collections.abc import Callable
 import pytest
 
 from mlx_dp.proto.exit_codes import ExitCode
-from mlx_dp.proto.messages.pass_totals import PassTotals
-from mlx_dp.proto.messages.protocol import (
+from mlx_dp.proto.messages.commands import Shutdown
+from mlx_dp.proto.messages.events import (
     Failed,
     FailureKind,
     Heartbeat,
+    PassTotals,
     Rejected,
-    Shutdown,
     Tokens,
 )
 from mlx_dp.worker.contract.engine import Drawn, StepPlan
 from mlx_dp.worker.contract.peers import PassWatch, RankLostError
 from mlx_dp.worker.fake.engine import FakeEngine
-from tests.support.worker.worker_bench import Bench, FakeChannel, submit
+from tests.support.worker.fake_channel import FakeChannel
+from tests.support.worker.worker_bench import Bench, submit
 
 FD = 77
 
@@ -76,9 +77,8 @@ class RankEngine(FakeEngine):
 
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
-    monkeypatch.setattr("tests.support.worker.worker_bench.FakeChannel", RankChannel)
-    return Bench(engine=RankEngine)
+def bench() -> Bench:
+    return Bench(engine=RankEngine, channel=RankChannel)
 
 
 def test_an_idle_rank_takes_part_as_often_as_its_peers_want(bench: Bench) -> None:
@@ -121,7 +121,7 @@ def test_the_tokens_of_peers_are_told_before_their_pass_is_computed(bench: Bench
 
 def test_the_passes_of_one_step_add_up(bench: Bench) -> None:
     bench.engine.in_step = lambda watch: [watch.agreed(100), watch.agreed(20)]
-    bench.channel.verbs = [submit(1, prompt=10)]
+    bench.channel.commands = [submit(1, prompt=10)]
     bench.loop.run_once()
     assert bench.channel.sent_of(Heartbeat)[-1].step_tokens == 130
 
@@ -139,7 +139,7 @@ def test_while_it_waits_for_a_peer_a_rank_beats_and_names_it(bench: Bench) -> No
             watch.awaiting(3)
 
     bench.engine.in_step = late
-    bench.channel.verbs = [submit(1)]
+    bench.channel.commands = [submit(1)]
     bench.loop.run_once()
     beats = bench.channel.sent_of(Heartbeat)
     assert [beat.awaits_rank for beat in beats[:4]] == [None, 3, 3, 3]
@@ -152,7 +152,7 @@ def test_while_it_waits_for_a_peer_a_rank_beats_and_names_it(bench: Bench) -> No
 
 def test_verbs_that_come_during_a_wait_are_obeyed_after_the_step(bench: Bench) -> None:
     def late(watch: PassWatch) -> None:
-        bench.channel.verbs.append(submit(2))
+        bench.channel.commands.append(submit(2))
         watch.awaiting(1)
         bench.engine.in_step = lambda watch: None
 
@@ -165,12 +165,12 @@ def test_verbs_that_come_during_a_wait_are_obeyed_after_the_step(bench: Bench) -
 
 def test_shutdown_ends_a_wait_for_a_peer(bench: Bench) -> None:
     def late(watch: PassWatch) -> None:
-        bench.channel.verbs.append(Shutdown())
+        bench.channel.commands.append(Shutdown())
         watch.awaiting(1)
         raise AssertionError("the wait goes on")
 
     bench.engine.in_step = late
-    bench.channel.verbs = [submit(1)]
+    bench.channel.commands = [submit(1)]
     assert bench.loop.run() is ExitCode.OK
     assert not bench.channel.sent_of(Failed)
 
@@ -198,7 +198,7 @@ def test_a_lost_peer_is_told_as_such(
         raise error
 
     bench.engine.in_step = lost
-    bench.channel.verbs = [submit(1)]
+    bench.channel.commands = [submit(1)]
     assert bench.loop.run() is ExitCode.PEER_LOST
     assert bench.channel.sent_of(Failed) == [failed]
     assert not bench.channel.sent_of(Tokens)

@@ -14,7 +14,8 @@ from mlx_lm.generate import generate_step
 from mlx_lm.utils import load_model
 
 from mlx_dp.proto.exit_codes import ExitCode
-from mlx_dp.proto.messages.protocol import Down, FinishReason, Submit
+from mlx_dp.proto.messages.commands import Down, Submit
+from mlx_dp.proto.messages.events import FinishReason
 from mlx_dp.proto.messages.sampling_params import SamplingParams
 from mlx_dp.worker.startup import run_worker
 from tests.support.models.oracle import solo_greedy

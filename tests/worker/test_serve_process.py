@@ -8,19 +8,16 @@ from dataclasses import replace
 import pytest
 
 from mlx_dp.proto.exit_codes import ExitCode
-from mlx_dp.proto.messages.protocol import (
+from mlx_dp.proto.messages.commands import EngineKind, FakeEngineOptions, Shutdown, Submit
+from mlx_dp.proto.messages.events import (
     Accepted,
-    EngineKind,
     Failed,
     FailureKind,
-    FakeEngineOptions,
     Finished,
     FinishReason,
     Heartbeat,
     Hello,
     Ready,
-    Shutdown,
-    Submit,
     Tokens,
 )
 
@@ -164,7 +161,7 @@ def test_a_missing_model_ends_the_start_with_a_sentence(
 
 FAKE_LIFE = """
 import sys
-from mlx_dp.proto.messages.protocol import EngineKind, Shutdown, Start, Submit
+from mlx_dp.proto.messages.commands import EngineKind, Shutdown, Start, Submit
 from mlx_dp.proto.capacity.ownership import OwnerSlice
 from mlx_dp.proto.capacity.parallel import ParallelState
 from mlx_dp.worker.startup import run_worker
@@ -179,10 +176,10 @@ submit = Submit(request_id=1, epoch=1, prompt_ids=(1, 2), max_tokens=5)
 class Wire:
     congested = False
     malformed_frames = 0
-    verbs = [[start], [submit], [], [], [], [], [], [], [Shutdown()]]
+    commands = [[start], [submit], [], [], [], [], [], [], [Shutdown()]]
     heard = []
     def send(self, message): self.heard.append(message.tag)
-    def drain(self): return self.verbs.pop(0)
+    def drain(self): return self.commands.pop(0)
     def wait(self, timeout_s): return True
 
 run_worker(Wire())

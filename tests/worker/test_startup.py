@@ -9,14 +9,12 @@ import pytest
 
 from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.exit_codes import ExitCode
-from mlx_dp.proto.messages.protocol import (
-    EngineKind,
+from mlx_dp.proto.messages.commands import EngineKind, FakeEngineOptions, Flush, Shutdown, Submit
+from mlx_dp.proto.messages.events import (
     Failed,
     FailureKind,
-    FakeEngineOptions,
     Finished,
     FinishReason,
-    Flush,
     Flushed,
     Heartbeat,
     Hello,
@@ -24,8 +22,6 @@ from mlx_dp.proto.messages.protocol import (
     Ready,
     Rejected,
     RejectReason,
-    Shutdown,
-    Submit,
     WorkerPhase,
 )
 from mlx_dp.worker.__main__ import main as worker_command

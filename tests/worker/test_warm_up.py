@@ -15,19 +15,17 @@ import mlx.core as mx
 
 from mlx_dp.proto.capacity.ownership import OwnerCapacity
 from mlx_dp.proto.exit_codes import ExitCode
-from mlx_dp.proto.messages.grammar import Grammar
-from mlx_dp.proto.messages.protocol import (
-    Abort,
-    Down,
+from mlx_dp.proto.messages.commands import Abort, Down, Submit
+from mlx_dp.proto.messages.events import (
     Heartbeat,
     Preempted,
     Ready,
     Rejected,
     RejectReason,
-    Submit,
     Up,
     WorkerPhase,
 )
+from mlx_dp.proto.messages.grammar import Grammar
 from mlx_dp.proto.messages.sampling_params import SamplingParams
 from mlx_dp.worker.contract.engine import EngineRequest, PrefillChunk, StepPlan
 from mlx_dp.worker.engine.mlx_engine import MlxEngine

@@ -6,7 +6,7 @@ from dataclasses import MISSING, fields
 import pytest
 
 from mlx_dp.proto.capacity.model_shape import CacheWindow, ModelShape
-from mlx_dp.proto.messages.protocol import Submit
+from mlx_dp.proto.messages.commands import Submit
 from mlx_dp.proto.messages.sampling_params import SamplingParams
 from mlx_dp.worker.warm_up_rounds import (
     ALONE,

@@ -7,8 +7,8 @@ from mlx_dp.kvcache.prefix.cached_prefix import CachedPrefix, PrefixStore, Save
 from mlx_dp.proto.capacity.model_shape import ModelShape
 from mlx_dp.proto.capacity.ownership import OwnerCapacity
 from mlx_dp.proto.messages.batching import Batching
+from mlx_dp.proto.messages.events import TokenLogprob
 from mlx_dp.proto.messages.grammar import Grammar
-from mlx_dp.proto.messages.protocol import TokenLogprob
 from mlx_dp.proto.messages.sampling_params import SamplingParams
 from mlx_dp.worker.contract.peers import Peers
 

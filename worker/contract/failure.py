@@ -5,7 +5,7 @@ from typing import Final
 
 from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.fields import clip_text
-from mlx_dp.proto.messages.protocol import Failed, FailureKind
+from mlx_dp.proto.messages.events import Failed, FailureKind
 from mlx_dp.worker.contract.engine import UnsupportedModelError
 from mlx_dp.worker.contract.peers import PassEndedError, RankLostError
 

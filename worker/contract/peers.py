@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from mlx_dp.proto.messages.pass_totals import PassTotals
+from mlx_dp.proto.messages.events import PassTotals
 
 
 class PassEndedError(Exception):

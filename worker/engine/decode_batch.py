@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from mlx_dp.kvcache.prefix.cached_prefix import Save
 from mlx_dp.kvcache.prefix.segments import Segments
-from mlx_dp.proto.messages.protocol import FailureKind
+from mlx_dp.proto.messages.events import FailureKind
 from mlx_dp.proto.messages.sampling_params import SamplingParams
 from mlx_dp.worker.contract.engine import EngineRequest
 from mlx_dp.worker.contract.failure import kind_of, sentence

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from mlx_dp.proto.messages.protocol import TokenLogprob
+from mlx_dp.proto.messages.events import TokenLogprob
 from mlx_dp.worker.sampling.sampler import SampledStep
 
 

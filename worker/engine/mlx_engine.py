@@ -17,7 +17,7 @@ from mlx_dp.proto.capacity.ownership import OwnerCapacity
 from mlx_dp.proto.capacity.request_limits import next_tokens
 from mlx_dp.proto.capacity.token_pool import pool_tokens
 from mlx_dp.proto.fields import clip_text
-from mlx_dp.proto.messages.protocol import Start
+from mlx_dp.proto.messages.commands import Start
 from mlx_dp.worker.contract.engine import (
     Drawn,
     EngineFacts,

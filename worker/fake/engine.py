@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from mlx_dp.kvcache.prefix.cached_prefix import Save
 from mlx_dp.proto.capacity.model_shape import ModelShape
 from mlx_dp.proto.capacity.ownership import OwnerCapacity
-from mlx_dp.proto.messages.protocol import FakeEngineOptions
+from mlx_dp.proto.messages.commands import FakeEngineOptions
 from mlx_dp.worker.contract.engine import (
     Drawn,
     EngineFacts,

@@ -20,7 +20,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from mlx_dp.proto.messages.protocol import TokenLogprob
+from mlx_dp.proto.messages.events import TokenLogprob
 from mlx_dp.proto.messages.sampling_params import SamplingParams
 from mlx_dp.worker.sampling.hashing import GOLDEN, scramble
 

@@ -6,7 +6,7 @@ from typing import Any, Final, Protocol
 
 import mlx.core as mx
 
-from mlx_dp.proto.messages.pass_totals import PassTotals
+from mlx_dp.proto.messages.events import PassTotals
 from mlx_dp.worker.contract.peers import PassWatch
 from mlx_dp.worker.lockstep.announcement import RankRows
 from mlx_dp.worker.lockstep.group import Group

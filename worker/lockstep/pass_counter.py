@@ -1,6 +1,6 @@
 """Counts the passes of a rank."""
 
-from mlx_dp.proto.messages.pass_totals import PassTotals
+from mlx_dp.proto.messages.events import PassTotals
 
 
 class PassCounter:

@@ -14,7 +14,7 @@ from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.messages.curve_keys import CurveKeys
 from mlx_dp.proto.messages.group import GroupPlace
 from mlx_dp.proto.wire.curve import KeyGuard, join_curve, serve_curve
-from mlx_dp.proto.wire.libzmq import new_context
+from mlx_dp.proto.wire.sockets import new_context
 from mlx_dp.worker.contract.peers import RankLostError
 from mlx_dp.worker.lockstep.announcement import Announcement, ForeignFrameError, RankRows, decode
 from mlx_dp.worker.lockstep.announcement_board import AnnouncementBoard

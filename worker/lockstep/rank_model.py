@@ -7,8 +7,9 @@ from typing import Final, Protocol
 
 import mlx.core as mx
 
+from mlx_dp.proto.messages.commands import Start
+from mlx_dp.proto.messages.events import WorkerPhase
 from mlx_dp.proto.messages.group import GroupPlace
-from mlx_dp.proto.messages.protocol import Start, WorkerPhase
 from mlx_dp.worker.contract.peers import PassWatch
 from mlx_dp.worker.loading.loaded_model import LoadedModel, load, read
 from mlx_dp.worker.lockstep.announcement import FINGERPRINT_BYTES

@@ -6,7 +6,7 @@ from typing import Final
 
 import mlx.core as mx
 
-from mlx_dp.proto.messages.protocol import TokenLogprob
+from mlx_dp.proto.messages.events import TokenLogprob
 from mlx_dp.proto.messages.sampling_params import SamplingParams
 from mlx_dp.worker.contract.engine import EngineRequest
 from mlx_dp.worker.grammar.masks import RowMasks

@@ -7,7 +7,7 @@ from mlx_dp.kvcache.prefix.cached_prefix import Save
 from mlx_dp.kvcache.prefix.common_prefix import common_prefix
 from mlx_dp.kvcache.prefix.prefix_cache import Freed, Handover, PrefillStart, PrefixCache
 from mlx_dp.kvcache.prefix.prefix_facts import PrefixFacts
-from mlx_dp.proto.messages.protocol import FinishReason
+from mlx_dp.proto.messages.events import FinishReason
 from mlx_dp.worker.scheduling.memory_room import MemoryRoom
 from mlx_dp.worker.scheduling.running_request import RunningRequest
 

@@ -5,14 +5,8 @@ from dataclasses import dataclass, field
 from mlx_dp.kvcache.prefix.lease import Lease
 from mlx_dp.kvcache.prefix.prefix_cache import PrefillStart
 from mlx_dp.proto.fields import clip_text
-from mlx_dp.proto.messages.protocol import (
-    Accepted,
-    Finished,
-    FinishReason,
-    Preempted,
-    Prefilled,
-    Submit,
-)
+from mlx_dp.proto.messages.commands import Submit
+from mlx_dp.proto.messages.events import Accepted, Finished, FinishReason, Preempted, Prefilled
 from mlx_dp.worker.contract.engine import EngineRequest
 
 

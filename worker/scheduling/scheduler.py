@@ -6,17 +6,15 @@ from mlx_dp.kvcache.prefix.lease import OwnerPools, Shortage
 from mlx_dp.kvcache.prefix.prefix_facts import PrefixFacts
 from mlx_dp.proto.capacity.ownership import OwnerCapacity
 from mlx_dp.proto.capacity.request_limits import AdmissionLimits, next_tokens
-from mlx_dp.proto.messages.protocol import (
-    Abort,
+from mlx_dp.proto.messages.commands import Abort, Flush, Submit
+from mlx_dp.proto.messages.events import (
     Finished,
     FinishReason,
-    Flush,
     Flushed,
     Preempted,
     Prefilled,
     Rejected,
     RejectReason,
-    Submit,
     TokenChunk,
     Tokens,
 )

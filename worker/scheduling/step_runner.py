@@ -4,7 +4,8 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from mlx_dp.proto.messages.protocol import Abort, Flush, Rejected, Submit, Up
+from mlx_dp.proto.messages.commands import Abort, Flush, Submit
+from mlx_dp.proto.messages.events import Rejected, Up
 from mlx_dp.worker.contract.engine import Drawn, Engine, StepPlan
 from mlx_dp.worker.scheduling.scheduler import Scheduler
 

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 from mlx_dp.proto.capacity.request_limits import AdmissionLimits, refusal
 from mlx_dp.proto.fields import clip_text
-from mlx_dp.proto.messages.protocol import Rejected, RejectReason, Submit
+from mlx_dp.proto.messages.commands import Submit
+from mlx_dp.proto.messages.events import Rejected, RejectReason
 from mlx_dp.worker.contract.engine import Engine
 from mlx_dp.worker.scheduling.running_request import engine_request
 from mlx_dp.worker.scheduling.running_requests import RunningRequests

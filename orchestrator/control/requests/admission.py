@@ -15,8 +15,9 @@ from mlx_dp.orchestrator.api import (
     ServiceStatus,
     queue_full_message,
 )
-from mlx_dp.orchestrator.control.routing.rank import RankTable
 from mlx_dp.orchestrator.control.state.counters import Counters
+from mlx_dp.orchestrator.control.state.owner import Hold
+from mlx_dp.orchestrator.control.state.rank_table import RankTable
 from mlx_dp.orchestrator.control.state.request_queue import RequestQueue
 from mlx_dp.orchestrator.control.workers.rolling_restart import RollingRestart
 from mlx_dp.orchestrator.options import QueueOptions
@@ -79,7 +80,7 @@ class Admission:
         if rank is None or self._restarts.is_replacing(rank):
             return
         owner = self._ranks.get(rank)
-        if owner is None or owner.closed:
+        if owner is None or Hold.CLOSED in owner.holds:
             raise self._overloaded("rank_not_ready", f"owner {rank} is not ready", 503)
 
     def _check_fit(self, generation: Generation) -> int | None:
@@ -124,7 +125,7 @@ def certain_max_tokens(
         param = "max_tokens" if fits(limits, prompt_tokens) and prompt_tokens else "prompt"
         code = None if fits(limits, prompt_tokens, max_tokens) else CONTEXT_LENGTH_EXCEEDED
         raise RefusedError(reason, param=param, code=code)
-    # A request for more than any owner has may go to a smaller owner, which clamps it further.
+    # A clamped length is not certain: the request may go to a smaller owner, which clamps further.
     return asked if asked == max_tokens else None
 
 

@@ -5,8 +5,9 @@ from typing import Final
 
 from mlx_dp.orchestrator.api import FlushOutcome, OwnerFlush
 from mlx_dp.orchestrator.control.requests.dispatch import Post
-from mlx_dp.orchestrator.control.routing.rank import RankTable
-from mlx_dp.proto.messages.protocol import Flush, Flushed
+from mlx_dp.orchestrator.control.state.rank_table import RankTable
+from mlx_dp.proto.messages.commands import Flush
+from mlx_dp.proto.messages.events import Flushed
 
 
 @dataclass(slots=True)
@@ -32,7 +33,7 @@ class CacheFlushes:
         """Send a flush to every ready owner, and return its id."""
         self._last_id += 1
         flush = self._flushes[self._last_id] = _Flush()
-        flush.unsent.update(owner.index for owner in self._ranks.owners())
+        flush.unsent.update(owner.dp_rank for owner in self._ranks.owners())
         self._send(self._last_id, flush)
         return self._last_id
 
@@ -42,34 +43,34 @@ class CacheFlushes:
             self._send(flush_id, flush)
 
     def _send(self, flush_id: int, flush: _Flush) -> None:
-        for index in sorted(flush.unsent):
-            owner = self._ranks.get(index)
-            assert owner is not None, f"owner {index} was lost, but flush {flush_id} is still due"
+        for dp_rank in sorted(flush.unsent):
+            owner = self._ranks.get(dp_rank)
+            assert owner is not None, f"owner {dp_rank} was lost, but flush {flush_id} is still due"
             if self._post(owner, Flush(flush_id=flush_id)):
-                flush.unsent.remove(index)
-                flush.pending.add(index)
+                flush.unsent.remove(dp_rank)
+                flush.pending.add(dp_rank)
 
-    def on_flushed(self, index: int, event: Flushed) -> bool:
+    def on_flushed(self, dp_rank: int, event: Flushed) -> bool:
         """Record an owner's report. False: the flush has ended, or the owner reported before."""
         flush = self._flushes.get(event.flush_id)
-        if flush is None or index not in flush.pending:
+        if flush is None or dp_rank not in flush.pending:
             return False
-        flush.pending.remove(index)
-        flush.results[index] = OwnerFlush(
-            owner=index,
+        flush.pending.remove(dp_rank)
+        flush.results[dp_rank] = OwnerFlush(
+            dp_rank=dp_rank,
             outcome=FlushOutcome.FLUSHED,
             num_tokens=event.num_tokens,
             nbytes=event.nbytes,
         )
         return True
 
-    def owner_lost(self, index: int) -> None:
+    def owner_lost(self, dp_rank: int) -> None:
         """Record that an owner can no longer report."""
         for flush in self._flushes.values():
-            if index in flush.unsent | flush.pending:
-                flush.unsent.discard(index)
-                flush.pending.discard(index)
-                flush.results[index] = OwnerFlush(owner=index, outcome=FlushOutcome.LOST)
+            if dp_rank in flush.unsent | flush.pending:
+                flush.unsent.discard(dp_rank)
+                flush.pending.discard(dp_rank)
+                flush.results[dp_rank] = OwnerFlush(dp_rank=dp_rank, outcome=FlushOutcome.LOST)
 
     def done(self, flush_id: int) -> bool:
         flush = self._flushes[flush_id]
@@ -80,10 +81,10 @@ class CacheFlushes:
         flush = self._flushes.pop(flush_id)
         late = flush.unsent | flush.pending
         return tuple(
-            flush.results.get(index)
+            flush.results.get(dp_rank)
             or OwnerFlush(
-                owner=index,
-                outcome=FlushOutcome.TIMEOUT if index in late else FlushOutcome.NOT_READY,
+                dp_rank=dp_rank,
+                outcome=FlushOutcome.TIMEOUT if dp_rank in late else FlushOutcome.NOT_READY,
             )
-            for index in range(self._num_owners)
+            for dp_rank in range(self._num_owners)
         )

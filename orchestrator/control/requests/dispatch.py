@@ -4,12 +4,13 @@ from collections.abc import Callable
 from typing import Final
 
 from mlx_dp.orchestrator.control.requests.response_stream import OpenStreams
-from mlx_dp.orchestrator.control.routing.rank import Owner, RankTable, terms
 from mlx_dp.orchestrator.control.routing.router import Placement, Router
 from mlx_dp.orchestrator.control.state.grant import Grant
+from mlx_dp.orchestrator.control.state.owner import Owner, terms
+from mlx_dp.orchestrator.control.state.rank_table import RankTable
 from mlx_dp.orchestrator.control.state.request_entry import RequestEntry
 from mlx_dp.orchestrator.control.state.request_table import RequestTable
-from mlx_dp.proto.messages.protocol import Abort, Down, Submit
+from mlx_dp.proto.messages.commands import Abort, Down, Submit
 
 Post = Callable[[Owner, Down], bool]
 """Sends a message to an owner. False: nothing was sent, and the callee has marked the owner."""
@@ -57,7 +58,9 @@ class Dispatcher:
         if entry.pinned is not None:
             return frozenset({entry.pinned})
         return frozenset(
-            owner.index for owner in self._ranks.owners() if terms(owner.limits, entry) is not None
+            owner.dp_rank
+            for owner in self._ranks.owners()
+            if terms(owner.limits, entry) is not None
         )
 
     def _grant(self, entry: RequestEntry, placement: Placement, now: float) -> None:
@@ -68,13 +71,13 @@ class Dispatcher:
         owner, granted = placement.owner, placement.terms
         if not self._post(owner, _submit(entry, granted.max_tokens)):
             assert not owner.takes_requests, (
-                f"owner {owner.index}: a send failed, yet it is eligible"
+                f"owner {owner.dp_rank}: a send failed, yet it is eligible"
             )
             return
-        self._table.grant(entry, owner.index, granted.max_tokens, now)
+        self._table.grant(entry, owner.dp_rank, granted.max_tokens, now)
         owner.grant(entry, granted, now)
         self._router.note_held(owner, entry)
-        self._streams.granted(entry, owner.index, placement.reason)
+        self._streams.granted(entry, owner.dp_rank, placement.reason)
 
     def could_go_elsewhere(self, entry: RequestEntry, owner: Owner) -> bool:
         """Whether an owner other than this one takes requests, and has a slot for this one."""
@@ -105,13 +108,13 @@ class Dispatcher:
 
     def forget_prefixes(self, owner: Owner) -> None:
         """Note that the owner has dropped its cached prefixes."""
-        self._router.forget_owner(owner.index)
+        self._router.forget_owner(owner.dp_rank)
 
     def abort(self, entry: RequestEntry, now: float) -> None:
         """Abort a request at its owner; the caller then ends the request."""
-        assert entry.owner is not None, f"request {entry.request_id} has no owner"
-        owner = self._ranks.get(entry.owner)
-        assert owner is not None, f"request {entry.request_id}: no owner {entry.owner}"
+        assert entry.dp_rank is not None, f"request {entry.request_id} has no owner"
+        owner = self._ranks.get(entry.dp_rank)
+        assert owner is not None, f"request {entry.request_id}: no owner {entry.dp_rank}"
         grant = owner.grant_of(entry.request_id, entry.epoch)
         assert grant is not None, f"request {entry.request_id} has no grant"
         self._start_abort(owner, grant, entry, now)

@@ -12,13 +12,14 @@ from mlx_dp.orchestrator.control.requests.replay import (
     refit_answer,
 )
 from mlx_dp.orchestrator.control.requests.response_stream import BufferedStream, OpenStreams
-from mlx_dp.orchestrator.control.routing.rank import Owner, RankTable, terms
 from mlx_dp.orchestrator.control.state.grant import Grant
+from mlx_dp.orchestrator.control.state.owner import Owner, terms
+from mlx_dp.orchestrator.control.state.rank_table import RankTable
 from mlx_dp.orchestrator.control.state.request_entry import RequestEntry, RequestStatus
 from mlx_dp.orchestrator.control.state.request_table import RequestTable, failed
 from mlx_dp.orchestrator.control.workers.actions import Loss
 from mlx_dp.orchestrator.options import QueueOptions
-from mlx_dp.proto.messages.protocol import FinishReason
+from mlx_dp.proto.messages.events import FinishReason
 
 
 class RequestLifecycle:
@@ -79,7 +80,7 @@ class RequestLifecycle:
 
     def _end(self, entry: RequestEntry, ended: Ended, now: float) -> None:
         """End a request that is queued or that an owner still runs."""
-        if entry.owner is not None:
+        if entry.dp_rank is not None:
             self._dispatcher.abort(entry, now)
         self._table.finish(entry, ended, now)
 
@@ -94,10 +95,10 @@ class RequestLifecycle:
         for entry in tuple(self._table):
             self._end(entry, failed(message, code, 503), now)
 
-    def abandon_pinned(self, owner: int, message: str, now: float) -> None:
+    def abandon_pinned(self, dp_rank: int, message: str, now: float) -> None:
         """End the queued requests of one rank, whose owner has failed for good."""
         for entry in tuple(self._table):
-            if entry.status is RequestStatus.QUEUED and entry.pinned == owner:
+            if entry.status is RequestStatus.QUEUED and entry.pinned == dp_rank:
                 self._end(entry, failed(message, "worker_failed", 503), now)
 
     def refit_queued(self, now: float) -> None:

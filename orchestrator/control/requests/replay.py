@@ -7,7 +7,7 @@ from mlx_dp.orchestrator.control.state.grant import Grant
 from mlx_dp.orchestrator.control.state.request_entry import RequestEntry
 from mlx_dp.orchestrator.control.workers.actions import BLAMELESS, Loss
 from mlx_dp.proto.capacity.request_limits import AdmissionLimits, answer_tokens, refusal
-from mlx_dp.proto.messages.protocol import FinishReason
+from mlx_dp.proto.messages.events import FinishReason
 
 POISON_CRASHES = 2
 

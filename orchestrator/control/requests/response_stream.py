@@ -10,7 +10,7 @@ from mlx_dp.orchestrator.api import Ended, Granted, NewTokens, Started, StreamEv
 from mlx_dp.orchestrator.control.state.counters import Counters
 from mlx_dp.orchestrator.control.state.request_entry import RequestEntry
 from mlx_dp.orchestrator.service_counters import RequestObserver, RequestTimings
-from mlx_dp.proto.messages.protocol import FinishReason, TokenChunk, TokenLogprob
+from mlx_dp.proto.messages.events import FinishReason, TokenChunk, TokenLogprob
 
 _logger = logging.getLogger(__name__)
 
@@ -127,10 +127,10 @@ class OpenStreams:
         self._counters.requests_started += 1
         return stream
 
-    def granted(self, entry: RequestEntry, owner: int, reason: str) -> None:
+    def granted(self, entry: RequestEntry, dp_rank: int, reason: str) -> None:
         """Report a grant. A request that is requeued is granted again."""
         self._counters.grants[reason] += 1
-        self._streams[entry.request_id].push(Granted(owner=owner, reason=reason))
+        self._streams[entry.request_id].push(Granted(dp_rank=dp_rank, reason=reason))
 
     def withdrawn(self) -> None:
         """Count a withdrawn grant, which clients do not notice."""
@@ -140,14 +140,14 @@ class OpenStreams:
         """Count a request that was requeued after its owner had accepted it."""
         self._counters.requests_replayed += 1
 
-    def started(self, entry: RequestEntry, owner: int) -> None:
+    def started(self, entry: RequestEntry, dp_rank: int) -> None:
         """Report that a prompt was prefilled for the first time; replays are not reported."""
         assert entry.granted_at is not None, f"request {entry.request_id} has no grant"
         assert entry.cached_tokens is not None, f"request {entry.request_id} is not prefilled"
         for observer in self._observers:
             observer.started(entry.granted_at - entry.queued_at)
-        self._counters.prompt_by_owner[owner] += len(entry.generation.prompt_ids)
-        self._counters.cached_by_owner[owner] += entry.cached_tokens
+        self._counters.prompt_by_owner[dp_rank] += len(entry.generation.prompt_ids)
+        self._counters.cached_by_owner[dp_rank] += entry.cached_tokens
         self._streams[entry.request_id].push(Started(cached_tokens=entry.cached_tokens))
 
     def tokens(self, entry: RequestEntry, chunk: TokenChunk, *, before: float | None) -> None:
@@ -190,7 +190,7 @@ def _timings(entry: RequestEntry, ended: Ended, now: float) -> RequestTimings:
         prompt_tokens=len(entry.generation.prompt_ids),
         output_tokens=len(entry.emitted),
         cached_tokens=entry.cached_tokens or 0,
-        owner=entry.last_owner,
+        dp_rank=entry.last_dp_rank,
         granted_s=since(entry.granted_at),
         first_token_s=since(entry.first_token_at),
         last_token_s=since(entry.last_token_at),

@@ -7,13 +7,13 @@ from mlx_dp.orchestrator.control.requests.cache_flush import CacheFlushes
 from mlx_dp.orchestrator.control.requests.dispatch import Dispatcher
 from mlx_dp.orchestrator.control.requests.replay import completion_of
 from mlx_dp.orchestrator.control.requests.response_stream import OpenStreams
-from mlx_dp.orchestrator.control.routing.rank import Owner
 from mlx_dp.orchestrator.control.state.counters import Counters
 from mlx_dp.orchestrator.control.state.grant import Grant
+from mlx_dp.orchestrator.control.state.owner import Hold, Owner
 from mlx_dp.orchestrator.control.state.request_entry import RequestEntry
 from mlx_dp.orchestrator.control.state.request_table import RequestTable, failed
 from mlx_dp.proto.errors import ProtocolError
-from mlx_dp.proto.messages.protocol import (
+from mlx_dp.proto.messages.events import (
     Accepted,
     Finished,
     FinishReason,
@@ -72,7 +72,8 @@ class WorkerEvents:
         match event.reason:
             case RejectReason.NO_SLOT | RejectReason.NO_TOKENS | RejectReason.DRAINING:
                 self._dispatcher.requeue_unserved(owner, grant, entry, now)
-                owner.closed |= event.reason is RejectReason.DRAINING
+                if event.reason is RejectReason.DRAINING:
+                    owner.holds.add(Hold.CLOSED)
             case RejectReason.TOO_LONG | RejectReason.INVALID:
                 owner.release(grant)
                 ended = failed(event.message, f"rejected_{event.reason.value}", 400)
@@ -90,7 +91,7 @@ class WorkerEvents:
         owner.note_prefilled(grant)
         entry = self._table.current(grant)
         if entry is not None and self._table.note_prefilled(entry, event.cached_tokens):
-            self._streams.started(entry, owner.index)
+            self._streams.started(entry, owner.dp_rank)
 
     def on_tokens(self, owner: Owner, event: Tokens, now: float) -> None:
         for chunk in event.chunks:
@@ -110,7 +111,7 @@ class WorkerEvents:
         before = entry.last_token_at
         if self._table.append(entry, chunk.index, chunk.ids, now):
             owner.note_tokens(grant, len(chunk.ids))
-            self._counters.generated_by_owner[owner.index] += len(chunk.ids)
+            self._counters.generated_by_owner[owner.dp_rank] += len(chunk.ids)
             self._streams.tokens(entry, chunk, before=before)
         else:
             self._counters.duplicate_chunks += 1
@@ -119,7 +120,7 @@ class WorkerEvents:
         grant = self._final_grant(owner, event)
         if grant is None:
             return
-        self._counters.preempted_by_owner[owner.index] += 1
+        self._counters.preempted_by_owner[owner.dp_rank] += 1
         entry = self._table.current(grant)
         ended = None if entry is None else completion_of(entry)
         if entry is None:
@@ -143,7 +144,7 @@ class WorkerEvents:
 
     def on_flushed(self, owner: Owner, event: Flushed) -> None:
         self._dispatcher.forget_prefixes(owner)
-        if not self._flushes.on_flushed(owner.index, event):
+        if not self._flushes.on_flushed(owner.dp_rank, event):
             self._counters.stale_events += 1
 
     def _final_grant(self, owner: Owner, event: Finished | Preempted) -> Grant | None:

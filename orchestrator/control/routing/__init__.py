@@ -1,1 +1,1 @@
-"""Routing: the table of ready owners, the router, and its policies."""
+"""Routing: the router and its policies."""

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Final, Protocol
 
 from mlx_dp.orchestrator.control.routing import prefix_affinity
-from mlx_dp.orchestrator.control.routing.rank import Owner
+from mlx_dp.orchestrator.control.state.owner import Owner
 from mlx_dp.orchestrator.control.state.request_entry import RequestEntry
 from mlx_dp.proto.errors import ConfigError
 
@@ -33,7 +33,7 @@ class Policy(Protocol):
     def note_held(self, owner: Owner, entry: RequestEntry) -> None:
         """Note that an owner caches, or is about to cache, all tokens of a request so far."""
 
-    def forget_owner(self, index: int) -> None:
+    def forget_owner(self, dp_rank: int) -> None:
         """Note that an owner has lost or dropped its cached prefixes."""
 
 
@@ -72,7 +72,7 @@ class Stateless:
     def note_held(self, owner: Owner, entry: RequestEntry) -> None:
         pass
 
-    def forget_owner(self, index: int) -> None:
+    def forget_owner(self, dp_rank: int) -> None:
         pass
 
 

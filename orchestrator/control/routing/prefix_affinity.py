@@ -5,7 +5,7 @@ from typing import Final
 from weakref import WeakKeyDictionary
 
 from mlx_dp.orchestrator.control.routing.prefix_index import BLOCK_TOKENS, PrefixIndex, PrefixKeys
-from mlx_dp.orchestrator.control.routing.rank import Owner
+from mlx_dp.orchestrator.control.state.owner import Owner
 from mlx_dp.orchestrator.control.state.request_entry import RequestEntry
 
 PREFIX_AFFINITY: Final = "prefix_affinity"
@@ -39,7 +39,7 @@ class PrefixAffinity:
         keys = self._keys_of(entry).keys
 
         def cost(owner: Owner) -> tuple[int, int]:
-            held = self._index.held_tokens(owner.index, keys)
+            held = self._index.held_tokens(owner.dp_rank, keys)
             ahead = owner.unprefilled_tokens + REQUEST_TOKENS * len(owner.grants)
             return ahead + entry.num_tokens - held, -held
 
@@ -50,25 +50,25 @@ class PrefixAffinity:
     def reason(self, owner: Owner, entry: RequestEntry) -> str:
         """Why this owner was chosen."""
         keys = self._keys_of(entry).keys
-        holders = self._index.owners()
+        holders = self._index.dp_ranks()
         most = max((self._index.held_tokens(holder, keys) for holder in holders), default=0)
         if most == 0:
             return COLD
-        return HIT if self._index.held_tokens(owner.index, keys) == most else LOAD
+        return HIT if self._index.held_tokens(owner.dp_rank, keys) == most else LOAD
 
     def cached_tokens(self, owner: Owner, entry: RequestEntry) -> int:
         """Tokens of a request that an owner is thought to hold already."""
-        return self._index.held_tokens(owner.index, self._keys_of(entry).keys)
+        return self._index.held_tokens(owner.dp_rank, self._keys_of(entry).keys)
 
     def note_held(self, owner: Owner, entry: RequestEntry) -> None:
         """Note that an owner caches, or is about to cache, all tokens of a request so far."""
         pool = owner.ready.capacity.pool_tokens
         blocks = MAX_BLOCKS if pool is None else min(MAX_BLOCKS, pool // BLOCK_TOKENS)
-        self._index.add_blocks(owner.index, self._keys_of(entry).keys, blocks)
+        self._index.add_blocks(owner.dp_rank, self._keys_of(entry).keys, blocks)
 
-    def forget_owner(self, index: int) -> None:
+    def forget_owner(self, dp_rank: int) -> None:
         """Note that an owner has lost or dropped its cached prefixes."""
-        self._index.forget_owner(index)
+        self._index.forget_owner(dp_rank)
 
     def _keys_of(self, entry: RequestEntry) -> PrefixKeys:
         """The keys of all tokens of a request but the last, which is computed in any case."""

@@ -55,9 +55,9 @@ class PrefixIndex:
     def __init__(self) -> None:
         self._held: Final[dict[int, OrderedDict[bytes, None]]] = {}
 
-    def add_blocks(self, owner: int, keys: Sequence[bytes], max_blocks: int) -> None:
+    def add_blocks(self, dp_rank: int, keys: Sequence[bytes], max_blocks: int) -> None:
         """Note that an owner has these blocks now, and at most ``max_blocks`` in all."""
-        held = self._held.setdefault(owner, OrderedDict())
+        held = self._held.setdefault(dp_rank, OrderedDict())
         # In reverse, so that the end of a sequence is evicted first.
         for key in reversed(keys):
             held[key] = None
@@ -65,24 +65,24 @@ class PrefixIndex:
         while len(held) > max_blocks:
             held.popitem(last=False)
 
-    def held_tokens(self, owner: int, keys: Sequence[bytes]) -> int:
+    def held_tokens(self, dp_rank: int, keys: Sequence[bytes]) -> int:
         """Tokens from the start of the sequence with these keys that an owner has."""
-        held = self._held.get(owner)
+        held = self._held.get(dp_rank)
         if not held:
             return 0
         # By the invariant, the held blocks come first.
         return bisect_left(keys, True, key=lambda key: key not in held) * BLOCK_TOKENS
 
-    def num_blocks(self, owner: int) -> int:
-        return len(self._held.get(owner, ()))
+    def num_blocks(self, dp_rank: int) -> int:
+        return len(self._held.get(dp_rank, ()))
 
-    def owners(self) -> Iterator[int]:
-        """The owners that hold any block."""
+    def dp_ranks(self) -> Iterator[int]:
+        """The ranks of the owners that hold any block."""
         return iter(self._held)
 
-    def forget_owner(self, owner: int) -> None:
+    def forget_owner(self, dp_rank: int) -> None:
         """Note that an owner holds no block any more."""
-        self._held.pop(owner, None)
+        self._held.pop(dp_rank, None)
 
 
 def _digest(data: bytes) -> bytes:

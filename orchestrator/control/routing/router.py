@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from mlx_dp.orchestrator.control.routing.policies import EXPLICIT_RANK, policy_row
-from mlx_dp.orchestrator.control.routing.rank import Owner, Terms, terms
+from mlx_dp.orchestrator.control.state.owner import Owner, Terms, terms
 from mlx_dp.orchestrator.control.state.request_entry import RequestEntry
 
 
@@ -37,39 +37,39 @@ class Router:
         candidates: list[Owner] = []
         offers: dict[int, Terms] = {}
         for owner in owners:
-            if owner.index in avoid:
+            if owner.dp_rank in avoid:
                 continue
             offer = _offer(owner, entry)
             if offer is not None:
                 candidates.append(owner)
-                offers[owner.index] = offer
+                offers[owner.dp_rank] = offer
         if not candidates:
             return None
         if entry.pinned is not None:
             best, reason = candidates[0], EXPLICIT_RANK
         else:
             best = self._rotate(self._policy.best(candidates, entry))
-            self._last = best.index
+            self._last = best.dp_rank
             reason = self._policy.reason(best, entry)
         cached_tokens = self._policy.cached_tokens(best, entry)
-        return Placement(best, replace(offers[best.index], cached_tokens=cached_tokens), reason)
+        return Placement(best, replace(offers[best.dp_rank], cached_tokens=cached_tokens), reason)
 
     def note_held(self, owner: Owner, entry: RequestEntry) -> None:
         """Note that an owner caches, or is about to cache, all tokens of a request so far."""
         self._policy.note_held(owner, entry)
 
-    def forget_owner(self, index: int) -> None:
+    def forget_owner(self, dp_rank: int) -> None:
         """Note that an owner has lost or dropped its cached prefixes."""
-        self._policy.forget_owner(index)
+        self._policy.forget_owner(dp_rank)
 
     def _rotate(self, equals: Sequence[Owner]) -> Owner:
-        """Return the owner with the first index after the last one chosen, else the lowest."""
-        return min(equals, key=lambda owner: (owner.index <= self._last, owner.index))
+        """Return the owner with the first rank after the last one chosen, else the lowest."""
+        return min(equals, key=lambda owner: (owner.dp_rank <= self._last, owner.dp_rank))
 
 
 def _offer(owner: Owner, entry: RequestEntry) -> Terms | None:
     """Return the terms that this owner can offer now; None if the request cannot go there."""
-    if entry.pinned not in (None, owner.index):
+    if entry.pinned not in (None, owner.dp_rank):
         return None
     if not owner.takes_requests or owner.free_slots <= 0:
         return None

@@ -1,1 +1,1 @@
-"""State of the control plane: requests with their queue and deadlines, grants, running totals."""
+"""State of the control plane: requests, ready owners with their grants and heartbeats, totals."""

@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from mlx_dp.orchestrator.service_counters import ControllerCounters
 from mlx_dp.orchestrator.worker_states import LossKind
-from mlx_dp.proto.messages.protocol import FinishReason
+from mlx_dp.proto.messages.events import FinishReason
 
 
 @dataclass(slots=True)

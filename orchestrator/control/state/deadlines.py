@@ -33,6 +33,6 @@ class Deadlines(Generic[Key]):
         self._expiry.pop(key, None)
 
     def expired(self, now: float) -> Key | None:
-        """The key whose time was up first, if any is; its timer stays until it is stopped."""
+        """Return the first key whose time is up, or None. Its timer stays until it is stopped."""
         key = next(iter(self._expiry), None)
         return None if key is None or self._expiry[key] > now else key

@@ -19,7 +19,7 @@ class RequestStatus(StrEnum):
 class RequestEntry:
     """One request.
 
-    Invariants: ``owner`` is set exactly while GRANTED or RUNNING; ``epoch`` grows by one with
+    Invariants: ``dp_rank`` is set exactly while GRANTED or RUNNING; ``epoch`` grows by one with
     every grant and never otherwise; ``emitted`` only grows, and only while RUNNING.
     """
 
@@ -28,7 +28,8 @@ class RequestEntry:
     queued_at: float
     status: RequestStatus = RequestStatus.QUEUED
     epoch: int = 0
-    owner: int | None = None
+    dp_rank: int | None = None
+    """The rank of the owner that holds its grant."""
     max_tokens: int | None = None
     """None until the first grant if the client set no maximum, or one that every owner clamps."""
     emitted: list[int] = field(default_factory=list)
@@ -38,7 +39,8 @@ class RequestEntry:
     """Consecutive losses of owners that had not accepted the request, since its last token."""
     crashes: int = 0
     """Workers that crashed, by their own fault, while they ran the request."""
-    last_owner: int | None = None
+    last_dp_rank: int | None = None
+    """The rank of the last owner that it was granted to."""
     cached_tokens: int | None = None
     """Tokens of the prompt that the first owner to prefill it had cached; None before that."""
     granted_at: float | None = None
@@ -52,5 +54,5 @@ class RequestEntry:
 
     @property
     def pinned(self) -> int | None:
-        """The only owner that may run it, or None. An explicit rank holds until the first token."""
+        """The only rank that may run it, or None. An explicit rank holds until the first token."""
         return None if self.emitted else self.generation.routed_dp_rank

@@ -12,7 +12,7 @@ from mlx_dp.orchestrator.control.state.request_queue import RequestQueue
 from mlx_dp.orchestrator.control.state.transitions import step
 from mlx_dp.orchestrator.options import QueueOptions
 from mlx_dp.proto.errors import ProtocolError
-from mlx_dp.proto.messages.protocol import FinishReason
+from mlx_dp.proto.messages.events import FinishReason
 
 NEXT: Final[Mapping[RequestStatus, frozenset[RequestStatus]]] = MappingProxyType(
     {
@@ -36,8 +36,8 @@ class RequestTable:
     Nothing else changes these three; each method that changes a state makes the whole transition.
     It sends nothing and knows no owners: a caller that takes a request from an owner also notifies
     that owner. Every request has its own deadline. A queued one without tokens also has that of the
-    queue. A requeued one with tokens has not: it waits because its owner was lost, so a queue
-    time-out would make the client pay for our fault.
+    queue. A requeued one with tokens does not have it: it waits because its owner was lost, which
+    is not the client's fault.
     """
 
     def __init__(self, options: QueueOptions, on_finish: OnFinish) -> None:
@@ -90,13 +90,13 @@ class RequestTable:
         self._queue_deadlines.start(entry.request_id, now)
         return entry
 
-    def grant(self, entry: RequestEntry, owner: int, max_tokens: int, now: float) -> None:
+    def grant(self, entry: RequestEntry, dp_rank: int, max_tokens: int, now: float) -> None:
         """QUEUED to GRANTED, under a new epoch: the request was sent to this owner."""
         _step(entry, RequestStatus.GRANTED)
         self._queue.remove(entry)
         self._queue_deadlines.stop(entry.request_id)
         entry.epoch += 1
-        entry.owner = entry.last_owner = owner
+        entry.dp_rank = entry.last_dp_rank = dp_rank
         entry.max_tokens = max_tokens
         if entry.granted_at is None:
             entry.granted_at = now
@@ -147,7 +147,7 @@ class RequestTable:
         It is queued by age. Without tokens, it gets the whole queue time-out again.
         """
         _step(entry, RequestStatus.QUEUED)
-        entry.owner = None
+        entry.dp_rank = None
         self._queue.put_back(entry)
         if not entry.emitted:
             self._queue_deadlines.start(entry.request_id, now)
@@ -156,7 +156,7 @@ class RequestTable:
         """Any state but FINISHED to FINISHED. The request leaves the table."""
         queued = entry.status is RequestStatus.QUEUED
         _step(entry, RequestStatus.FINISHED)
-        entry.owner = None
+        entry.dp_rank = None
         if queued:
             self._queue.remove(entry)
         self._queue_deadlines.stop(entry.request_id)
@@ -187,7 +187,7 @@ class RequestTable:
             assert entry.request_id == request_id, (entry.request_id, request_id)
             assert entry.status is not RequestStatus.FINISHED, f"{request_id} ended but is listed"
             held = entry.status in (RequestStatus.GRANTED, RequestStatus.RUNNING)
-            assert held == (entry.owner is not None), (request_id, entry.status, entry.owner)
+            assert held == (entry.dp_rank is not None), (request_id, entry.status, entry.dp_rank)
             assert entry.max_tokens is None or len(entry.emitted) <= entry.max_tokens, request_id
             losses = (entry.losses_without_progress, entry.losses_before_accept, entry.crashes)
             assert max(losses) <= entry.epoch, (request_id, losses, entry.epoch)

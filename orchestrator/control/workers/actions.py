@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from mlx_dp.orchestrator.worker_states import LossKind
-from mlx_dp.proto.messages.protocol import Failed, FailureKind
+from mlx_dp.proto.messages.events import Failed, FailureKind
 
 BLAMELESS: Final = frozenset({LossKind.SIBLING, LossKind.RESTART})
 """The requests of such a worker are not suspect, and have not used up an attempt."""

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Final, Protocol, assert_never
 
 from mlx_dp.orchestrator.api import WorkerStatus
-from mlx_dp.orchestrator.control.routing.rank import Owner, RankTable
 from mlx_dp.orchestrator.control.state.counters import Counters
 from mlx_dp.orchestrator.control.state.grant import Grant
+from mlx_dp.orchestrator.control.state.owner import Hold, Owner
+from mlx_dp.orchestrator.control.state.rank_table import RankTable
 from mlx_dp.orchestrator.control.workers.actions import (
     Action,
     AddOwner,
@@ -27,7 +28,8 @@ from mlx_dp.orchestrator.control.workers.start_messages import StartMessages
 from mlx_dp.orchestrator.control.workers.supervisor import Supervisor
 from mlx_dp.orchestrator.ports import AddressSource, Launcher, Transport, WorkerProcess
 from mlx_dp.orchestrator.worker_states import LossKind
-from mlx_dp.proto.messages.protocol import Down, Drain, Heartbeat, Ready, Shutdown
+from mlx_dp.proto.messages.commands import Down, Drain, Shutdown
+from mlx_dp.proto.messages.events import Heartbeat, Ready
 from mlx_dp.proto.wire.controller_channel import NotConnectedError, PeerCongestedError
 
 _logger = logging.getLogger(__name__)
@@ -113,7 +115,7 @@ class Fleet:
                 self._add(index, identity, now)
             case CloseOwner(index=index):
                 if (owner := self._ranks.get(index)) is not None:
-                    owner.closed = True
+                    owner.holds.add(Hold.CLOSED)
             case DrainOwner(index=index):
                 self._drain(index)
             case RemoveOwner():
@@ -162,7 +164,8 @@ class Fleet:
         ready = self._readies.pop(index)
         owner = self._ranks.add(index, identity, ready, now)
         # Its exit may have been seen before this message was read.
-        owner.closed = index in self._supervisor.domains.domain_of(index).exits
+        if index in self._supervisor.domains.domain_of(index).exits:
+            owner.holds.add(Hold.CLOSED)
         _logger.info(
             "worker %s: ready, %s, after %.1f s on %s: %s request slots, %s KV tokens, batching %s",
             *(index, self._supervisor.workers[index].tag, ready.load_s, ready.device),
@@ -176,7 +179,7 @@ class Fleet:
     def _drain(self, index: int) -> None:
         owner = self._ranks.get(index)
         assert owner is not None, f"worker {index} drains but is no owner"
-        owner.closed = True
+        owner.holds.add(Hold.CLOSED)
         # A lost message does no harm: the requests are requeued later in any case.
         self.post(owner, Drain())
 
@@ -194,12 +197,12 @@ class Fleet:
         try:
             self._transport.send(owner.identity, message)
         except PeerCongestedError:
-            owner.congested = True
+            owner.holds.add(Hold.CONGESTED)
             return False
         except NotConnectedError as error:
             # Its loss is handled later: the caller may be in the middle of granting.
-            owner.congested = True
-            self._unreachable[owner.index] = str(error)
+            owner.holds.add(Hold.CONGESTED)
+            self._unreachable[owner.dp_rank] = str(error)
             return False
         return True
 

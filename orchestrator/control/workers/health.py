@@ -3,8 +3,9 @@
 from collections.abc import Callable, Iterable
 from typing import Final, assert_never
 
-from mlx_dp.orchestrator.control.routing.rank import Owner, RankTable
 from mlx_dp.orchestrator.control.state.grant import Grant
+from mlx_dp.orchestrator.control.state.owner import Owner
+from mlx_dp.orchestrator.control.state.rank_table import RankTable
 from mlx_dp.orchestrator.control.workers.actions import STUCK, Loss
 from mlx_dp.orchestrator.control.workers.liveness import (
     LivenessLimits,
@@ -58,7 +59,7 @@ class HealthMonitor:
         for owner in owners:
             loss = self._judge(owner, now) or self._ignored_message(owner, now)
             if loss is not None:
-                found.append((owner.index, loss))
+                found.append((owner.dp_rank, loss))
         if self._lockstep and any(owner.overdue for owner in owners):
             for owner in owners:
                 owner.overdue = True
@@ -68,7 +69,7 @@ class HealthMonitor:
         """Of a lockstep group, blame only the rank that the others wait for, if it is known."""
         if not found:
             return found
-        heartbeats = {owner.index: owner.heartbeats for owner in self._ranks.owners()}
+        heartbeats = {owner.dp_rank: owner.heartbeats for owner in self._ranks.owners()}
         stall = stalled_rank(heartbeats, self._limits, self._halted, now=now)
         if stall is None:
             return found
@@ -90,7 +91,7 @@ class HealthMonitor:
         heartbeats = owner.heartbeats
         verdict = judge(heartbeats, self._limits, step_s=self._step_allowance_s(owner), now=now)
         silent_s = now - heartbeats.heard_at
-        owner.suspicious = silent_s > self._limits.suspicious_s
+        owner.note_silence(suspicious=silent_s > self._limits.suspicious_s)
         owner.overdue = verdict not in (LivenessVerdict.ALIVE, LivenessVerdict.SUSPICIOUS)
         match verdict:
             case LivenessVerdict.ALIVE | LivenessVerdict.SUSPICIOUS | LivenessVerdict.OVERDUE:

@@ -14,7 +14,7 @@ from mlx_dp.orchestrator.control.workers.actions import (
 )
 from mlx_dp.orchestrator.control.workers.record import ALIVE, WorkerRecord
 from mlx_dp.orchestrator.worker_states import LossKind
-from mlx_dp.proto.messages.protocol import FailureKind
+from mlx_dp.proto.messages.events import FailureKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

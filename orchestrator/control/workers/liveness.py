@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from mlx_dp.orchestrator.control.routing.heartbeats import Heartbeats
+from mlx_dp.orchestrator.control.state.heartbeats import Heartbeats
 
 MISSING_HEARTBEATS: Final = 4
 """A worker gets no new request once so many heartbeats are missing."""

@@ -10,7 +10,7 @@ from mlx_dp.orchestrator.control.state.transitions import step
 from mlx_dp.orchestrator.control.workers.actions import Loss
 from mlx_dp.orchestrator.restart_budget import BackOff, RestartBudget, RestartLimits
 from mlx_dp.proto.capacity.parallel import ReplicaMode
-from mlx_dp.proto.messages.protocol import WorkerPhase
+from mlx_dp.proto.messages.events import WorkerPhase
 
 NEXT: Final[Mapping[WorkerStatus, frozenset[WorkerStatus]]] = MappingProxyType(
     {

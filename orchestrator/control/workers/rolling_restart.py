@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from mlx_dp.orchestrator.control.routing.rank import RankTable
+from mlx_dp.orchestrator.control.state.rank_table import RankTable
 from mlx_dp.orchestrator.control.workers.actions import Action
 from mlx_dp.orchestrator.control.workers.record import WorkerRecord
 from mlx_dp.orchestrator.control.workers.supervisor import Supervisor
@@ -159,7 +159,7 @@ class RollingRestart:
         return []
 
     def _alone(self, current: _Replacement) -> bool:
-        return all(owner.index in current.indices for owner in self._ranks.owners())
+        return all(owner.dp_rank in current.indices for owner in self._ranks.owners())
 
     def _drained(self, current: _Replacement, now: float) -> bool:
         late = now >= current.drain_until

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from mlx_dp.orchestrator.control.routing.heartbeats import Heartbeats
+from mlx_dp.orchestrator.control.state.heartbeats import Heartbeats
 from mlx_dp.orchestrator.control.workers.liveness import LivenessLimits
 
 

@@ -7,8 +7,9 @@ from mlx_dp.orchestrator.options import ServeOptions, WorkerOptions
 from mlx_dp.orchestrator.ports import AddressSource, GroupAddresses
 from mlx_dp.proto.capacity.ownership import OwnerSlice
 from mlx_dp.proto.capacity.parallel import ReplicaMode
+from mlx_dp.proto.messages.commands import Start
+from mlx_dp.proto.messages.events import Ready
 from mlx_dp.proto.messages.group import GroupPlace
-from mlx_dp.proto.messages.protocol import Ready, Start
 
 
 class StartMessages:

@@ -10,7 +10,7 @@ from mlx_dp.orchestrator.api import WorkerStatus
 from mlx_dp.orchestrator.control.workers.actions import Loss, SendStart, Spawn
 from mlx_dp.orchestrator.control.workers.record import FailureDomain, FailureDomains, WorkerRecord
 from mlx_dp.orchestrator.worker_states import LossKind
-from mlx_dp.proto.messages.protocol import WorkerPhase
+from mlx_dp.proto.messages.events import WorkerPhase
 
 _PROGRESS: Final = (None, *WorkerPhase)
 """The phases of a start, in their order."""

@@ -15,23 +15,18 @@ from mlx_dp.orchestrator.control.workers.actions import (
     Loss,
     RemoveOwner,
 )
+from mlx_dp.orchestrator.control.workers.blame import (
+    Blame,
+    add_exit,
+    blame_from_reports,
+    find_blame,
+    may_be_explained,
+)
 from mlx_dp.orchestrator.control.workers.kill_ladder import (
     KillLimits,
     due_kills,
     mark_lost,
     shorten_grace,
-)
-from mlx_dp.orchestrator.control.workers.loss import (
-    Blame,
-    RestartAt,
-    StayDown,
-    add_exit,
-    blame_from_reports,
-    decide_recovery,
-    domains_given_up,
-    find_blame,
-    mark_failed,
-    may_be_explained,
 )
 from mlx_dp.orchestrator.control.workers.record import (
     ALIVE,
@@ -39,13 +34,20 @@ from mlx_dp.orchestrator.control.workers.record import (
     FailureDomains,
     WorkerRecord,
 )
+from mlx_dp.orchestrator.control.workers.recovery import (
+    RestartAt,
+    StayDown,
+    decide_recovery,
+    domains_given_up,
+    mark_failed,
+)
 from mlx_dp.orchestrator.control.workers.start_queue import StartLimits, StartQueue
 from mlx_dp.orchestrator.exit_status import describe_exit, failure_of
 from mlx_dp.orchestrator.restart_budget import RestartLimits
 from mlx_dp.orchestrator.worker_states import LossKind
 from mlx_dp.proto.capacity.parallel import ReplicaMode
 from mlx_dp.proto.errors import ProtocolError
-from mlx_dp.proto.messages.protocol import Failed, WorkerPhase
+from mlx_dp.proto.messages.events import Failed, WorkerPhase
 
 _logger = logging.getLogger(__name__)
 

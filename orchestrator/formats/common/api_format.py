@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from mlx_dp.orchestrator.formats.common.errors import ApiError
 from mlx_dp.orchestrator.formats.common.generation_request import GenerationRequest
 from mlx_dp.orchestrator.text.choice_text import Piece
-from mlx_dp.proto.messages.protocol import FinishReason
+from mlx_dp.proto.messages.events import FinishReason
 
 Body = TypeVar("Body", bound=BaseModel)
 

@@ -114,7 +114,7 @@ def refuse_unready_rank(state: ServiceState, rank: int | None) -> None:
         return
     for owner in state.owners:
         ready = owner.status is WorkerStatus.READY or owner.restarting
-        if owner.owner == rank and not ready:
+        if owner.dp_rank == rank and not ready:
             raise overloaded(
                 503,
                 f"data-parallel rank {rank} is {owner.status.value}",

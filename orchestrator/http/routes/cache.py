@@ -31,7 +31,7 @@ async def flush_cache(context: AppContext) -> Response:
 
 def _owner(result: OwnerFlush) -> dict[str, object]:
     return {
-        "dp_rank": result.owner,
+        "dp_rank": result.dp_rank,
         "outcome": result.outcome.value,
         "num_tokens": result.num_tokens,
         "nbytes": result.nbytes,

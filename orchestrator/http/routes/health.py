@@ -24,7 +24,7 @@ from mlx_dp.orchestrator.api import (
 )
 from mlx_dp.orchestrator.formats.common.errors import invalid, shown
 from mlx_dp.orchestrator.http.routes.context import AppContext
-from mlx_dp.proto.messages.protocol import FinishReason
+from mlx_dp.proto.messages.events import FinishReason
 from mlx_dp.proto.messages.sampling_params import SamplingParams
 
 # The interval between looks for a token of an owner while the queue is full.
@@ -52,7 +52,7 @@ def health(context: AppContext) -> Response:
     """
     state = context.service.state()
     ready = state.status is ServiceStatus.READY
-    owners = {str(owner.owner): owner.status.value for owner in state.owners}
+    owners = {str(owner.dp_rank): owner.status.value for owner in state.owners}
     degraded = ready and any(_is_gone(owner) or owner.overdue for owner in state.owners)
     status = "degraded" if degraded else state.status.value
     serving = [owner for owner in state.owners if owner.status is WorkerStatus.READY]
@@ -99,7 +99,7 @@ async def health_generate(context: AppContext, dp_rank: str | None) -> Response:
     owners = state.owners
     if dp_rank is not None:
         rank = _existing_rank(dp_rank, len(owners))
-        owners = tuple(owner for owner in owners if owner.owner == rank)
+        owners = tuple(owner for owner in owners if owner.dp_rank == rank)
     probed = await asyncio.gather(*(_probed(context, state.status, owner) for owner in owners))
     if not any(each.ok for each in probed):
         status = "unhealthy"
@@ -111,7 +111,7 @@ async def health_generate(context: AppContext, dp_rank: str | None) -> Response:
         "status": status,
         "ranks": [
             {
-                "dp_rank": each.owner.owner,
+                "dp_rank": each.owner.dp_rank,
                 "status": each.owner.status.value,
                 "ok": each.ok,
                 "reason": each.reason,
@@ -133,7 +133,7 @@ def _existing_rank(text: str, num_owners: int) -> int:
 def _summary(status: ServiceStatus, probed: Iterable[_Probed]) -> str:
     if status is not ServiceStatus.READY:
         return f"the service is {status.value}"
-    return "; ".join(f"rank {each.owner.owner}: {each.reason}" for each in probed if not each.ok)
+    return "; ".join(f"rank {each.owner.dp_rank}: {each.reason}" for each in probed if not each.ok)
 
 
 async def _probed(context: AppContext, status: ServiceStatus, owner: OwnerState) -> _Probed:
@@ -143,7 +143,7 @@ async def _probed(context: AppContext, status: ServiceStatus, owner: OwnerState)
     if owner.status is not WorkerStatus.READY:
         detail = f" ({owner.message})" if owner.message else ""
         return _Probed(owner, f"the owner is {owner.status.value}{detail}")
-    return _Probed(owner, await _probe(context, owner.owner))
+    return _Probed(owner, await _probe(context, owner.dp_rank))
 
 
 async def _probe(context: AppContext, rank: int) -> str:
@@ -211,4 +211,4 @@ async def _wait_for_progress(context: AppContext, rank: int, before: int) -> str
 
 def _progress(context: AppContext, rank: int) -> int:
     owners = context.service.state().owners
-    return sum(owner.generated_tokens_total for owner in owners if owner.owner == rank)
+    return sum(owner.generated_tokens_total for owner in owners if owner.dp_rank == rank)

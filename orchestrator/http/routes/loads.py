@@ -33,7 +33,7 @@ def get_load(context: AppContext) -> Sequence[Json]:
     """The body of GET /get_load, which has no place for the queue."""
     return [
         {
-            "dp_rank": owner.owner,
+            "dp_rank": owner.dp_rank,
             "num_reqs": owner.running,
             "num_waiting_reqs": 0,
             "num_tokens": owner.used_tokens,
@@ -47,7 +47,7 @@ def _owner(owner: OwnerState) -> Json:
     pool = (owner.capacity.pool_tokens if owner.capacity else None) or 0
     slots = owner.capacity.request_slots if owner.capacity else 0
     return {
-        "dp_rank": owner.owner,
+        "dp_rank": owner.dp_rank,
         "status": owner.status.value,
         "num_running_reqs": owner.running,
         "num_waiting_reqs": 0,

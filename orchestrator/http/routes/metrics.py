@@ -25,7 +25,7 @@ from mlx_dp.orchestrator.http.routes.context import AppContext
 from mlx_dp.orchestrator.http.routes.histograms import RequestHistograms, Timings
 from mlx_dp.orchestrator.service_counters import ERROR_CODES, REFUSAL_REASONS, ControllerCounters
 from mlx_dp.orchestrator.worker_states import LossKind
-from mlx_dp.proto.messages.pass_totals import PassTotals
+from mlx_dp.proto.messages.events import PassTotals
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 # There are no blocks, but routers that hash prompts need a size: prefixes are kept at multiples
@@ -255,7 +255,7 @@ def _control_metrics(counters: ControllerCounters) -> Iterator[Metric]:
         ),
         ("malformed_frames", "Frames that are not a valid message", counters.malformed_frames),
         ("unknown_frames", "Frames from unexpected peers", counters.unknown_frames),
-        ("stale_facts", "Events about requests that had ended or moved", counters.stale_events),
+        ("stale_events", "Events about requests that had ended or moved", counters.stale_events),
         ("duplicate_chunks", "Repeated chunks of tokens", counters.duplicate_chunks),
     ):
         yield CounterMetricFamily(f"mlx_dp:{name}", text, value=value)
@@ -301,7 +301,7 @@ def _owner_metrics(owners: Iterable[OwnerState]) -> Iterator[Metric]:
     The labels are bounded, since the number of owners is fixed.
     """
     owners = list(owners)
-    ranks = [(str(owner.owner), owner.passes) for owner in owners if owner.passes is not None]
+    ranks = [(str(owner.dp_rank), owner.passes) for owner in owners if owner.passes is not None]
     for name, text, total in _PASS_COUNTERS if ranks else ():
         counter = CounterMetricFamily(f"mlx_dp:owner_{name}", text, labels=["dp_rank"])
         for rank, totals in ranks:
@@ -312,7 +312,7 @@ def _owner_metrics(owners: Iterable[OwnerState]) -> Iterator[Metric]:
     )
     for owner in owners:
         if owner.batching is not None:
-            batching.add_metric([str(owner.owner), owner.batching.value], 1)
+            batching.add_metric([str(owner.dp_rank), owner.batching.value], 1)
     yield batching
     for family_of, table in (
         (GaugeMetricFamily, _OWNER_GAUGES),
@@ -321,13 +321,13 @@ def _owner_metrics(owners: Iterable[OwnerState]) -> Iterator[Metric]:
         for name, text, value in table:
             family = family_of(f"mlx_dp:owner_{name}", text, labels=["dp_rank"])
             for owner in owners:
-                family.add_metric([str(owner.owner)], value(owner))
+                family.add_metric([str(owner.dp_rank)], value(owner))
             yield family
     yield from _buffer_limits(owners)
 
 
 def _buffer_limits(owners: Iterable[OwnerState]) -> Iterator[Metric]:
-    limits = [(str(o.owner), o.buffer_limit) for o in owners if o.buffer_limit is not None]
+    limits = [(str(o.dp_rank), o.buffer_limit) for o in owners if o.buffer_limit is not None]
     if not limits:
         return
     text = "Limit of buffers, on devices that have one"

@@ -99,7 +99,7 @@ def _internal_state(owner: OwnerState) -> Mapping[str, Any]:
     pool = (capacity.pool_tokens if capacity else None) or 0
     kv_nbytes = pool * shape.kv_bytes_per_token if shape else 0
     return {
-        "dp_rank": owner.owner,
+        "dp_rank": owner.dp_rank,
         "last_gen_throughput": owner.generation_tokens_per_s,
         "effective_max_running_requests_per_dp": capacity.request_slots if capacity else 0,
         "max_total_num_tokens": pool,
@@ -115,7 +115,7 @@ def _internal_state(owner: OwnerState) -> Mapping[str, Any]:
 def _owner(owner: OwnerState) -> Mapping[str, Any]:
     capacity = owner.capacity
     return {
-        "dp_rank": owner.owner,
+        "dp_rank": owner.dp_rank,
         "status": owner.status.value,
         "phase": owner.phase,
         "message": owner.message,

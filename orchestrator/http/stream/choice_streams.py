@@ -30,7 +30,7 @@ from mlx_dp.orchestrator.http.stream.slices import (
 )
 from mlx_dp.orchestrator.http.stream.yield_budget import YieldBudget
 from mlx_dp.orchestrator.text.choice_text import ChoiceText, Piece
-from mlx_dp.proto.messages.protocol import FinishReason
+from mlx_dp.proto.messages.events import FinishReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class ChoiceStreams:
         grants = [grant for grant in self._grants if grant is not None]
         if not grants:
             return []
-        owners = ",".join(dict.fromkeys(str(grant.owner) for grant in grants))
+        owners = ",".join(dict.fromkeys(str(grant.dp_rank) for grant in grants))
         reasons = ",".join(dict.fromkeys(grant.reason for grant in grants))
         return [(b"x-dp-rank", owners.encode()), (b"x-routing-reason", reasons.encode())]
 

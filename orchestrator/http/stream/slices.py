@@ -6,7 +6,7 @@ from typing import Final
 from mlx_dp.orchestrator.api import NewTokens
 from mlx_dp.orchestrator.http.stream.yield_budget import TURN_UNITS
 from mlx_dp.orchestrator.text.choice_text import Piece
-from mlx_dp.proto.messages.token_chunk import TokenLogprob
+from mlx_dp.proto.messages.events import TokenLogprob
 
 TOKEN_UNITS: Final = 8
 """The cost of a token's text, without its log-probabilities."""

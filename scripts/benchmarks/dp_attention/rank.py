@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from mlx_dp.proto.capacity.ownership import Limits
+from mlx_dp.proto.messages.commands import Start
 from mlx_dp.proto.messages.group import DistributedBackend, GroupPlace
-from mlx_dp.proto.messages.protocol import Start
 from mlx_dp.worker.contract.peers import Peers
 from scripts.benchmarks.dp_attention.collectives import CollectiveClock
 from scripts.benchmarks.engine.side import fill

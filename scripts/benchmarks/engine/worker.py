@@ -10,22 +10,9 @@ import mlx.core as mx
 
 from mlx_dp.proto.capacity.ownership import Limits, divide
 from mlx_dp.proto.capacity.parallel import resolve_topology
+from mlx_dp.proto.messages.commands import Abort, Down, EngineKind, Flush, Start, Submit
+from mlx_dp.proto.messages.events import Failed, Finished, Flushed, Preempted, Rejected, Tokens, Up
 from mlx_dp.proto.messages.group import GroupPlace
-from mlx_dp.proto.messages.protocol import (
-    Abort,
-    Down,
-    EngineKind,
-    Failed,
-    Finished,
-    Flush,
-    Flushed,
-    Preempted,
-    Rejected,
-    Start,
-    Submit,
-    Tokens,
-    Up,
-)
 from mlx_dp.proto.messages.sampling_params import SamplingParams
 from mlx_dp.worker import startup
 from mlx_dp.worker.buffered_channel import BufferedChannel
@@ -34,6 +21,7 @@ from mlx_dp.worker.engine.mlx_engine import MlxEngine
 from mlx_dp.worker.heartbeat import StartHeartbeats
 from mlx_dp.worker.loop import WorkerLoop
 from scripts.benchmarks.engine.side import PATIENCE_STEPS, Emitted
+from tests.support.worker.fake_channel import FakeChannel, VirtualTime
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -66,44 +54,18 @@ def start_message(
     )
 
 
-class LocalChannel:
-    """A channel of two lists. It never waits: the caller runs the loop."""
-
-    def __init__(self) -> None:
-        self.down: list[Down] = []
-        self.up: list[Up] = []
-
-    @property
-    def congested(self) -> bool:
-        return False
-
-    @property
-    def malformed_frames(self) -> int:
-        return 0
-
-    def send(self, message: Up) -> None:
-        self.up.append(message)
-
-    def drain(self) -> list[Down]:
-        taken, self.down = self.down, []
-        return taken
-
-    def wait(self, timeout_s: float, beside: int | None = None) -> bool:
-        return True
-
-
 class LocalWorker:
     """A loaded and warmed-up worker; ``turn`` runs its loop once."""
 
     def __init__(self, start: Start) -> None:
-        self._channel = LocalChannel()
+        self._channel = FakeChannel(VirtualTime())
         held = BufferedChannel(self._channel)
         beats = StartHeartbeats(held, start.heartbeat_interval_s, time.monotonic)
         started = startup._bring_up(start, beats, time.monotonic)
         self.engine: Engine = started.engine
         self.capacity = started.capacity
         self.loop: WorkerLoop = startup._loop(start, started, held, time.monotonic)
-        self._channel.up.clear()
+        self._channel.take()
 
     @property
     def model(self) -> Any:
@@ -119,14 +81,13 @@ class LocalWorker:
 
     def send(self, command: Down) -> None:
         """Queue a command for the next turn."""
-        self._channel.down.append(command)
+        self._channel.commands.append(command)
 
     def turn(self) -> list[Up]:
         """Run the loop once; return the worker's events."""
         ended = self.loop.run_once()
         assert ended is None, ended
-        said, self._channel.up = self._channel.up, []
-        return said
+        return self._channel.take()
 
     def check(self) -> None:
         """Assert that the scheduler, the prefix tree and the pools are consistent."""

@@ -8,7 +8,7 @@ import msgspec
 
 from mlx_dp.proto.capacity.model_shape import ModelShape
 from mlx_dp.proto.capacity.ownership import OwnerCapacity
-from mlx_dp.proto.messages.protocol import (
+from mlx_dp.proto.messages.events import (
     Accepted,
     Failed,
     FailureKind,

@@ -15,7 +15,7 @@ from mlx_dp.orchestrator.cli.service_run import ServiceRun
 from mlx_dp.orchestrator.control.controller import ServiceDeadError
 from mlx_dp.orchestrator.worker_states import RestartRefusedError
 from mlx_dp.proto.capacity.parallel import ReplicaMode
-from mlx_dp.proto.messages.protocol import FailureKind
+from mlx_dp.proto.messages.events import FailureKind
 from tests.support.control.owner_states import LOADING, READY
 
 

@@ -43,11 +43,11 @@ def test_the_table_counts_each_owners_own_seconds() -> None:
     output = io.StringIO()
     console = Console(file=output, force_terminal=True, width=100)
     with start_display(console) as display:
-        second = replace(QUEUED, owner=1)
+        second = replace(QUEUED, dp_rank=1)
         display.show((LOADING, second), 0.0)
         display.show((READY, second), 2.0)
-        display.show((READY, replace(LOADING, owner=1)), 3.0)
-        display.show((READY, replace(LOADING, owner=1)), 4.5)
+        display.show((READY, replace(LOADING, dp_rank=1)), 3.0)
+        display.show((READY, replace(LOADING, dp_rank=1)), 4.5)
     last = output.getvalue().rpartition("seconds")[2]
     assert "ready    2.0" in last
     assert "loading  1.5" in last

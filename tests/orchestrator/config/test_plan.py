@@ -14,8 +14,7 @@ from mlx_dp.orchestrator.config.memory_share import SharedMemory
 from mlx_dp.orchestrator.config.plan import ServicePlan, make_plan
 from mlx_dp.orchestrator.config.preparation import PreparedModel
 from mlx_dp.orchestrator.model.model_probe import DeviceFacts
-from mlx_dp.proto.capacity.model_shape import ModelShape
-from mlx_dp.proto.capacity.rank_weights import RankWeights
+from mlx_dp.proto.capacity.model_shape import ModelShape, RankWeights
 from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.messages.group import DistributedBackend
 from tests.support.control.flag_values import flags

@@ -17,8 +17,8 @@ from mlx_dp.orchestrator.config.flags import (
 )
 from mlx_dp.orchestrator.config.unused_flags import TABLE
 from mlx_dp.proto.errors import ConfigError
+from mlx_dp.proto.messages.commands import EngineKind
 from mlx_dp.proto.messages.group import DistributedBackend
-from mlx_dp.proto.messages.protocol import EngineKind
 from tests.support.control.flag_values import flags
 
 FAKE = EngineKind.FAKE

@@ -17,7 +17,7 @@ from mlx_dp.orchestrator.service_counters import RequestTimings
 from mlx_dp.orchestrator.worker_states import RestartRefusedError
 from mlx_dp.proto.capacity.request_limits import AdmissionLimits
 from mlx_dp.proto.errors import ConfigError
-from mlx_dp.proto.messages.protocol import FailureKind, FinishReason
+from mlx_dp.proto.messages.events import FailureKind, FinishReason
 from tests.support.control.control_world import World, serve_options
 from tests.support.control.fake_worker import FakeWorker, expected, generation, ready
 
@@ -115,7 +115,7 @@ def test_observers_are_told_of_each_end_once() -> None:
 
     play(act)
     (timings,) = Observer.told
-    assert (timings.reason, timings.owner) == (FinishReason.LENGTH, 0)
+    assert (timings.reason, timings.dp_rank) == (FinishReason.LENGTH, 0)
     assert (timings.prompt_tokens, timings.output_tokens) == (3, 5)
     assert timings.granted_s is not None
     assert timings.first_token_s is not None

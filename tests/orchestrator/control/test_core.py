@@ -16,7 +16,8 @@ from mlx_dp.orchestrator.options import QueueOptions
 from mlx_dp.orchestrator.service_counters import RequestTimings
 from mlx_dp.proto.errors import ProtocolError
 from mlx_dp.proto.fields import MAX_CACHE_SALT_CHARS
-from mlx_dp.proto.messages.protocol import (
+from mlx_dp.proto.messages.commands import Submit
+from mlx_dp.proto.messages.events import (
     Accepted,
     FailureKind,
     Finished,
@@ -26,7 +27,6 @@ from mlx_dp.proto.messages.protocol import (
     Prefilled,
     Rejected,
     RejectReason,
-    Submit,
     TokenChunk,
     Tokens,
     Up,
@@ -51,7 +51,7 @@ def test_a_request_is_granted_streamed_and_finished() -> None:
     world.turn(3)
     assert ended(reader) == Ended(reason=FinishReason.LENGTH)
     assert reader.ids == expected(generation(), 3)
-    assert [grant.owner for grant in reader.grants] == [0]
+    assert [grant.dp_rank for grant in reader.grants] == [0]
     assert world.core.counters.requests_ok == 1
     assert world.core.counters.generated_by_owner.total() == 3
 
@@ -88,7 +88,7 @@ def test_a_request_waits_for_room_and_goes_where_it_frees_first() -> None:
     assert len(world.core.table.queue) == 0
     world.turn()
     assert ended(waiting).reason is FinishReason.LENGTH
-    assert waiting.grants[0].owner == readers[2].grants[0].owner
+    assert waiting.grants[0].dp_rank == readers[2].grants[0].dp_rank
 
 
 def test_a_full_queue_is_a_429() -> None:
@@ -104,7 +104,7 @@ def test_an_explicit_rank_is_obeyed_and_refused_when_it_is_out_of_range() -> Non
     world = World().bring_up()
     reader = submit(world, rank=1)
     world.turn(4)
-    assert reader.read().grants[0].owner == 1
+    assert reader.read().grants[0].dp_rank == 1
     assert reader.grants[0].reason == "explicit_rank"
     for rank in (-1, 2):
         with pytest.raises(RefusedError) as refused:
@@ -141,7 +141,7 @@ def test_a_request_goes_only_where_it_fits() -> None:
     world.bring_up()
     reader = submit(world, (1,) * 30, 5)
     world.turn(5)
-    assert reader.read().grants[0].owner == 1
+    assert reader.read().grants[0].dp_rank == 1
 
 
 @pytest.mark.parametrize("bad", [-1, 97, 2**31])
@@ -273,7 +273,7 @@ def test_an_answer_that_was_complete_is_not_generated_again() -> None:
         worker.turn()
     # The reports of the ends are lost with the workers.
     world.arrived = type(world.arrived)(
-        (identity, fact) for identity, fact in world.arrived if fact.tag != "finished"
+        (identity, event) for identity, event in world.arrived if event.tag != "finished"
     )
     for worker in world.alive():
         worker.kill()
@@ -288,7 +288,7 @@ def test_a_request_that_crashes_its_worker_twice_ends_as_poison() -> None:
     poison = submit(world)
     for _ in range(2):
         world.settle()
-        owner = poison.read().grants[-1].owner
+        owner = poison.read().grants[-1].dp_rank
         world.worker(owner).kill()
         world.pass_time(0.1)
     assert ended(poison).code == "request_crashed_worker"
@@ -299,11 +299,11 @@ def test_a_request_that_flees_to_the_next_victim_of_an_accident_is_no_poison() -
     world = World(serve_options(3)).bring_up()
     reader = submit(world)
     world.settle()
-    first = reader.read().grants[-1].owner
+    first = reader.read().grants[-1].dp_rank
     world.worker(first).kill()
     world.pass_time(0.05)
     world.settle()
-    second = reader.read().grants[-1].owner
+    second = reader.read().grants[-1].dp_rank
     (third,) = {0, 1, 2} - {first, second}
     world.worker(third).kill()
     world.worker(second).kill()
@@ -320,12 +320,12 @@ def test_whoever_sits_beside_poison_once_is_not_put_beside_it_again() -> None:
     world.bring_up()
     poison, _elsewhere, bystander = (submit(world, (n,), 4, seed=n) for n in range(3))
     world.settle()
-    first = poison.read().grants[-1].owner
-    assert bystander.read().grants[-1].owner == first
+    first = poison.read().grants[-1].dp_rank
+    assert bystander.read().grants[-1].dp_rank == first
     world.worker(first).kill()
     world.pass_time(0.1)
     world.settle()
-    second = poison.read().grants[-1].owner
+    second = poison.read().grants[-1].dp_rank
     # One owner is left, which tries one of the two at a time.
     assert len(bystander.read().grants) == 1
     world.worker(second).kill()
@@ -363,7 +363,7 @@ def test_one_poison_after_the_other_fails_nobody_beside_it() -> None:
                 # Those that sat beside it are tried before it.
                 world.turn(1)
             world.settle()
-            world.worker(poison.read().grants[-1].owner).kill()
+            world.worker(poison.read().grants[-1].dp_rank).kill()
             world.pass_time(0.1)
         world.recover()
         assert ended(poison).code == "request_crashed_worker"
@@ -384,7 +384,7 @@ def test_a_grant_lost_before_it_was_accepted_is_no_attempt() -> None:
                 # One that serves never reads what it is granted.
                 if not worker.serving:
                     worker.receive()
-        world.worker(reader.grants[-1].owner).kill()
+        world.worker(reader.grants[-1].dp_rank).kill()
     world.recover(4.0)
     world.turn(2)
     assert ended(reader).reason is FinishReason.LENGTH
@@ -404,7 +404,7 @@ def test_what_a_replaced_worker_says_changes_nothing() -> None:
         world.turn(1)
     assert ended(reader).reason is FinishReason.LENGTH
     assert reader.ids == expected(generation(), 6)
-    assert [grant.owner for grant in reader.grants] == [0, 1]
+    assert [grant.dp_rank for grant in reader.grants] == [0, 1]
     old.alive = True
     old.stopped = False
     before = world.unknown_frames
@@ -439,7 +439,7 @@ def test_repeated_tokens_are_dropped() -> None:
     assert world.core.counters.stale_events == world.core.counters.protocol_errors == 0
 
 
-def test_facts_of_another_epoch_are_stale() -> None:
+def test_events_of_another_epoch_are_stale() -> None:
     world = World().bring_up()
     reader = submit(world, max_tokens=4)
     world.turn(2)
@@ -476,7 +476,7 @@ def test_a_worker_that_steps_no_more_is_hung_and_replaced() -> None:
     world.pass_time(1.2)
     assert world.workers[0].signals == ["abort", "kill"]
     world.turn()
-    assert reader.read().grants[-1].owner == 1
+    assert reader.read().grants[-1].dp_rank == 1
 
 
 def test_a_worker_in_a_long_prefill_is_given_the_time_that_its_tokens_take() -> None:
@@ -490,7 +490,7 @@ def test_a_worker_in_a_long_prefill_is_given_the_time_that_its_tokens_take() -> 
     world.pass_time(2.0)
     assert world.workers[0].signals == ["abort"]
     world.turn()
-    assert reader.read().grants[-1].owner == 1
+    assert reader.read().grants[-1].dp_rank == 1
 
 
 @pytest.mark.parametrize(("idle_s", "lost"), [(5.0, True), (61.0, False)])
@@ -536,7 +536,7 @@ def test_a_worker_that_stops_at_its_first_tokens_is_overdue_soon_and_lost_in_tim
     world.pass_time(0.3)
     assert worker.signals == ["abort"]
     world.turn()
-    assert reader.read().grants[-1].owner == 1
+    assert reader.read().grants[-1].dp_rank == 1
     assert overdue(world) == [False, False]
 
 
@@ -619,11 +619,11 @@ def test_a_silent_worker_gets_no_new_requests_and_is_not_lost_at_once() -> None:
     assert owner is not None
     assert not owner.grants
     world.turn()
-    assert {grant.owner for reader in readers for grant in reader.read().grants} == {1}
+    assert {grant.dp_rank for reader in readers for grant in reader.read().grants} == {1}
     world.worker(0).stopped = False
     world.pass_time(0.5)
     world.turn()
-    assert readers[2].read().grants[0].owner == 0
+    assert readers[2].read().grants[0].dp_rank == 0
 
 
 def test_nobody_is_judged_by_time_that_the_controller_slept() -> None:
@@ -729,7 +729,7 @@ def test_a_draining_worker_gets_nothing_more() -> None:
     world.core.on_arrival()
     world.pass_time(1.0)
     world.turn(2)
-    assert [grant.owner for grant in reader.read().grants] == [0, 1]
+    assert [grant.dp_rank for grant in reader.read().grants] == [0, 1]
     assert len(reader.starts) == 1
     with pytest.raises(OverloadedError):
         submit(world, rank=0)
@@ -744,7 +744,7 @@ CHUNK = TokenChunk(request_id=1, epoch=1, index=0, ids=(1, 2))
 
 
 @pytest.mark.parametrize(
-    "facts",
+    "events",
     [
         (FINISHED,),
         (ACCEPTED, replace(FINISHED, num_tokens=2)),
@@ -762,12 +762,12 @@ CHUNK = TokenChunk(request_id=1, epoch=1, index=0, ids=(1, 2))
         *("early_preempted", "lost_token_of_preempted", "hello", "ready"),
     ),
 )
-def test_facts_that_cannot_be_replace_the_worker(facts: tuple[Up, ...]) -> None:
+def test_events_that_cannot_be_replace_the_worker(events: tuple[Up, ...]) -> None:
     world = World().bring_up()
     reader = submit(world)
     world.worker(0).inbox.clear()
-    for fact in facts:
-        world.worker(0).say(fact)
+    for event in events:
+        world.worker(0).say(event)
     world.core.on_arrival()
     assert world.core.counters.protocol_errors == 1
     assert world.worker(0).signals == ["kill"]
@@ -776,7 +776,7 @@ def test_facts_that_cannot_be_replace_the_worker(facts: tuple[Up, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    "fact",
+    "event",
     [
         replace(ACCEPTED, epoch=9),
         replace(REJECTED, epoch=9),
@@ -790,11 +790,11 @@ def test_facts_that_cannot_be_replace_the_worker(facts: tuple[Up, ...]) -> None:
         replace(PREEMPTED, request_id=9),
     ],
 )
-def test_stale_facts_change_nothing(fact: Up) -> None:
+def test_stale_events_change_nothing(event: Up) -> None:
     world = World().bring_up()
     reader = submit(world)
     world.turn()
-    world.worker(0).say(fact)
+    world.worker(0).say(event)
     world.turn(3)
     assert reader.read().ids == expected(generation(), 4)
     assert len(reader.grants) == 1
@@ -834,7 +834,7 @@ def test_what_waits_for_its_rank_holds_up_nobody_else() -> None:
         submit(world, rank=0, max_tokens=50)
     pinned = submit(world, rank=0)
     free = submit(world)
-    assert [grant.owner for grant in (world.turn(), free.read())[1].grants] == [1]
+    assert [grant.dp_rank for grant in (world.turn(), free.read())[1].grants] == [1]
     assert not pinned.read().grants
 
 
@@ -900,7 +900,7 @@ def test_a_worker_that_is_not_connected_when_granted_is_lost_and_the_request_goe
     reader = submit(world, max_tokens=2)
     world.turn(2)
     assert ended(reader).reason is FinishReason.LENGTH
-    assert reader.grants[0].owner == 1
+    assert reader.grants[0].dp_rank == 1
     assert world.worker(0).signals == ["kill"]
 
 
@@ -915,7 +915,7 @@ def test_a_congested_worker_gets_nothing_until_it_is_heard() -> None:
     assert len(world.core.table.queue) == 1
     world.pass_time(0.1)
     world.turn()
-    assert readers[2].read().grants[0].owner == 0
+    assert readers[2].read().grants[0].dp_rank == 0
 
 
 def test_a_start_failure_that_would_repeat_stops_the_whole_service_with_its_cause() -> None:
@@ -1048,7 +1048,7 @@ def test_the_owner_is_told_at_the_grant_and_not_only_when_it_has_accepted() -> N
     world = World(serve_options(1)).bring_up()
     world.readies = {0: ready(slots=1)}
     reader = submit(world).read()
-    assert [(grant.owner, grant.reason) for grant in reader.grants] == [(0, "total_tokens")]
+    assert [(grant.dp_rank, grant.reason) for grant in reader.grants] == [(0, "total_tokens")]
     world.settle()
     assert not reader.read().starts
     world.turn()
@@ -1086,7 +1086,7 @@ def test_a_request_that_could_not_be_sent_is_bound_to_no_owner_and_keeps_its_epo
     submit(world, max_tokens=None)
     entry = next(iter(world.core.table))
     assert (entry.status, entry.epoch, entry.max_tokens) == ("queued", 0, None)
-    assert (entry.granted_at, entry.last_owner) == (None, None)
+    assert (entry.granted_at, entry.last_dp_rank) == (None, None)
     world.congested = set()
     world.pass_time(1.0)
     assert entry.epoch == 1
@@ -1100,7 +1100,7 @@ def test_a_replay_is_granted_again_but_starts_and_counts_once() -> None:
     world.recover(1.0)
     world.turn(6)
     assert ended(reader).reason is FinishReason.LENGTH
-    assert [grant.owner for grant in reader.grants] == [0, 1]
+    assert [grant.dp_rank for grant in reader.grants] == [0, 1]
     assert len(reader.starts) == 1
     assert world.core.counters.grants.total() == 2
     assert world.core.counters.prompt_by_owner == {0: 3}

@@ -1,6 +1,6 @@
 """What messages tell of each other, beyond what each says by itself."""
 
-from mlx_dp.proto.messages.protocol import FinishReason
+from mlx_dp.proto.messages.events import FinishReason
 from tests.support.control.control_world import Reader, World
 from tests.support.control.fake_worker import generation
 

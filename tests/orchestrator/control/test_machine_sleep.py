@@ -7,8 +7,9 @@ the controller stood still, it jumps.
 import pytest
 
 from mlx_dp.orchestrator.api import Ended, ServiceStatus
+from mlx_dp.orchestrator.control.state.owner import Hold
 from mlx_dp.orchestrator.options import QueueOptions
-from mlx_dp.proto.messages.protocol import FinishReason
+from mlx_dp.proto.messages.events import FinishReason
 from tests.support.control.control_world import Reader, World, serve_options
 from tests.support.control.fake_worker import expected, generation
 
@@ -28,7 +29,7 @@ def assert_nobody_was_judged(world: World, first: list[int]) -> None:
     assert not any(worker.signals for worker in world.workers)
     assert world.core.counters.worker_deaths == 0
     assert world.core.status() is ServiceStatus.READY
-    assert not any(owner.suspicious for owner in world.core.ranks.owners())
+    assert not any(Hold.SUSPICIOUS in owner.holds for owner in world.core.ranks.owners())
 
 
 @pytest.mark.parametrize("clock", ["stands still", "jumps"])

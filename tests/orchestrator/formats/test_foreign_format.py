@@ -15,7 +15,7 @@ from mlx_dp.orchestrator.http.app import create_app
 from mlx_dp.orchestrator.http.body.body_parser import INLINE_SIGNS
 from mlx_dp.orchestrator.options import HttpOptions
 from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
-from mlx_dp.proto.messages.protocol import FinishReason
+from mlx_dp.proto.messages.events import FinishReason
 from tests.support.http import foreign_format
 from tests.support.http.foreign_format import KEY_HEADER, PATH, TelegramFormat, event
 from tests.support.http.http_calls import CHAT, HI, error

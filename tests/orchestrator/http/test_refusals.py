@@ -324,7 +324,7 @@ def test_service_that_is_not_ready_answers_503_before_tokenizing(status: Service
 def restarting(*, queued: int = 0, max_queued: int = 16) -> ScriptedService:
     """All owners are away on request: nobody can tell their slots."""
     away = replace(LOADING, message="restarts on request", restarting=True)
-    service = ScriptedService(owners=(away, replace(away, owner=1)))
+    service = ScriptedService(owners=(away, replace(away, dp_rank=1)))
     service.current = replace(
         service.current,
         status=ServiceStatus.RESTARTING,

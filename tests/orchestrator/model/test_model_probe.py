@@ -4,8 +4,7 @@ import sys
 import pytest
 
 from mlx_dp.orchestrator.model.model_probe import DeviceFacts, probe_model
-from mlx_dp.proto.capacity.model_shape import ModelShape
-from mlx_dp.proto.capacity.rank_weights import RankWeights
+from mlx_dp.proto.capacity.model_shape import ModelShape, RankWeights
 from mlx_dp.proto.errors import ConfigError
 
 SHAPE = {

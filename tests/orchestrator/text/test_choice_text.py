@@ -8,7 +8,7 @@ from mlx_dp.orchestrator.api import NewTokens
 from mlx_dp.orchestrator.text.choice_text import ChoiceText, Piece
 from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
 from mlx_dp.orchestrator.text.stop_strings import StopStrings
-from mlx_dp.proto.messages.token_chunk import TokenLogprob
+from mlx_dp.proto.messages.events import TokenLogprob
 
 EOS = 256
 

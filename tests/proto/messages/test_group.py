@@ -7,9 +7,9 @@ import pytest
 
 from mlx_dp.proto.capacity.ownership import OwnerSlice
 from mlx_dp.proto.capacity.parallel import MAX_OWNERS, ParallelState
+from mlx_dp.proto.messages.commands import EngineKind, Start
 from mlx_dp.proto.messages.curve_keys import KEY_CHARS, CurveKeys
 from mlx_dp.proto.messages.group import DistributedBackend, GroupPlace
-from mlx_dp.proto.messages.protocol import EngineKind, Start
 from mlx_dp.proto.wire.codec import decode_down, encode
 
 KEYS = CurveKeys(public="p" * KEY_CHARS, secret="s" * KEY_CHARS)

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlx_dp.proto.errors import ProtocolError
+from mlx_dp.proto.messages.commands import Down, Shutdown
+from mlx_dp.proto.messages.events import Hello, Up
 from mlx_dp.proto.messages.host_messages import HostDown, HostUp, Ping, host_identity, is_host
-from mlx_dp.proto.messages.protocol import Down, Hello, Shutdown, Up
 from mlx_dp.proto.wire.codec import decode_down, decode_host_down, decode_host_up, decode_up, encode
 from tests.support.control.message_strategies import of_class, unbounded_fields
 

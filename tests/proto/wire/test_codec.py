@@ -17,14 +17,12 @@ from mlx_dp.proto.fields import (
     MAX_WARNINGS,
     clip_text,
 )
-from mlx_dp.proto.messages.protocol import (
-    Abort,
+from mlx_dp.proto.messages.commands import Abort, Down, Submit
+from mlx_dp.proto.messages.events import (
     Accepted,
-    Down,
     Failed,
     FailureKind,
     Hello,
-    Submit,
     TokenChunk,
     TokenLogprob,
     Tokens,

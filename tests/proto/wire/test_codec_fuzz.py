@@ -10,11 +10,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mlx_dp.proto.errors import ProtocolError
-from mlx_dp.proto.messages.protocol import Message
+from mlx_dp.proto.messages.commands import Down
+from mlx_dp.proto.messages.events import Up
 from mlx_dp.proto.wire.codec import MAX_FRAME_BYTES, decode_down, decode_up, encode
 from tests.support.control import message_strategies
 
-KINDS = get_args(Message)
+KINDS = get_args(Down | Up)
 
 relaxed = settings(deadline=None, suppress_health_check=list(HealthCheck))
 messages = st.one_of([message_strategies.of_class(kind) for kind in KINDS])

@@ -13,8 +13,9 @@ import pytest
 import zmq
 
 from mlx_dp.proto.errors import ConfigError, ProtocolError
+from mlx_dp.proto.messages.commands import Drain, Shutdown, Submit
+from mlx_dp.proto.messages.events import Hello
 from mlx_dp.proto.messages.host_messages import Alive, Ping, host_identity
-from mlx_dp.proto.messages.protocol import Drain, Hello, Shutdown, Submit
 from mlx_dp.proto.wire.codec import MAX_FRAME_BYTES, encode
 from mlx_dp.proto.wire.controller_channel import (
     MAX_DRAINED_MESSAGES,

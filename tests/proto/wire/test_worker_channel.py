@@ -7,7 +7,8 @@ import pytest
 import zmq
 
 from mlx_dp.proto.errors import ProtocolError
-from mlx_dp.proto.messages.protocol import Drain, Failed, FailureKind, Finished, FinishReason, Hello
+from mlx_dp.proto.messages.commands import Drain
+from mlx_dp.proto.messages.events import Failed, FailureKind, Finished, FinishReason, Hello
 from mlx_dp.proto.wire.codec import MAX_FRAME_BYTES, decode_up, encode
 from mlx_dp.proto.wire.worker_channel import MAX_BACKLOG_FRAMES, WorkerChannel
 

@@ -4,20 +4,16 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mlx_dp.proto.messages.protocol import (
-    Down,
+from mlx_dp.proto.messages.commands import Down, Flush, Shutdown, Start, Submit
+from mlx_dp.proto.messages.events import (
     Failed,
     Finished,
     FinishReason,
-    Flush,
     Heartbeat,
     Preempted,
     Ready,
     Rejected,
     RejectReason,
-    Shutdown,
-    Start,
-    Submit,
     Up,
 )
 from mlx_dp.proto.messages.sampling_params import SamplingParams

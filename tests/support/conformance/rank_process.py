@@ -19,8 +19,8 @@ from mlx.utils import tree_flatten
 
 from mlx_dp.kvcache.batch.batch_form import BatchForm
 from mlx_dp.proto.exit_codes import ExitCode
+from mlx_dp.proto.messages.events import FailureKind
 from mlx_dp.proto.messages.group import GroupPlace
-from mlx_dp.proto.messages.protocol import FailureKind
 from mlx_dp.worker.engine import mlx_engine
 from mlx_dp.worker.loading.loaded_model import LoadedModel
 from mlx_dp.worker.lockstep import rank_model

@@ -9,7 +9,7 @@ import pytest
 from mlx_dp.kvcache.batch.batch_form import BatchForm
 from mlx_dp.proto.capacity import request_limits as admission
 from mlx_dp.proto.exit_codes import ExitCode
-from mlx_dp.proto.messages.protocol import FailureKind
+from mlx_dp.proto.messages.events import FailureKind
 from mlx_dp.worker.engine import mlx_engine
 from mlx_dp.worker.loading import device
 from mlx_dp.worker.loading.loaded_model import LoadedModel

@@ -19,12 +19,8 @@ from mlx_dp.orchestrator.ports import GroupAddresses
 from mlx_dp.proto.capacity.ownership import Limits, divide
 from mlx_dp.proto.capacity.parallel import resolve_topology
 from mlx_dp.proto.errors import ProtocolError
-from mlx_dp.proto.messages.protocol import (
-    Down,
-    EngineKind,
-    Ready,
-    Up,
-)
+from mlx_dp.proto.messages.commands import Down, EngineKind
+from mlx_dp.proto.messages.events import Ready, Up
 from mlx_dp.proto.wire.codec import decode_down, encode
 from mlx_dp.proto.wire.controller_channel import NotConnectedError, PeerCongestedError
 from tests.support.control.fake_worker import FakeWorker, ready
@@ -117,9 +113,9 @@ class World:
     def drain(self) -> list[tuple[str, Up | ProtocolError]]:
         arrived = []
         while self.arrived:
-            identity, fact = self.arrived.popleft()
+            identity, event = self.arrived.popleft()
             if identity in self.heard:
-                arrived.append((identity, fact))
+                arrived.append((identity, event))
             else:
                 self.unknown_frames += 1
         return arrived

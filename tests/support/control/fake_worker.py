@@ -10,16 +10,13 @@ from mlx_dp.proto.capacity.model_shape import ModelShape
 from mlx_dp.proto.capacity.ownership import OwnerCapacity
 from mlx_dp.proto.capacity.request_limits import next_tokens
 from mlx_dp.proto.errors import ProtocolError
-from mlx_dp.proto.messages.protocol import (
-    Abort,
+from mlx_dp.proto.messages.commands import Abort, Down, Drain, Flush, Shutdown, Start, Submit
+from mlx_dp.proto.messages.events import (
     Accepted,
-    Down,
-    Drain,
     Failed,
     FailureKind,
     Finished,
     FinishReason,
-    Flush,
     Flushed,
     Hello,
     Preempted,
@@ -27,9 +24,6 @@ from mlx_dp.proto.messages.protocol import (
     Ready,
     Rejected,
     RejectReason,
-    Shutdown,
-    Start,
-    Submit,
     TokenChunk,
     TokenLogprob,
     Tokens,
@@ -169,9 +163,9 @@ class FakeWorker:
             self.alive = False
             self.on_exit(status)
 
-    def say(self, fact: Up) -> None:
+    def say(self, event: Up) -> None:
         if self.alive:
-            self.world.arrived.append((self.identity, decode_up(encode(fact))))
+            self.world.arrived.append((self.identity, decode_up(encode(event))))
 
     def hello(self) -> None:
         self.say(Hello(pid=self.pid))

@@ -9,7 +9,7 @@ from mlx_dp.orchestrator.config.flags import (
     QueueFlags,
     RemoteFlags,
 )
-from mlx_dp.proto.messages.protocol import EngineKind
+from mlx_dp.proto.messages.commands import EngineKind
 
 FAKE_MODEL = ModelFlags(engine=EngineKind.FAKE)
 

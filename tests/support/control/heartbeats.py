@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from mlx_dp.proto.messages.protocol import Heartbeat, WorkerPhase
+from mlx_dp.proto.messages.events import Heartbeat, WorkerPhase
 
 SERVING = Heartbeat(
     phase=WorkerPhase.SERVING,

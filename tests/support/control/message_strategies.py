@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from msgspec import Meta
 
 from mlx_dp.proto.capacity.parallel import ParallelState
+from mlx_dp.proto.messages.events import TokenChunk
 from mlx_dp.proto.messages.group import GroupPlace
-from mlx_dp.proto.messages.protocol import TokenChunk
 
 LONGEST = 8
 """Of tuples and texts: their bounds have tests of their own."""

@@ -6,7 +6,7 @@ from mlx_dp.orchestrator.api import OwnerState, WorkerStatus
 from mlx_dp.proto.capacity.ownership import OwnerCapacity
 
 QUEUED = OwnerState(
-    owner=0,
+    dp_rank=0,
     status=WorkerStatus.STARTING,
     pid=None,
     incarnation="",

@@ -1,7 +1,7 @@
 """An ended request as the controller tells of it, for tests."""
 
 from mlx_dp.orchestrator.service_counters import RequestTimings
-from mlx_dp.proto.messages.protocol import FinishReason
+from mlx_dp.proto.messages.events import FinishReason
 
 
 def timings(*, granted_s: float | None = 0.0, ended_s: float = 0.2) -> RequestTimings:
@@ -11,7 +11,7 @@ def timings(*, granted_s: float | None = 0.0, ended_s: float = 0.2) -> RequestTi
         prompt_tokens=1,
         output_tokens=1,
         cached_tokens=0,
-        owner=0,
+        dp_rank=0,
         granted_s=granted_s,
         first_token_s=ended_s,
         last_token_s=ended_s,

@@ -27,7 +27,7 @@ from mlx_dp.orchestrator.worker_states import RestartRefusedError, WorkerState
 from mlx_dp.proto.capacity.parallel import ReplicaMode
 from mlx_dp.proto.capacity.request_limits import AdmissionLimits
 from mlx_dp.proto.messages.batching import Batching
-from mlx_dp.proto.messages.protocol import FinishReason
+from mlx_dp.proto.messages.events import FinishReason
 from tests.support.control.owner_states import READY
 
 API_KEY = "sk-tëst"
@@ -40,12 +40,12 @@ STATE = ServiceState(
     queued_requests=0,
     queued_tokens=0,
     max_queued_requests=16,
-    owners=(READY, replace(READY, owner=1)),
+    owners=(READY, replace(READY, dp_rank=1)),
 )
 
 
 def granted(owner: int = 0, reason: str = "least") -> Granted:
-    return Granted(owner=owner, reason=reason)
+    return Granted(dp_rank=owner, reason=reason)
 
 
 def says(text: str, reason: FinishReason = FinishReason.STOP, owner: int = 0) -> list[StreamEvent]:
@@ -106,7 +106,7 @@ class ScriptedService:
         self.refuse_from: int | None = None
         self.totals = Counters()
         self.flushes = tuple(
-            OwnerFlush(owner=owner, outcome=FlushOutcome.FLUSHED, num_tokens=10, nbytes=640)
+            OwnerFlush(dp_rank=owner, outcome=FlushOutcome.FLUSHED, num_tokens=10, nbytes=640)
             for owner in range(len(owners))
         )
         self.restarting: tuple[int, ...] = ()
@@ -129,7 +129,7 @@ class ScriptedService:
     def workers(self) -> tuple[WorkerState, ...]:
         return tuple(
             WorkerState(
-                index=owner.owner,
+                index=owner.dp_rank,
                 status=owner.status,
                 status_s=60.0,
                 phase=owner.phase,
@@ -140,9 +140,9 @@ class ScriptedService:
                 restarts_in_window=owner.restarts,
                 max_restarts=5,
                 last_cause=owner.message,
-                restart_asked=owner.owner in self.restarting,
+                restart_asked=owner.dp_rank in self.restarting,
                 malformed_frames=0,
-                host=self.hosts.get(owner.owner, ""),
+                host=self.hosts.get(owner.dp_rank, ""),
                 batching=owner.batching,
                 unbatched_reason="no batch" if owner.batching is Batching.ONE_BY_ONE else "",
             )

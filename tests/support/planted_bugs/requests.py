@@ -13,14 +13,14 @@ from mlx_dp.orchestrator.control.requests.dispatch import Dispatcher
 from mlx_dp.orchestrator.control.requests.replay import count_loss
 from mlx_dp.orchestrator.control.requests.response_stream import OpenStreams
 from mlx_dp.orchestrator.control.requests.worker_events import WorkerEvents
-from mlx_dp.orchestrator.control.routing.rank import Owner
 from mlx_dp.orchestrator.control.state.grant import Grant
+from mlx_dp.orchestrator.control.state.owner import Hold, Owner
 from mlx_dp.orchestrator.control.state.request_entry import RequestEntry
 from mlx_dp.orchestrator.control.state.request_queue import RequestQueue
 from mlx_dp.orchestrator.control.state.request_table import RequestTable
 from mlx_dp.orchestrator.control.workers.actions import Loss
 from mlx_dp.proto.errors import ProtocolError
-from mlx_dp.proto.messages.protocol import FinishReason, Rejected, RejectReason, TokenChunk
+from mlx_dp.proto.messages.events import FinishReason, Rejected, RejectReason, TokenChunk
 
 Patch = pytest.MonkeyPatch
 
@@ -81,7 +81,7 @@ def gaps_are_filled_with_what_comes(patch: Patch) -> None:
 
 def the_dead_get_requests(patch: Patch) -> None:
     def takes_requests(owner: Owner) -> bool:
-        return not (owner.suspicious or owner.congested or owner.short_of_memory)
+        return not owner.holds - {Hold.CLOSED}
 
     patch.setattr(Owner, "takes_requests", property(takes_requests))
 

@@ -7,8 +7,8 @@ import pytest
 
 from mlx_dp.orchestrator.control.core import ControlCore
 from mlx_dp.orchestrator.control.event_dispatch import EventDispatch
-from mlx_dp.orchestrator.control.workers import loss as loss_rules
-from mlx_dp.orchestrator.control.workers import supervisor
+from mlx_dp.orchestrator.control.state.owner import Hold
+from mlx_dp.orchestrator.control.workers import recovery, supervisor
 from mlx_dp.orchestrator.control.workers.fleet import Fleet
 from mlx_dp.orchestrator.control.workers.health import HealthMonitor
 from mlx_dp.orchestrator.control.workers.kill_ladder import mark_lost
@@ -16,7 +16,7 @@ from mlx_dp.orchestrator.control.workers.liveness import OwnLag
 from mlx_dp.orchestrator.control.workers.record import FailureDomain
 from mlx_dp.orchestrator.restart_budget import RestartBudget
 from mlx_dp.proto.errors import ProtocolError
-from mlx_dp.proto.messages.protocol import Up
+from mlx_dp.proto.messages.events import Up
 
 Patch = pytest.MonkeyPatch
 
@@ -37,7 +37,7 @@ def the_restart_budget_is_endless(patch: Patch) -> None:
 
 
 def what_cannot_start_is_started_again(patch: Patch) -> None:
-    patch.setattr(loss_rules, "_is_final", lambda domain, loss: False)
+    patch.setattr(recovery, "_is_final", lambda domain, loss: False)
 
 
 def nobody_waits_for_accepted(patch: Patch) -> None:
@@ -82,7 +82,7 @@ def the_dead_are_routable(patch: Patch) -> None:
         core._exits[-1] = (core._exits[-1][0] + 0.5, index, status)
         owner = core.ranks.get(index)
         if owner is not None:
-            owner.closed = False
+            owner.holds.discard(Hold.CLOSED)
 
     patch.setattr(ControlCore, "process_exited", late)
 

@@ -7,7 +7,7 @@ import pytest
 
 from mlx_dp.kvcache.prefix.prefix_cache import PrefixCache, PrefixRequest
 from mlx_dp.kvcache.slots.request_slots import RequestSlots
-from mlx_dp.proto.messages.protocol import FinishReason, Prefilled
+from mlx_dp.proto.messages.events import FinishReason, Prefilled
 from mlx_dp.worker.scheduling.running_request import RunningRequest
 from mlx_dp.worker.scheduling.scheduler import Scheduler
 from mlx_dp.worker.scheduling.step_runner import StepRunner

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from mlx_dp.orchestrator.control.routing.rank import Owner
+from mlx_dp.orchestrator.control.state.owner import Hold, Owner
 from tests.support.simulation.agenda import Agenda
 from tests.support.simulation.clients import Client
 from tests.support.simulation.controller_host import CHUNK_TOKENS, LIVENESS, ControllerHost
@@ -86,7 +86,7 @@ class Deadlines:
             owner = self._host.core.ranks.get(each.index)
             if owner is None or owner.identity != each.identity:
                 continue
-            assert owner.closed, f"I9: {each.identity} is dead and routable"
+            assert Hold.CLOSED in owner.holds, f"I9: {each.identity} is dead and routable"
             assert self._passed_s(each.process.died_at) < PARTED_S, (
                 f"I9: {owner} is dead and in the ranks"
             )
@@ -126,5 +126,5 @@ class Deadlines:
             # An explicit rank holds until a token is out.
             moved = life is not None and life.emitted
             rank = None if moved else client.arrival.generation.routed_dp_rank
-            if any(rank in (None, owner.index) for owner in empty):
+            if any(rank in (None, owner.dp_rank) for owner in empty):
                 yield client.answer.request_id

@@ -4,7 +4,8 @@ from collections import Counter
 
 from mlx_dp.orchestrator.api import ServiceStatus
 from mlx_dp.orchestrator.worker_states import WorkerStatus
-from mlx_dp.proto.messages.protocol import FinishReason, Flush
+from mlx_dp.proto.messages.commands import Flush
+from mlx_dp.proto.messages.events import FinishReason
 from tests.support.simulated_runs.deadlines import Deadlines
 from tests.support.simulation.agenda import Agenda
 from tests.support.simulation.clients import Client
@@ -40,14 +41,14 @@ class Invariants:
         core = self._host.core
         assert core.failure is None, core.failure
         core.check()
-        self._books_agree()
+        self._grants_agree()
         self._the_lost_are_not_heard()
         self._counters_reconcile()
         self._group_is_one()
         self._starts_are_bounded()
         self._deadlines.each()
 
-    def _books_agree(self) -> None:
+    def _grants_agree(self) -> None:
         """I1, I2: the controller's grants are the grants that the wire has shown."""
         core = self._host.core
         granted = {
@@ -59,7 +60,7 @@ class Invariants:
             for grant in owner.grants.values()
         }
         grants = {
-            key: (grant.epoch, grant.accepted, grant.suspect, grant.fruitful)
+            key: (grant.epoch, grant.accepted, grant.suspect, grant.made_progress)
             for key, grant in self._watch.grants.items()
         }
         assert granted == grants, f"I2: {granted}, but {grants}"
@@ -102,11 +103,11 @@ class Invariants:
             most = setting.max_restarts + 1 + asked
             assert len(recent) <= most, f"I15: {index}: {slot.spawned_at}"
             if worker.status is WorkerStatus.READY:
-                slot.barren = 0
+                slot.failed_starts = 0
             if worker.status is not WorkerStatus.FAILED or index in self._failed:
                 continue
             self._failed.add(index)
-            spent = max(len(recent), slot.barren) >= setting.max_restarts
+            spent = max(len(recent), slot.failed_starts) >= setting.max_restarts
             final = any(each.final_boot for each in self._machine.slots.values())
             assert spent or final or setting.group, f"I15: {index} had starts left: {slot}"
 
@@ -184,7 +185,7 @@ class Invariants:
         assert shown == self._schedule.setting.slots * len(core.ranks), f"I1: {shown} slots"
         for state in states:
             held = (state.running, state.prefilling, state.used_tokens, state.reserved_tokens)
-            assert held == (0, 0, 0, 0), f"I1: {state.owner} holds {held}"
+            assert held == (0, 0, 0, 0), f"I1: {state.dp_rank} holds {held}"
 
     def _unfaulted_are_untouched(self) -> None:
         """I10: workers to which nothing happens are never lost, whatever happens elsewhere."""

@@ -6,7 +6,7 @@ from functools import cached_property
 from mlx_dp.orchestrator.api import Ended, NewTokens, OverloadedError, RefusedError, Started
 from mlx_dp.orchestrator.control.core import ControlCore
 from mlx_dp.orchestrator.control.requests.response_stream import BufferedStream
-from mlx_dp.proto.messages.protocol import FinishReason
+from mlx_dp.proto.messages.events import FinishReason
 from mlx_dp.worker.fake.tokens import FakeAnswer
 from tests.support.simulation.schedule import VOCAB_SIZE, Arrival
 

@@ -17,7 +17,7 @@ from mlx_dp.orchestrator.options import HttpOptions, QueueOptions, ServeOptions,
 from mlx_dp.orchestrator.restart_budget import RestartLimits
 from mlx_dp.proto.capacity.ownership import Limits, divide
 from mlx_dp.proto.capacity.parallel import resolve_topology
-from mlx_dp.proto.messages.protocol import EngineKind, FakeEngineOptions
+from mlx_dp.proto.messages.commands import EngineKind, FakeEngineOptions
 from tests.support.simulation.agenda import Act, Agenda
 from tests.support.simulation.grants import GrantWatch
 from tests.support.simulation.schedule import CONTEXT_LENGTH, VOCAB_SIZE, Setting

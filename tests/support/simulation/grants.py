@@ -6,17 +6,15 @@ from dataclasses import dataclass, field
 from mlx_dp.orchestrator.control.workers.actions import BLAMELESS, RemoveOwner
 from mlx_dp.orchestrator.worker_states import LossKind
 from mlx_dp.proto.errors import ProtocolError
-from mlx_dp.proto.messages.protocol import (
-    Abort,
+from mlx_dp.proto.messages.commands import Abort, Down, Submit
+from mlx_dp.proto.messages.events import (
     Accepted,
-    Down,
     Failed,
     Finished,
     Preempted,
     Prefilled,
     Ready,
     Rejected,
-    Submit,
     Tokens,
     Up,
 )
@@ -37,11 +35,11 @@ class Grant:
     accepted: bool = False
     prefilled: bool = False
     suspect: bool = False
-    fruitful: bool = False
+    made_progress: bool = False
 
     @property
     def on_trial(self) -> bool:
-        return self.suspect and self.accepted and not self.fruitful
+        return self.suspect and self.accepted and not self.made_progress
 
 
 @dataclass(slots=True)
@@ -55,7 +53,7 @@ class Life:
     losses: int = 0
     """Owners lost after they had accepted it, since its last token, unless it was no fault of it
     or theirs."""
-    silent_losses: int = 0
+    losses_before_accept: int = 0
     """The same of those that had not accepted it."""
     deaths: int = 0
     poisoned: bool = False
@@ -126,7 +124,7 @@ class GrantWatch:
         trials = [
             self.lives[request_id]
             for (at, request_id), grant in self.grants.items()
-            if at == identity and grant.suspect and not grant.fruitful
+            if at == identity and grant.suspect and not grant.made_progress
         ]
         assert not trials, f"I6: it tries {trials}: {told}"
         life.grant = Grant(identity, submit.epoch, self._agenda.now, suspect=life.deaths > 0)
@@ -135,49 +133,49 @@ class GrantWatch:
     def spent(self, life: Life) -> bool:
         """Whether it was lost as often as it may be; silent losses have a bound of their own."""
         silent = self._max_attempts + POISON_DEATHS
-        return life.losses >= self._max_attempts or life.silent_losses >= silent
+        return life.losses >= self._max_attempts or life.losses_before_accept >= silent
 
     def _may_be_withdrawn(self, grant: Grant) -> bool:
         late = self._agenda.now - grant.sent_at > self._accept_timeout_s
         return late and not grant.accepted
 
-    def heard(self, identity: str, fact: Up | ProtocolError) -> None:
+    def heard(self, identity: str, event: Up | ProtocolError) -> None:
         """The controller takes in a message of an incarnation that it knows."""
         if identity in self.lost:
             return
-        match fact:
+        match event:
             case Ready():
                 self.ready.add(identity)
             case Failed():
                 self.failed.add(identity)
             case Tokens():
-                self._emitted(identity, fact)
+                self._emitted(identity, event)
             case Prefilled():
-                self._prefilled(identity, fact)
+                self._prefilled(identity, event)
             case Accepted():
-                grant = self._grant(identity, fact.request_id, fact.epoch)
+                grant = self._grant(identity, event.request_id, event.epoch)
                 if grant is not None:
                     grant.accepted = True
             case Rejected():
-                grant = self._grant(identity, fact.request_id, fact.epoch)
+                grant = self._grant(identity, event.request_id, event.epoch)
                 if grant is not None and not grant.accepted:
-                    self._release(grant, fact.request_id)
+                    self._release(grant, event.request_id)
             case Finished() | Preempted():
-                self._given_back(identity, fact)
+                self._given_back(identity, event)
             case _:
                 pass
 
-    def _prefilled(self, identity: str, fact: Prefilled) -> None:
-        grant = self._grant(identity, fact.request_id, fact.epoch)
+    def _prefilled(self, identity: str, event: Prefilled) -> None:
+        grant = self._grant(identity, event.request_id, event.epoch)
         if grant is None or grant.prefilled or not grant.accepted:
             return
         grant.prefilled = True
-        life = self._current(identity, fact.request_id, fact.epoch)
+        life = self._current(identity, event.request_id, event.epoch)
         if life is not None and life.cached is None:
-            life.cached = min(fact.cached_tokens, len(life.prompt))
+            life.cached = min(event.cached_tokens, len(life.prompt))
 
-    def _emitted(self, identity: str, fact: Tokens) -> None:
-        for chunk in fact.chunks:
+    def _emitted(self, identity: str, event: Tokens) -> None:
+        for chunk in event.chunks:
             life = self._current(identity, chunk.request_id, chunk.epoch)
             if life is None or life.grant is None:
                 continue
@@ -186,17 +184,17 @@ class GrantWatch:
                 return
             if chunk.index == len(life.emitted):
                 life.emitted += chunk.ids
-                life.grant.fruitful = True
-                life.losses = life.silent_losses = 0
+                life.grant.made_progress = True
+                life.losses = life.losses_before_accept = 0
 
-    def _given_back(self, identity: str, fact: Finished | Preempted) -> None:
-        grant = self._grant(identity, fact.request_id, fact.epoch)
+    def _given_back(self, identity: str, event: Finished | Preempted) -> None:
+        grant = self._grant(identity, event.request_id, event.epoch)
         if grant is None or not grant.accepted:
             return
-        life = self._current(identity, fact.request_id, fact.epoch)
+        life = self._current(identity, event.request_id, event.epoch)
         # With tokens missing it is no end, but the end of its owner.
-        if life is None or fact.num_tokens == len(life.emitted):
-            self._release(grant, fact.request_id)
+        if life is None or event.num_tokens == len(life.emitted):
+            self._release(grant, event.request_id)
 
     def _grant(self, identity: str, request_id: int, epoch: int) -> Grant | None:
         grant = self.grants.get((identity, request_id))
@@ -243,11 +241,11 @@ class GrantWatch:
         if gone.loss.kind in BLAMELESS:
             return
         if not grant.accepted:
-            life.silent_losses += 1
+            life.losses_before_accept += 1
             return
-        life.losses += not grant.fruitful
+        life.losses += not grant.made_progress
         life.deaths += laid
-        most = POISON_DEATHS + (self._max_attempts if grant.fruitful else 0)
+        most = POISON_DEATHS + (self._max_attempts if grant.made_progress else 0)
         life.poisoned = laid and life.deaths >= most
 
     @property

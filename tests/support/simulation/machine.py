@@ -34,7 +34,7 @@ class Slot:
     boots: list[Boot] = field(default_factory=list)
     armed: Armed = field(default_factory=Armed)
     spawned_at: list[float] = field(default_factory=list)
-    barren: int = 0
+    failed_starts: int = 0
     """Starts since it was last ready."""
     final_boot: bool = False
     """It had a start that could not succeed."""
@@ -71,7 +71,7 @@ class Machine:
         slot = self.slots[index]
         self._may_start(index, slot)
         slot.spawned_at.append(self._agenda.now)
-        slot.barren += 1
+        slot.failed_starts += 1
         self.epochs[identity] = len(self._watch.lost)
         boot = slot.boots.pop(0) if slot.boots else None
         slot.final_boot |= boot in FINAL_BOOTS or boot is Boot.MEMORY

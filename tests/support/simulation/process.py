@@ -7,7 +7,8 @@ from functools import partial
 from typing import Final
 
 from mlx_dp.proto.exit_codes import ExitCode
-from mlx_dp.proto.messages.protocol import Failed, FailureKind, Hello, Shutdown, Start
+from mlx_dp.proto.messages.commands import Shutdown, Start
+from mlx_dp.proto.messages.events import Failed, FailureKind, Hello
 from tests.support.simulation.agenda import Act, Agenda
 from tests.support.simulation.schedule import Boot, Setting
 from tests.support.simulation.serving import Serving

@@ -3,7 +3,8 @@
 from dataclasses import dataclass, replace
 
 from mlx_dp.proto.capacity.ownership import resolve_capacity
-from mlx_dp.proto.messages.protocol import FakeEngineOptions, Ready, Start
+from mlx_dp.proto.messages.commands import FakeEngineOptions, Start
+from mlx_dp.proto.messages.events import Ready
 from mlx_dp.worker.contract.engine import Drawn, EngineRequest, StepPlan
 from mlx_dp.worker.fake.engine import FakeEngine
 from mlx_dp.worker.heartbeat import HeartbeatSchedule

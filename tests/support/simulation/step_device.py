@@ -4,17 +4,18 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-from mlx_dp.orchestrator.control.routing.heartbeats import Heartbeats
+from mlx_dp.orchestrator.control.state.heartbeats import Heartbeats
 from mlx_dp.orchestrator.control.workers.liveness import (
     LivenessLimits,
     LivenessVerdict,
     judge,
     step_allowance_s,
 )
-from mlx_dp.proto.messages.protocol import FakeEngineOptions, Heartbeat, Tokens, Up
+from mlx_dp.proto.messages.commands import FakeEngineOptions
+from mlx_dp.proto.messages.events import Heartbeat, Tokens, Up
 from mlx_dp.worker.contract.engine import Drawn, StepPlan
 from mlx_dp.worker.fake.engine import FakeEngine
-from tests.support.worker.worker_bench import FakeChannel, VirtualTime
+from tests.support.worker.fake_channel import FakeChannel, VirtualTime
 
 LIMITS = LivenessLimits()
 SLOWDOWN = 5.0

@@ -6,7 +6,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from mlx_dp.proto.errors import ProtocolError
-from mlx_dp.proto.messages.protocol import Down, Up
+from mlx_dp.proto.messages.commands import Down
+from mlx_dp.proto.messages.events import Up
 from mlx_dp.proto.wire.codec import decode_up, encode
 from mlx_dp.proto.wire.controller_channel import NotConnectedError, PeerCongestedError
 from tests.support.simulation.agenda import Agenda
@@ -24,9 +25,9 @@ class Arrivals(list[tuple[str, Up | ProtocolError]]):
     watch: GrantWatch
 
     def __iter__(self) -> Iterator[tuple[str, Up | ProtocolError]]:
-        for identity, fact in super().__iter__():
-            self.watch.heard(identity, fact)
-            yield identity, fact
+        for identity, event in super().__iter__():
+            self.watch.heard(identity, event)
+            yield identity, event
 
 
 class Link:

@@ -4,16 +4,8 @@ from collections import deque
 from collections.abc import Callable
 
 from mlx_dp.proto.errors import ProtocolError
-from mlx_dp.proto.messages.protocol import (
-    Accepted,
-    Down,
-    Finished,
-    Preempted,
-    Prefilled,
-    Submit,
-    Tokens,
-    Up,
-)
+from mlx_dp.proto.messages.commands import Down, Submit
+from mlx_dp.proto.messages.events import Accepted, Finished, Preempted, Prefilled, Tokens, Up
 from mlx_dp.proto.wire.codec import decode_down, encode
 from tests.support.simulation.armed import Armed
 from tests.support.simulation.schedule import POISON, FaultKind

@@ -8,15 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
-from mlx_dp.proto.messages.protocol import (
-    Abort,
+from mlx_dp.proto.messages.commands import Abort, Down, Drain, Flush, Shutdown, Start, Submit
+from mlx_dp.proto.messages.events import (
     Accepted,
-    Down,
-    Drain,
     Failed,
     Finished,
     FinishReason,
-    Flush,
     Flushed,
     Heartbeat,
     Hello,
@@ -24,9 +21,6 @@ from mlx_dp.proto.messages.protocol import (
     Prefilled,
     Ready,
     Rejected,
-    Shutdown,
-    Start,
-    Submit,
     Tokens,
     Up,
 )

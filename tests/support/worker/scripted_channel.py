@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from mlx_dp.proto.messages.protocol import Down, Preempted, Rejected, Shutdown, Start, Up
+from mlx_dp.proto.messages.commands import Down, Shutdown, Start
+from mlx_dp.proto.messages.events import Preempted, Rejected, Up
 from tests.support.worker.fake_controller import FakeController, Request, unexpected
 
 

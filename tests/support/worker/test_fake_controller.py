@@ -2,12 +2,11 @@
 
 import pytest
 
-from mlx_dp.proto.messages.protocol import (
-    Abort,
+from mlx_dp.proto.messages.commands import Abort, Flush
+from mlx_dp.proto.messages.events import (
     Accepted,
     Finished,
     FinishReason,
-    Flush,
     Flushed,
     Preempted,
     Prefilled,

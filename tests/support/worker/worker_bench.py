@@ -1,59 +1,14 @@
-"""A worker's loop with scripted verbs and a virtual clock; only waiting moves time."""
-
-from typing import TypeVar
+"""A worker's loop with scripted commands and a virtual clock; only waiting moves time."""
 
 from mlx_dp.proto.capacity.ownership import OwnerCapacity, auxiliary_ratio
-from mlx_dp.proto.messages.protocol import Down, FakeEngineOptions, Heartbeat, Submit, Up
+from mlx_dp.proto.messages.commands import Down, FakeEngineOptions, Submit
+from mlx_dp.proto.messages.events import Heartbeat, Up
 from mlx_dp.worker.fake.engine import KV_BYTES_PER_TOKEN, FakeEngine
 from mlx_dp.worker.heartbeat import HeartbeatSchedule
 from mlx_dp.worker.loop import WorkerLoop
 from mlx_dp.worker.scheduling.chunk_budget import ChunkBudget
 from mlx_dp.worker.scheduling.scheduler import Scheduler
-
-_Kind = TypeVar("_Kind", bound=Up)
-
-
-class VirtualTime:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def clock(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-
-class FakeChannel:
-    """Hands over what a test queues, and keeps what is sent. A wait lasts its full time."""
-
-    def __init__(self, time: VirtualTime) -> None:
-        self._time = time
-        self.verbs: list[Down] = []
-        self.sent: list[Up] = []
-        self.congested = False
-        self.malformed_frames = 0
-        self.waits: list[float] = []
-
-    def send(self, message: Up) -> None:
-        self.sent.append(message)
-
-    def drain(self) -> list[Down]:
-        verbs, self.verbs = self.verbs, []
-        return verbs
-
-    def wait(self, timeout_s: float) -> bool:
-        self.waits.append(timeout_s)
-        self._time.sleep(timeout_s)
-        return False
-
-    def sent_of(self, kind: type[_Kind]) -> list[_Kind]:
-        return [message for message in self.sent if isinstance(message, kind)]
-
-    def take(self) -> list[Up]:
-        """What was sent since the last call."""
-        sent, self.sent = self.sent, []
-        return sent
+from tests.support.worker.fake_channel import FakeChannel, VirtualTime
 
 
 class Bench:
@@ -62,7 +17,7 @@ class Bench:
     def __init__(
         self,
         *,
-        options: FakeEngineOptions = FakeEngineOptions(),  # noqa: B008  # frozen
+        options: FakeEngineOptions = FakeEngineOptions(),
         engine: type[FakeEngine] = FakeEngine,
         slots: int = 2,
         budget: int | None = None,
@@ -94,9 +49,9 @@ class Bench:
             self.time.clock,
         )
 
-    def turn(self, *verbs: Down) -> list[Up]:
-        """Go round once with these verbs; return what was sent but for heartbeats."""
-        self.channel.verbs.extend(verbs)
+    def turn(self, *commands: Down) -> list[Up]:
+        """Go round once with these commands; return what was sent but for heartbeats."""
+        self.channel.commands.extend(commands)
         assert self.loop.run_once() is None
         return [message for message in self.channel.take() if not isinstance(message, Heartbeat)]
 

@@ -6,16 +6,13 @@ from dataclasses import dataclass
 
 from mlx_dp.kvcache.prefix.cached_prefix import Save
 from mlx_dp.proto.capacity.ownership import OwnerCapacity, auxiliary_ratio
-from mlx_dp.proto.messages.protocol import (
-    Down,
-    FakeEngineOptions,
+from mlx_dp.proto.messages.commands import Down, FakeEngineOptions, Flush, Submit
+from mlx_dp.proto.messages.events import (
     Finished,
     FinishReason,
-    Flush,
     Preempted,
     Rejected,
     RejectReason,
-    Submit,
     Up,
 )
 from mlx_dp.proto.messages.sampling_params import SamplingParams
@@ -26,8 +23,8 @@ from mlx_dp.worker.heartbeat import HeartbeatSchedule
 from mlx_dp.worker.loop import WorkerLoop
 from mlx_dp.worker.scheduling.chunk_budget import ChunkBudget
 from mlx_dp.worker.scheduling.scheduler import Scheduler
+from tests.support.worker.fake_channel import FakeChannel, VirtualTime
 from tests.support.worker.fake_controller import FakeController, Request
-from tests.support.worker.worker_bench import FakeChannel, VirtualTime
 
 VOCAB_SIZE = 300
 CONTEXT_LENGTH = 400
@@ -176,7 +173,7 @@ class WorkerSimulation:
 
     def _say(self) -> None:
         if self.queue and self.rng.random() < 0.7:
-            self.wire.verbs.append(self.controller.grant(self.queue.popleft()))
+            self.wire.commands.append(self.controller.grant(self.queue.popleft()))
         if self.controller.open and self.rng.random() < self.setting.aborts:
             self._send(self.rng.choice(list(self.controller.open.values())).abort)
         if self.rng.random() < self.setting.flushes:
@@ -184,7 +181,7 @@ class WorkerSimulation:
 
     def _send(self, command: Down) -> None:
         self.controller.sent(command)
-        self.wire.verbs.append(command)
+        self.wire.commands.append(command)
 
     def _hear(self, message: Up) -> None:
         self.controller.heard(message)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from mlx_dp.proto.capacity.ownership import Limits, divide
 from mlx_dp.proto.capacity.parallel import resolve_topology
-from mlx_dp.proto.messages.protocol import EngineKind, Start
+from mlx_dp.proto.messages.commands import EngineKind, Start
 
 
 def mlx_start(

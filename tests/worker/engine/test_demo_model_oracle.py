@@ -12,14 +12,8 @@ from mlx_lm.utils import load_model
 from mlx_dp.proto.capacity.ownership import Limits, divide
 from mlx_dp.proto.capacity.parallel import resolve_topology
 from mlx_dp.proto.exit_codes import ExitCode
-from mlx_dp.proto.messages.protocol import (
-    Abort,
-    Down,
-    EngineKind,
-    FinishReason,
-    Start,
-    Submit,
-)
+from mlx_dp.proto.messages.commands import Abort, Down, EngineKind, Start, Submit
+from mlx_dp.proto.messages.events import FinishReason
 from mlx_dp.proto.messages.sampling_params import SamplingParams
 from mlx_dp.worker.startup import run_worker
 from tests.support.models.oracle import Ties, assert_greedy

@@ -5,7 +5,7 @@ from itertools import count
 
 import pytest
 
-from mlx_dp.proto.messages.protocol import FakeEngineOptions
+from mlx_dp.proto.messages.commands import FakeEngineOptions
 from mlx_dp.worker.contract.engine import Drawn, StepPlan
 from mlx_dp.worker.fake.engine import FakeEngine
 from tests.support.worker.worker_bench import Bench, submit

@@ -10,14 +10,15 @@ pytest.importorskip("mlx.core")
 import mlx.core as mx
 
 from mlx_dp.proto.capacity.ownership import OwnerCapacity
-from mlx_dp.proto.messages.protocol import Heartbeat, Prefilled, Up
+from mlx_dp.proto.messages.events import Heartbeat, Prefilled, Up
 from mlx_dp.worker.engine.mlx_engine import MlxEngine
 from mlx_dp.worker.heartbeat import HeartbeatSchedule
 from mlx_dp.worker.loop import WorkerLoop
 from mlx_dp.worker.scheduling.chunk_budget import ChunkBudget
 from mlx_dp.worker.scheduling.scheduler import Scheduler
 from tests.support.models.tiny_models import ARCHITECTURES
-from tests.support.worker.worker_bench import FakeChannel, VirtualTime, submit
+from tests.support.worker.fake_channel import FakeChannel, VirtualTime
+from tests.support.worker.worker_bench import submit
 from tests.support.worker.worker_starts import mlx_start
 
 pytestmark = pytest.mark.mlx
@@ -51,7 +52,7 @@ class Owner:
 
     def serve(self, number: int, prompt: tuple[int, ...]) -> int:
         """Run one request, and return the tokens that it had from the cache."""
-        self.channel.verbs.append(submit(number, prompt=prompt, max_tokens=2))
+        self.channel.commands.append(submit(number, prompt=prompt, max_tokens=2))
         sent: list[Up] = []
         while True:
             assert self.loop.run_once() is None

@@ -8,15 +8,8 @@ import pytest
 pytest.importorskip("mlx.core")
 
 from mlx_dp.proto.exit_codes import ExitCode
-from mlx_dp.proto.messages.protocol import (
-    Down,
-    Failed,
-    FailureKind,
-    FinishReason,
-    Start,
-    Submit,
-    Up,
-)
+from mlx_dp.proto.messages.commands import Down, Start, Submit
+from mlx_dp.proto.messages.events import Failed, FailureKind, FinishReason, Up
 from mlx_dp.proto.messages.sampling_params import SamplingParams
 from mlx_dp.worker.grammar.compiler import GrammarCompiler
 from mlx_dp.worker.sampling import sampler

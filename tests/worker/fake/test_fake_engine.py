@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from mlx_dp.proto.capacity.ownership import OwnerCapacity
-from mlx_dp.proto.messages.protocol import FakeEngineOptions
+from mlx_dp.proto.messages.commands import FakeEngineOptions
 from mlx_dp.proto.messages.sampling_params import SamplingParams
 from mlx_dp.worker.contract.engine import Engine, EngineRequest
 from mlx_dp.worker.fake.engine import FakeEngine

@@ -3,7 +3,7 @@
 import pytest
 
 from mlx_dp.kvcache.prefix.cached_prefix import CachedPrefix, Save, SegmentPart
-from mlx_dp.proto.messages.protocol import FakeEngineOptions
+from mlx_dp.proto.messages.commands import FakeEngineOptions
 from mlx_dp.worker.fake.engine import FakeEngine
 from mlx_dp.worker.fake.store import FakeStore
 

@@ -13,8 +13,9 @@ pytest.importorskip("mlx.core")
 from tokenizers import Tokenizer
 
 from mlx_dp.proto.exit_codes import ExitCode
+from mlx_dp.proto.messages.commands import Down, Start, Submit
+from mlx_dp.proto.messages.events import FinishReason, Preempted, Rejected
 from mlx_dp.proto.messages.grammar import Grammar
-from mlx_dp.proto.messages.protocol import Down, FinishReason, Preempted, Rejected, Start, Submit
 from mlx_dp.proto.messages.sampling_params import SamplingParams
 from mlx_dp.worker.startup import run_worker
 from tests.support.batches.grammar_answers import json_schema, lark, regex

@@ -9,7 +9,7 @@ pytest.importorskip("mlx.core")
 
 import mlx.core as mx
 
-from mlx_dp.proto.messages.pass_totals import PassTotals
+from mlx_dp.proto.messages.events import PassTotals
 from mlx_dp.worker.lockstep.lockstep import Lockstep
 
 pytestmark = pytest.mark.mlx

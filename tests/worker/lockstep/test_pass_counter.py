@@ -1,6 +1,6 @@
 """The passes of a rank, counted."""
 
-from mlx_dp.proto.messages.pass_totals import PassTotals
+from mlx_dp.proto.messages.events import PassTotals
 from mlx_dp.worker.lockstep.pass_counter import PassCounter
 
 

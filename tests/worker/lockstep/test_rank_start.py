@@ -8,21 +8,15 @@ import pytest
 
 from mlx_dp.proto.capacity.ownership import divide_prefill
 from mlx_dp.proto.exit_codes import ExitCode
+from mlx_dp.proto.messages.commands import Down, Shutdown, Start
+from mlx_dp.proto.messages.events import Heartbeat, Hello, Ready, WorkerPhase
 from mlx_dp.proto.messages.group import DistributedBackend, GroupPlace
-from mlx_dp.proto.messages.protocol import (
-    Down,
-    Heartbeat,
-    Hello,
-    Ready,
-    Shutdown,
-    Start,
-    WorkerPhase,
-)
 from mlx_dp.worker import startup
 from mlx_dp.worker.buffered_channel import BufferedChannel, ShutdownRequestedError
 from mlx_dp.worker.contract.engine import Engine
 from mlx_dp.worker.heartbeat import StartHeartbeats
-from tests.support.worker.worker_bench import FakeChannel, VirtualTime, submit
+from tests.support.worker.fake_channel import FakeChannel, VirtualTime
+from tests.support.worker.worker_bench import submit
 
 
 def group_of(size: int) -> GroupPlace:
@@ -72,18 +66,18 @@ def test_shutdown_ends_a_start_that_waits_for_a_peer(
 ) -> None:
     class Started(FakeChannel):
         def drain(self) -> list[Down]:
-            return [verbs.pop(0)] if verbs else []
+            return [commands.pop(0)] if commands else []
 
     def load(start: Start, beats: StartHeartbeats, clock: Callable[[], float]) -> Engine:
         beats.enter(WorkerPhase.FORMING)
-        verbs.append(Shutdown())
+        commands.append(Shutdown())
         beats.awaiting(1)
         raise AssertionError("it goes on")
 
-    verbs: list[Down] = []
+    commands: list[Down] = []
     monkeypatch.setattr(startup, "_load", load)
     channel = Started(VirtualTime())
-    verbs.append(start_message(*shares()))
+    commands.append(start_message(*shares()))
     assert startup.run_worker(channel, clock=lambda: 0.0) is ExitCode.OK
     assert [message.tag for message in channel.sent] == ["hello", "heartbeat"]
 
@@ -91,9 +85,9 @@ def test_shutdown_ends_a_start_that_waits_for_a_peer(
 def test_what_was_said_during_the_start_is_obeyed_afterwards() -> None:
     channel = FakeChannel(VirtualTime())
     held = BufferedChannel(channel)
-    channel.verbs = [submit(1)]
+    channel.commands = [submit(1)]
     StartHeartbeats(held, 1.0, lambda: 0.0).awaiting(1)
-    assert [verb.tag for verb in held.drain()] == ["submit"]
-    channel.verbs = [Shutdown()]
+    assert [command.tag for command in held.drain()] == ["submit"]
+    channel.commands = [Shutdown()]
     with pytest.raises(ShutdownRequestedError):
         StartHeartbeats(held, 1.0, lambda: 0.0).awaiting(1)

@@ -12,7 +12,7 @@ import mlx.core as mx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlx_dp.proto.messages.protocol import TokenLogprob
+from mlx_dp.proto.messages.events import TokenLogprob
 from mlx_dp.proto.messages.sampling_params import SamplingParams
 from mlx_dp.worker.contract.engine import EngineRequest
 from mlx_dp.worker.sampling.sampler import SampledStep, Sampler

@@ -1,6 +1,6 @@
 """When memory runs short: the prefix cache first, then the youngest, and the last one never."""
 
-from mlx_dp.proto.messages.protocol import (
+from mlx_dp.proto.messages.events import (
     Finished,
     Preempted,
     Prefilled,

@@ -4,14 +4,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from mlx_dp.proto.capacity.ownership import OwnerCapacity
 from mlx_dp.proto.capacity.request_limits import NEXT_ANSWER_TOKENS
-from mlx_dp.proto.messages.protocol import (
-    Abort,
-    FakeEngineOptions,
+from mlx_dp.proto.messages.commands import Abort, FakeEngineOptions, Submit
+from mlx_dp.proto.messages.events import (
     Finished,
     FinishReason,
     Rejected,
     RejectReason,
-    Submit,
     TokenLogprob,
 )
 from mlx_dp.proto.messages.sampling_params import SamplingParams

@@ -5,18 +5,8 @@ from collections.abc import Iterable
 import pytest
 
 from mlx_dp.kvcache.prefix.cached_prefix import Save
-from mlx_dp.proto.messages.protocol import (
-    Abort,
-    FakeEngineOptions,
-    Finished,
-    Flush,
-    Flushed,
-    Heartbeat,
-    Prefilled,
-    Submit,
-    Tokens,
-    Up,
-)
+from mlx_dp.proto.messages.commands import Abort, FakeEngineOptions, Flush, Submit
+from mlx_dp.proto.messages.events import Finished, Flushed, Heartbeat, Prefilled, Tokens, Up
 from mlx_dp.worker.contract.engine import Drawn, PrefillChunk, StepPlan
 from mlx_dp.worker.fake.engine import FakeEngine
 from tests.support.worker.worker_bench import Bench, submit
@@ -55,9 +45,9 @@ def watched(options: FakeEngineOptions = DENSE, **given: object) -> tuple[Bench,
     return bench, bench.engine
 
 
-def run(bench: Bench, *verbs: Submit) -> list[Up]:
+def run(bench: Bench, *commands: Submit) -> list[Up]:
     """Everything that is sent until these have ended."""
-    sent = bench.turn(*verbs)
+    sent = bench.turn(*commands)
     for _ in range(500):
         if not len(bench.scheduler.requests):
             return sent

@@ -141,7 +141,8 @@ def _wrap_send(wrapper: Callable[[Callable[[Any, Any], None], Any, Any], None]) 
 
 
 def _die_of_poison() -> None:
-    from mlx_dp.proto.messages.protocol import Accepted, Down, Submit
+    from mlx_dp.proto.messages.commands import Down, Submit
+    from mlx_dp.proto.messages.events import Accepted
     from mlx_dp.proto.wire.worker_channel import WorkerChannel
 
     poison: set[int] = set()

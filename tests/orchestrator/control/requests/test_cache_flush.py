@@ -1,14 +1,14 @@
 """A flush reaches every ready owner, and one result comes back from each."""
 
 from mlx_dp.orchestrator.api import FlushOutcome, OwnerFlush
-from mlx_dp.proto.messages.protocol import Flushed
+from mlx_dp.proto.messages.events import Flushed
 from tests.support.control.control_world import World, serve_options
 from tests.support.control.fake_worker import generation
 
 
 def answered(owner: int, num_tokens: int = 0) -> OwnerFlush:
     return OwnerFlush(
-        owner=owner,
+        dp_rank=owner,
         outcome=FlushOutcome.FLUSHED,
         num_tokens=num_tokens,
         nbytes=2 * num_tokens,

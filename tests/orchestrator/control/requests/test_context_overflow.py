@@ -7,7 +7,7 @@ from mlx_dp.orchestrator.control.limits import ControlLimits
 from mlx_dp.orchestrator.control.workers.supervisor import SupervisorLimits
 from mlx_dp.orchestrator.options import QueueOptions
 from mlx_dp.orchestrator.restart_budget import RestartLimits
-from mlx_dp.proto.messages.protocol import FinishReason
+from mlx_dp.proto.messages.events import FinishReason
 from tests.support.control.control_world import Reader, World, serve_options
 from tests.support.control.fake_worker import expected, generation, ready
 
@@ -68,20 +68,20 @@ def test_an_answer_that_one_owner_can_hold_whole_is_not_cut_for_another() -> Non
     readers = [submit(world, (1, 2, 3), 30) for _ in range(3)]
     world.turn(120)
     assert [len(reader.read().ids) for reader in readers] == [30] * 3
-    assert {grant.owner for reader in readers for grant in reader.grants} == {1}
+    assert {grant.dp_rank for reader in readers for grant in reader.grants} == {1}
 
 
 def test_a_replay_ends_where_the_answer_would_have() -> None:
     world = world_of(20, 20).bring_up()
     reader = submit(world, (1, 2, 3), 500)
     world.turn(5)
-    first = reader.read().grants[0].owner
+    first = reader.read().grants[0].dp_rank
     world.worker(first).die(-9)
     world.pass_time(0.1)
     world.turn(40)
     assert reader.read().ended == LENGTH
     assert reader.ids == expected(generation(), 18)
-    assert [grant.owner for grant in reader.grants] == [first, 1 - first]
+    assert [grant.dp_rank for grant in reader.grants] == [first, 1 - first]
 
 
 def test_a_replay_waits_for_the_owner_that_can_hold_all_of_it() -> None:
@@ -136,7 +136,7 @@ def test_an_answer_that_a_larger_owner_takes_is_no_longer_than_was_asked() -> No
     world.settle()
     world.turn(60)
     assert all(each.read().ended == LENGTH for each in busy)
-    assert [grant.owner for grant in waiting.read().grants] == [1]
+    assert [grant.dp_rank for grant in waiting.read().grants] == [1]
     assert (waiting.ended, len(waiting.ids)) == (LENGTH, 50)
 
 

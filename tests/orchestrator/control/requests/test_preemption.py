@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from mlx_dp.orchestrator.api import Generation
-from mlx_dp.orchestrator.control.routing.rank import Owner
+from mlx_dp.orchestrator.control.state.owner import Owner
 from mlx_dp.proto.capacity.request_limits import NEXT_ANSWER_TOKENS, reserved_tokens
-from mlx_dp.proto.messages.protocol import FinishReason
+from mlx_dp.proto.messages.events import FinishReason
 from tests.support.control.control_world import Reader, World, serve_options
 from tests.support.control.fake_worker import expected, generation, ready
 
@@ -37,7 +37,7 @@ def test_a_preempted_request_goes_on_without_a_seam_and_starts_once() -> None:
     assert reader.read().ids == expected(generation(), 9)
     assert reader.ended is not None
     assert reader.ended.reason is FinishReason.LENGTH
-    assert [grant.owner for grant in reader.grants] == [0, 1]
+    assert [grant.dp_rank for grant in reader.grants] == [0, 1]
     assert len(reader.starts) == 1
     counters = world.core.counters
     assert counters.preempted_by_owner == {0: 1}
@@ -108,7 +108,7 @@ def test_it_does_not_bounce_at_once_to_the_owner_that_gave_it_up() -> None:
     world.turn(2)
     assert not other.read().grants
     world.pass_time(0.6)
-    assert [grant.owner for grant in young.read().grants] == [0, 0]
+    assert [grant.dp_rank for grant in young.read().grants] == [0, 0]
     assert other.read().grants
 
 

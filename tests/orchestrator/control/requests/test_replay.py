@@ -4,12 +4,13 @@ import pytest
 
 from mlx_dp.orchestrator.api import Ended
 from mlx_dp.orchestrator.control.requests.replay import count_loss, find_sole_suspect
-from mlx_dp.orchestrator.control.routing.rank import Owner, RankTable, terms
 from mlx_dp.orchestrator.control.state.grant import Grant
+from mlx_dp.orchestrator.control.state.owner import Owner, terms
+from mlx_dp.orchestrator.control.state.rank_table import RankTable
 from mlx_dp.orchestrator.control.state.request_entry import RequestEntry
 from mlx_dp.orchestrator.control.workers.actions import Loss
 from mlx_dp.orchestrator.worker_states import LossKind
-from mlx_dp.proto.messages.protocol import FinishReason
+from mlx_dp.proto.messages.events import FinishReason
 from tests.support.control.control_world import request_table
 from tests.support.control.fake_worker import generation, ready
 

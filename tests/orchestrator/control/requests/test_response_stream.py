@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from mlx_dp.orchestrator.api import Ended, Granted, NewTokens
-from mlx_dp.orchestrator.control.awaitable_predicates import AwaitablePredicates
 from mlx_dp.orchestrator.control.requests.response_stream import BufferedStream
-from mlx_dp.proto.messages.protocol import FinishReason, TokenLogprob
+from mlx_dp.proto.messages.events import FinishReason, TokenLogprob
 
-GRANTED = Granted(owner=0, reason="round_robin")
+GRANTED = Granted(dp_rank=0, reason="round_robin")
 ENDED = Ended(reason=FinishReason.STOP)
 
 
@@ -104,19 +103,3 @@ def test_cancelling_an_answer_that_has_ended_tells_nobody() -> None:
     made.cancel()
     made.complete()
     assert left.calls == [("cancel", 7), ("complete", 7)]
-
-
-def test_conditions_wake_who_waits_for_what_is_the_case() -> None:
-    async def run() -> tuple[bool, bool, bool]:
-        predicates = AwaitablePredicates()
-        facts: set[str] = set()
-        waiter = asyncio.create_task(predicates.wait(lambda: "done" in facts))
-        await asyncio.sleep(0)
-        predicates.wake()
-        await asyncio.sleep(0)
-        early = waiter.done()
-        facts.add("done")
-        predicates.wake()
-        return early, await waiter, await predicates.wait(lambda: False, 0.001)
-
-    assert asyncio.run(run()) == (False, True, False)

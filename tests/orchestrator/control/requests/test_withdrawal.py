@@ -2,7 +2,7 @@
 
 import pytest
 
-from mlx_dp.proto.messages.protocol import FinishReason
+from mlx_dp.proto.messages.events import FinishReason
 from tests.support.control.control_world import Reader, World, serve_options
 from tests.support.control.fake_worker import expected, generation
 
@@ -24,9 +24,9 @@ def test_a_request_moves_on_when_its_owner_does_not_take_it_in_time() -> None:
     world = stuck_world()
     reader = submit(world)
     world.pass_time(9.9)
-    assert [grant.owner for grant in reader.read().grants] == [0]
+    assert [grant.dp_rank for grant in reader.read().grants] == [0]
     world.pass_time(0.3)
-    assert [grant.owner for grant in reader.read().grants] == [0, 1]
+    assert [grant.dp_rank for grant in reader.read().grants] == [0, 1]
     assert world.worker(0).alive
     assert world.core.counters.grants_withdrawn == 1
     world.turn(30)
@@ -75,9 +75,9 @@ def test_it_is_not_given_back_to_the_owner_that_still_holds_it() -> None:
     world.worker(0).beat()
     world.core.on_arrival()
     world.pass_time(0.1)
-    assert [grant.owner for grant in reader.read().grants] == [0, 1]
+    assert [grant.dp_rank for grant in reader.read().grants] == [0, 1]
     world.turn(1)
-    assert [grant.owner for grant in reader.read().grants] == [0, 1, 0]
+    assert [grant.dp_rank for grant in reader.read().grants] == [0, 1, 0]
 
 
 def test_the_owner_may_be_lost_while_it_holds_a_withdrawn_grant() -> None:
@@ -102,7 +102,7 @@ def test_it_stays_where_nobody_else_could_have_it(why: str) -> None:
     for _ in range(20):
         world.turn()
         world.pass_time(1.0)
-    assert [grant.owner for grant in reader.read().grants] == [0]
+    assert [grant.dp_rank for grant in reader.read().grants] == [0]
     assert world.core.counters.grants_withdrawn == 0
 
 

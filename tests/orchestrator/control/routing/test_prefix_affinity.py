@@ -38,7 +38,7 @@ def ask(world: World, prompt: tuple[int, ...], max_tokens: int = 2, **wanted) ->
 
 def granted(reader: Reader) -> tuple[int, str]:
     (grant,) = reader.read().grants
-    return grant.owner, grant.reason
+    return grant.dp_rank, grant.reason
 
 
 def served(world: World, prompt: tuple[int, ...], **wanted) -> tuple[int, str]:
@@ -191,7 +191,7 @@ def test_a_popular_prefix_floods_no_owner_and_starves_none(owners: int, prefix_t
     load.run(60, owners)
     # By at most what the prefix is worth, in requests, and the difference of own tokens.
     assert load.widest <= prefix_tokens / REQUEST_TOKENS + 2
-    served_by = [sum(grant.owner == owner for grant in load.grants) for owner in range(owners)]
+    served_by = [sum(grant.dp_rank == owner for grant in load.grants) for owner in range(owners)]
     assert min(served_by) > 0.7 * len(load.grants) / owners, served_by
     # Each owner computes the prefix once, and nearly all find it.
     cold = sum(grant.reason != HIT for grant in load.grants)

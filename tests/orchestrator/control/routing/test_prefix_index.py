@@ -58,7 +58,7 @@ def test_an_owner_holds_what_it_was_given_up_to_where_prompts_part() -> None:
     assert index.held_tokens(0, keys_of(blocks(1, 2, 9))) == 2 * BLOCK_TOKENS
     assert index.held_tokens(0, keys_of(blocks(9, 2, 3))) == 0
     assert index.held_tokens(1, keys_of(blocks(1))) == 0
-    assert list(index.owners()) == [0]
+    assert list(index.dp_ranks()) == [0]
 
 
 def test_what_was_used_last_stays() -> None:
@@ -73,8 +73,8 @@ def test_what_was_used_last_stays() -> None:
 
 def test_an_owner_that_is_forgotten_holds_nothing_and_others_keep_theirs() -> None:
     index = PrefixIndex()
-    for owner in (0, 1):
-        index.add_blocks(owner, keys_of(blocks(1)), FEW)
+    for dp_rank in (0, 1):
+        index.add_blocks(dp_rank, keys_of(blocks(1)), FEW)
     index.forget_owner(0)
     index.forget_owner(7)
     assert index.held_tokens(0, keys_of(blocks(1))) == 0
@@ -91,33 +91,33 @@ class IndexMachine(RuleBasedStateMachine):
 
     prompts = st.lists(st.integers(0, 2), max_size=FEW + 3)
 
-    @rule(owner=st.integers(0, 1), prompt=prompts, salt=st.sampled_from(("", "s")))
-    def hold(self, owner: int, prompt: list[int], salt: str) -> None:
+    @rule(dp_rank=st.integers(0, 1), prompt=prompts, salt=st.sampled_from(("", "s")))
+    def hold(self, dp_rank: int, prompt: list[int], salt: str) -> None:
         keys = keys_of(blocks(*prompt), salt)
-        self.index.add_blocks(owner, keys, FEW)
+        self.index.add_blocks(dp_rank, keys, FEW)
         new = keys[::-1]
-        kept = [key for key in self.used[owner] if key not in new]
-        self.used[owner] = (kept + new)[-FEW:]
+        kept = [key for key in self.used[dp_rank] if key not in new]
+        self.used[dp_rank] = (kept + new)[-FEW:]
 
-    @rule(owner=st.integers(0, 1))
-    def forget_owner(self, owner: int) -> None:
-        self.index.forget_owner(owner)
-        self.used[owner] = []
+    @rule(dp_rank=st.integers(0, 1))
+    def forget_owner(self, dp_rank: int) -> None:
+        self.index.forget_owner(dp_rank)
+        self.used[dp_rank] = []
 
-    @rule(owner=st.integers(0, 1), prompt=prompts)
-    def look_up(self, owner: int, prompt: list[int]) -> None:
+    @rule(dp_rank=st.integers(0, 1), prompt=prompts)
+    def look_up(self, dp_rank: int, prompt: list[int]) -> None:
         keys = keys_of(blocks(*prompt))
         held = 0
-        while held < len(keys) and keys[held] in self.used[owner]:
+        while held < len(keys) and keys[held] in self.used[dp_rank]:
             held += 1
-        assert self.index.held_tokens(owner, keys) == held * BLOCK_TOKENS
+        assert self.index.held_tokens(dp_rank, keys) == held * BLOCK_TOKENS
         # No gaps: what comes after the first block that is missing is missing too.
-        assert not set(keys[held:]) & set(self.used[owner])
+        assert not set(keys[held:]) & set(self.used[dp_rank])
 
     @invariant()
     def is_bounded(self) -> None:
-        for owner, used in self.used.items():
-            assert self.index.num_blocks(owner) == len(used) <= FEW
+        for dp_rank, used in self.used.items():
+            assert self.index.num_blocks(dp_rank) == len(used) <= FEW
 
 
 TestIndexMachine = IndexMachine.TestCase

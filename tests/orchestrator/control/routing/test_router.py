@@ -12,17 +12,15 @@ from mlx_dp.orchestrator.control.routing.policies import (
     PolicyRow,
     routing_reasons,
 )
-from mlx_dp.orchestrator.control.routing.rank import Owner, RankTable
 from mlx_dp.orchestrator.control.routing.router import Router
 from mlx_dp.orchestrator.control.state.grant import Grant
+from mlx_dp.orchestrator.control.state.owner import Hold, Owner
+from mlx_dp.orchestrator.control.state.rank_table import RankTable
 from mlx_dp.orchestrator.control.state.request_entry import RequestEntry
 from mlx_dp.orchestrator.control.state.request_table import RequestTable
 from mlx_dp.proto.errors import ConfigError
 from tests.support.control.control_world import request_table
 from tests.support.control.fake_worker import generation, ready
-
-FLAGS = ("closed", "suspicious", "congested", "short_of_memory")
-"""With any of them, an owner takes nothing."""
 
 
 def ranks_of(*readies, ahead: int = 0) -> RankTable:
@@ -43,14 +41,14 @@ def send(
     choice = router.choose(tuple(ranks.owners()), entry)
     if choice is None:
         return None
-    table.grant(entry, choice.owner.index, choice.terms.max_tokens, 0.0)
+    table.grant(entry, choice.owner.dp_rank, choice.terms.max_tokens, 0.0)
     return choice.owner, choice.owner.grant(entry, choice.terms, 0.0)
 
 
 def chosen(router: Router, ranks: RankTable, times: int, **wanted) -> list[int | None]:
     table = request_table()
     grants = [send(router, ranks, table, **wanted) for _ in range(times)]
-    return [None if each is None else each[0].index for each in grants]
+    return [None if each is None else each[0].dp_rank for each in grants]
 
 
 def test_an_unknown_policy_is_refused_by_name() -> None:
@@ -71,10 +69,10 @@ def test_full_owners_are_passed_over_and_none_is_left_means_wait(policy: str) ->
 
 
 @pytest.mark.parametrize("policy", METHODS)
-@pytest.mark.parametrize("flag", FLAGS)
-def test_owners_that_take_nothing_are_passed_over(policy: str, flag: str) -> None:
+@pytest.mark.parametrize("hold", Hold)
+def test_owners_that_take_nothing_are_passed_over(policy: str, hold: Hold) -> None:
     ranks = ranks_of(ready(), ready())
-    setattr(ranks.get(0), flag, True)
+    ranks.get(0).holds.add(hold)
     assert chosen(router_of(policy), ranks, 3) == [1, 1, None]
 
 
@@ -91,7 +89,7 @@ def test_total_requests_counts_requests_and_total_tokens_counts_tokens() -> None
         assert send(router, ranks, table, prompt=(1,)) is not None
         found = send(router, ranks, table, prompt=(1,))
         assert found is not None
-        assert found[0].index == expected, policy
+        assert found[0].dp_rank == expected, policy
 
 
 def test_tokens_are_charged_as_they_come() -> None:
@@ -138,7 +136,7 @@ def test_owners_to_avoid_are_kept_free() -> None:
     router = router_of("round_robin")
     choice = router.choose(tuple(ranks.owners()), entry, avoid=frozenset({0}))
     assert choice is not None
-    assert choice.owner.index == 1
+    assert choice.owner.dp_rank == 1
 
 
 def test_an_owner_may_be_granted_ahead_of_its_slots() -> None:
@@ -184,7 +182,7 @@ def test_a_new_policy_is_one_row_of_the_table_with_random_numbers_of_its_own(
             self.held: set[int] = set()
 
         def best(self, owners: Sequence[Owner], entry: RequestEntry) -> Sequence[Owner]:
-            return [self.rng.choice([each for each in owners if each.index not in self.held])]
+            return [self.rng.choice([each for each in owners if each.dp_rank not in self.held])]
 
         def reason(self, owner: Owner, entry: RequestEntry) -> str:
             return "fickle"
@@ -193,7 +191,7 @@ def test_a_new_policy_is_one_row_of_the_table_with_random_numbers_of_its_own(
             return 0
 
         def note_held(self, owner: Owner, entry: RequestEntry) -> None:
-            self.held.add(owner.index)
+            self.held.add(owner.dp_rank)
 
         def forget_owner(self, index: int) -> None:
             self.held.discard(index)
@@ -208,9 +206,9 @@ def test_a_new_policy_is_one_row_of_the_table_with_random_numbers_of_its_own(
         assert placement is not None
         assert placement.reason == "fickle"
         made.note_held(placement.owner, entry)
-        chosen_ones.append(placement.owner.index)
+        chosen_ones.append(placement.owner.dp_rank)
     assert sorted(chosen_ones) == [0, 1, 2]
     made.forget_owner(1)
     placement = made.choose(tuple(ranks.owners()), entry)
-    assert placement is not None and placement.owner.index == 1
+    assert placement is not None and placement.owner.dp_rank == 1
     assert policies.routing_reasons("fickle") == (EXPLICIT_RANK, "fickle")

@@ -16,17 +16,16 @@ from hypothesis.stateful import (
 
 from mlx_dp.orchestrator.api import Ended
 from mlx_dp.orchestrator.control.routing.policies import METHODS
-from mlx_dp.orchestrator.control.routing.rank import Owner, RankTable
 from mlx_dp.orchestrator.control.routing.router import Router
 from mlx_dp.orchestrator.control.state.grant import Grant
+from mlx_dp.orchestrator.control.state.owner import Hold, Owner
+from mlx_dp.orchestrator.control.state.rank_table import RankTable
 from mlx_dp.orchestrator.control.state.request_entry import RequestEntry
 from mlx_dp.proto.capacity.request_limits import next_tokens
-from mlx_dp.proto.messages.protocol import FinishReason
+from mlx_dp.proto.messages.events import FinishReason
 from tests.support.control.control_world import request_table
 from tests.support.control.fake_worker import generation, ready
 
-FLAGS = ("closed", "suspicious", "congested", "short_of_memory")
-"""With any of them, an owner takes nothing."""
 LOADS = {
     "total_requests": len,
     "total_tokens": lambda grants: (sum(grant.held_tokens for grant in grants), len(grants)),
@@ -58,20 +57,20 @@ class BookMachine(RuleBasedStateMachine):
     def come(self, index: int) -> None:
         self.ranks.add(index, f"w{index}-0", self.readies[index], 0.0)
 
-    @rule(index=st.integers(0, 2), flag=st.sampled_from((None, *FLAGS)))
-    def disturb(self, index: int, flag: str | None) -> None:
+    @rule(index=st.integers(0, 2), hold=st.sampled_from((None, *Hold)))
+    def disturb(self, index: int, hold: Hold | None) -> None:
         """Come or go, or begin or end to take nothing."""
         owner = self.ranks.get(index)
         if owner is None:
             self.come(index)
-        elif flag is None:
+        elif hold is None:
             self.go(index)
         else:
-            setattr(owner, flag, not getattr(owner, flag))
+            owner.holds ^= {hold}
 
     def go(self, index: int) -> None:
         lost = self.ranks.remove(index)
-        mine = {each for each, (owner, _, _) in self.held.items() if owner.index == index}
+        mine = {each for each, (owner, _, _) in self.held.items() if owner.dp_rank == index}
         assert {grant.request_id for grant in lost} == mine
         for request_id in mine:
             del self.held[request_id]
@@ -96,9 +95,9 @@ class BookMachine(RuleBasedStateMachine):
         assert choice.owner in able, choice
         if rank is None and self.method in LOADS:
             load = LOADS[self.method]
-            loads = {owner.index: load(self.held_of(owner)) for owner in able}
-            assert loads[choice.owner.index] == min(loads.values()), (choice, loads)
-        self.table.grant(entry, choice.owner.index, choice.terms.max_tokens, 0.0)
+            loads = {owner.dp_rank: load(self.held_of(owner)) for owner in able}
+            assert loads[choice.owner.dp_rank] == min(loads.values()), (choice, loads)
+        self.table.grant(entry, choice.owner.dp_rank, choice.terms.max_tokens, 0.0)
         grant = choice.owner.grant(entry, choice.terms, 0.0)
         self.held[entry.request_id] = (choice.owner, grant, entry)
 
@@ -107,8 +106,8 @@ class BookMachine(RuleBasedStateMachine):
         return [
             owner
             for owner in self.ranks.owners()
-            if rank in (None, owner.index)
-            and not any(getattr(owner, flag) for flag in FLAGS)
+            if rank in (None, owner.dp_rank)
+            and not owner.holds
             and self.fits(owner, prompt, max_tokens)
         ]
 

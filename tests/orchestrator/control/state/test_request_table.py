@@ -14,7 +14,7 @@ from mlx_dp.orchestrator.control.state.request_table import NEXT, RequestTable
 from mlx_dp.orchestrator.control.state.transitions import IllegalStepError
 from mlx_dp.orchestrator.options import QueueOptions
 from mlx_dp.proto.errors import ProtocolError
-from mlx_dp.proto.messages.protocol import FinishReason
+from mlx_dp.proto.messages.events import FinishReason
 from tests.support.control.control_world import request_table
 from tests.support.control.fake_worker import generation
 
@@ -95,9 +95,9 @@ def test_each_grant_has_its_own_epoch() -> None:
     assert entry.epoch == 1
     table.requeue(entry, 1.0)
     assert entry.epoch == 1
-    assert entry.owner is None
+    assert entry.dp_rank is None
     table.grant(entry, 1, 10, 2.0)
-    assert (entry.epoch, entry.owner, entry.last_owner) == (2, 1, 1)
+    assert (entry.epoch, entry.dp_rank, entry.last_dp_rank) == (2, 1, 1)
     assert entry.granted_at == 1.0
 
 

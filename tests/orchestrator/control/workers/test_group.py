@@ -7,7 +7,7 @@ import pytest
 from mlx_dp.orchestrator.api import ServiceStatus, WorkerStatus
 from mlx_dp.orchestrator.control.workers.actions import RemoveOwner
 from mlx_dp.proto.exit_codes import ExitCode
-from mlx_dp.proto.messages.protocol import FailureKind, WorkerPhase
+from mlx_dp.proto.messages.events import FailureKind, WorkerPhase
 from tests.support.control.control_world import Reader, World, serve_options
 from tests.support.control.fake_worker import FakeWorker, expected, generation
 

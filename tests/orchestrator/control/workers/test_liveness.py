@@ -2,7 +2,7 @@
 
 import pytest
 
-from mlx_dp.orchestrator.control.routing.heartbeats import Heartbeats
+from mlx_dp.orchestrator.control.state.heartbeats import Heartbeats
 from mlx_dp.orchestrator.control.workers.liveness import (
     LivenessLimits,
     LivenessVerdict,
@@ -11,7 +11,7 @@ from mlx_dp.orchestrator.control.workers.liveness import (
     judge,
     step_allowance_s,
 )
-from mlx_dp.proto.messages.protocol import Heartbeat, WorkerPhase
+from mlx_dp.proto.messages.events import Heartbeat, WorkerPhase
 
 LIMITS = LivenessLimits()
 

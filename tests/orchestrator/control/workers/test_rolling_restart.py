@@ -6,7 +6,8 @@ from mlx_dp.orchestrator.api import RETRY_ABSENT_S, OverloadedError, ServiceStat
 from mlx_dp.orchestrator.control.limits import ControlLimits
 from mlx_dp.orchestrator.options import QueueOptions, ServeOptions
 from mlx_dp.orchestrator.worker_states import RestartRefusedError
-from mlx_dp.proto.messages.protocol import FailureKind, FinishReason, Submit
+from mlx_dp.proto.messages.commands import Submit
+from mlx_dp.proto.messages.events import FailureKind, FinishReason
 from tests.support.control.control_world import Reader, World, serve_options
 from tests.support.control.fake_worker import expected, generation
 
@@ -46,7 +47,7 @@ def test_the_requests_of_a_worker_go_on_elsewhere_and_it_is_replaced() -> None:
     assert world.workers[0].draining
     assert not world.workers[0].alive
     assert world.workers[0].signals == []
-    assert {reader.read().grants[-1].owner for reader in readers} == {1}
+    assert {reader.read().grants[-1].dp_rank for reader in readers} == {1}
     roll(world, 3.0)
     assert pids(world) == [before[0] + 2, before[1]]
     assert not world.core.restarts.under_way
@@ -106,7 +107,7 @@ def test_one_that_is_alone_finishes_what_it_can_before_it_goes() -> None:
     waiting = submit(world, 1)
     roll(world, 1.5)
     ends_whole(reader, 0, 20)
-    assert [grant.owner for grant in reader.grants] == [0]
+    assert [grant.dp_rank for grant in reader.grants] == [0]
     roll(world, 6.0)
     ends_whole(waiting, 1)
     assert len(world.workers) == 2
@@ -159,7 +160,7 @@ def test_what_may_only_go_to_one_that_is_replaced_waits_for_its_successor() -> N
     world.worker(1).become_ready()
     roll(world, 3.0)
     ends_whole(pinned, 0, 8)
-    assert [grant.owner for grant in pinned.grants] == [1]
+    assert [grant.dp_rank for grant in pinned.grants] == [1]
 
 
 def test_the_wait_for_a_successor_is_bounded_in_number_and_in_time() -> None:
@@ -244,7 +245,7 @@ def test_what_outlasts_the_bound_waits_for_the_successor() -> None:
     assert world.workers[0].alive
     roll(world, 8.0)
     ends_whole(reader, 0, 60)
-    assert [grant.owner for grant in reader.grants] == [0, 0]
+    assert [grant.dp_rank for grant in reader.grants] == [0, 0]
     assert len(world.workers) == 2
 
 

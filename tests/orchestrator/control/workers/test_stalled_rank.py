@@ -2,7 +2,7 @@
 
 import pytest
 
-from mlx_dp.orchestrator.control.routing.heartbeats import Heartbeats
+from mlx_dp.orchestrator.control.state.heartbeats import Heartbeats
 from mlx_dp.orchestrator.control.workers.liveness import LivenessLimits
 from mlx_dp.orchestrator.control.workers.stalled_rank import stalled_rank
 from tests.support.control.heartbeats import heartbeat

@@ -26,7 +26,7 @@ from mlx_dp.orchestrator.worker_states import LossKind
 from mlx_dp.proto.capacity.parallel import ReplicaMode
 from mlx_dp.proto.errors import ProtocolError
 from mlx_dp.proto.exit_codes import ExitCode
-from mlx_dp.proto.messages.protocol import Failed, FailureKind
+from mlx_dp.proto.messages.events import Failed, FailureKind
 
 HUNG = Loss(kind=LossKind.HUNG, detail="no step")
 BROKEN = Loss(kind=LossKind.PROTOCOL, detail="junk")
@@ -109,7 +109,7 @@ def test_starts_are_staged_and_each_has_its_own_identity() -> None:
     assert second.identity.partition("-")[2] != first.identity.partition("-")[2]
 
 
-def test_facts_out_of_turn_are_protocol_errors() -> None:
+def test_events_out_of_turn_are_protocol_errors() -> None:
     made = supervisor()
     made.start(0.0)
     with pytest.raises(ProtocolError, match="ready while starting"):

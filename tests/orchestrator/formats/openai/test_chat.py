@@ -15,8 +15,7 @@ from mlx_dp.orchestrator.options import HttpOptions
 from mlx_dp.orchestrator.text.chat.chat_template import LIMIT_S, ChatTemplateTimeoutError
 from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
 from mlx_dp.orchestrator.text.text_model import Chat, RenderedChat
-from mlx_dp.proto.messages.protocol import FinishReason
-from mlx_dp.proto.messages.token_chunk import TokenLogprob
+from mlx_dp.proto.messages.events import FinishReason, TokenLogprob
 from tests.support.http.http_calls import CHAT, HI, call, chat, error, events
 from tests.support.http.scripted_service import OPTIONS, ScriptedService, granted, says
 

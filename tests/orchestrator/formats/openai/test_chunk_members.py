@@ -10,8 +10,7 @@ import pytest
 
 from mlx_dp.orchestrator.api import Ended, NewTokens
 from mlx_dp.orchestrator.options import HttpOptions
-from mlx_dp.proto.messages.protocol import FinishReason
-from mlx_dp.proto.messages.token_chunk import TokenLogprob
+from mlx_dp.proto.messages.events import FinishReason, TokenLogprob
 from tests.support.http.http_calls import HI, call, chat, complete, events
 from tests.support.http.scripted_service import ScriptedService, granted, says
 from tests.support.http.served_app import served

@@ -7,8 +7,7 @@ import pytest
 from mlx_dp.orchestrator.api import Ended, NewTokens, Started
 from mlx_dp.orchestrator.http.preparation.prompt_views import INLINE_TOKENS
 from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
-from mlx_dp.proto.messages.protocol import FinishReason
-from mlx_dp.proto.messages.token_chunk import TokenLogprob
+from mlx_dp.proto.messages.events import FinishReason, TokenLogprob
 from tests.support.http.http_calls import COMPLETIONS, call, complete, error, events
 from tests.support.http.scripted_service import ScriptedService, granted, says
 

@@ -10,7 +10,7 @@ import pytest
 from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
 from mlx_dp.proto.capacity.request_limits import AdmissionLimits
 from mlx_dp.proto.fields import MAX_REQUEST_TOKENS
-from mlx_dp.proto.messages.protocol import FinishReason
+from mlx_dp.proto.messages.events import FinishReason
 from tests.support.http.http_calls import CHAT, COMPLETIONS, call, chat, complete, error
 from tests.support.http.scripted_service import OPTIONS, ScriptedService, says
 

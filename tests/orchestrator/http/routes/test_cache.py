@@ -33,7 +33,7 @@ def test_an_owner_that_was_asked_and_did_not_answer_makes_it_a_503(
     outcome: FlushOutcome, status: int
 ) -> None:
     service = ScriptedService()
-    service.flushes = (service.flushes[0], OwnerFlush(owner=1, outcome=outcome))
+    service.flushes = (service.flushes[0], OwnerFlush(dp_rank=1, outcome=outcome))
     response = call(service, "POST", "/flush_cache")
     assert response.status_code == status
     assert ("retry-after" in response.headers) == (status == 503)

@@ -15,7 +15,7 @@ from mlx_dp.orchestrator.api import (
     WorkerStatus,
 )
 from mlx_dp.orchestrator.options import HttpOptions
-from mlx_dp.proto.messages.protocol import FinishReason
+from mlx_dp.proto.messages.events import FinishReason
 from tests.support.control.owner_states import LOADING
 from tests.support.http.http_calls import call, error
 from tests.support.http.scripted_service import STATE, ScriptedService, granted, says
@@ -25,7 +25,7 @@ PATH = "/health_generate"
 
 def owners(*status: WorkerStatus) -> tuple[OwnerState, ...]:
     return tuple(
-        replace(STATE.owners[0], owner=rank, status=each) for rank, each in enumerate(status)
+        replace(STATE.owners[0], dp_rank=rank, status=each) for rank, each in enumerate(status)
     )
 
 
@@ -53,7 +53,7 @@ def breaks(*ranks: int) -> ScriptedService:
 
 
 def test_every_ready_owner_is_asked_for_one_token() -> None:
-    service = ScriptedService(owners=(*STATE.owners, replace(LOADING, owner=2)))
+    service = ScriptedService(owners=(*STATE.owners, replace(LOADING, dp_rank=2)))
     response = call(service, "GET", PATH)
     assert response.status_code == 200
     body = response.json()
@@ -87,7 +87,7 @@ def test_it_is_degraded_whenever_health_is(down: WorkerStatus) -> None:
 
 
 def test_an_owner_that_loads_again_is_missing_until_it_serves() -> None:
-    again = replace(LOADING, owner=2, message="killed by SIGKILL")
+    again = replace(LOADING, dp_rank=2, message="killed by SIGKILL")
     service = ScriptedService(owners=(*STATE.owners, again))
     for path in ("/health", PATH):
         response = call(service, "GET", path)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from mlx_dp.orchestrator.api import OwnerState, ServiceStatus, WorkerStatus
 from mlx_dp.orchestrator.control.routing.policies import METHODS
 from mlx_dp.orchestrator.control.routing.prefix_affinity import PREFIX_AFFINITY
-from mlx_dp.proto.messages.pass_totals import PassTotals
+from mlx_dp.proto.messages.events import PassTotals
 from tests.support.control.fake_worker import SHAPE
 from tests.support.control.owner_states import LOADING, QUEUED, READY
 from tests.support.http.http_calls import call
@@ -30,7 +30,7 @@ STATES: Mapping[str, tuple[OwnerState, ...]] = {
 
 
 def numbered(owners: tuple[OwnerState, ...]) -> tuple[OwnerState, ...]:
-    return tuple(replace(owner, owner=rank) for rank, owner in enumerate(owners))
+    return tuple(replace(owner, dp_rank=rank) for rank, owner in enumerate(owners))
 
 
 def page_of(service: ScriptedService) -> str:

@@ -207,7 +207,7 @@ def test_server_info_has_the_internal_state_of_each_owner_as_sglang_names_it() -
         weights_nbytes=2_540_000_000,
     )
     loaded = replace(STATE.owners[0], shape=shape, generation_tokens_per_s=12.5)
-    starting = replace(LOADING, owner=1)
+    starting = replace(LOADING, dp_rank=1)
     info = get("/server_info", ScriptedService(owners=(loaded, starting)))
     assert isinstance(info, dict)
     first, second = info["internal_states"]

@@ -26,8 +26,7 @@ from mlx_dp.orchestrator.service_counters import (
 from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
 from mlx_dp.orchestrator.worker_states import LossKind
 from mlx_dp.proto.messages.batching import Batching
-from mlx_dp.proto.messages.pass_totals import PassTotals
-from mlx_dp.proto.messages.protocol import FinishReason
+from mlx_dp.proto.messages.events import FinishReason, PassTotals
 from tests.support.control.control_world import World, serve_options
 from tests.support.control.fake_worker import SHAPE, ready
 from tests.support.control.owner_states import READY
@@ -131,7 +130,7 @@ def test_every_count_is_the_controllers() -> None:
         "mlx_dp:worker_restarts_total": 107,
         "mlx_dp:protocol_errors_total": 108,
         "mlx_dp:malformed_frames_total": 109,
-        "mlx_dp:stale_facts_total": 110,
+        "mlx_dp:stale_events_total": 110,
         "mlx_dp:duplicate_chunks_total": 111,
         "vllm:prompt_tokens_total": 112,
         "sglang:prompt_tokens_total": 112,
@@ -167,7 +166,7 @@ def test_each_owner_tells_of_its_cache_and_its_memory() -> None:
         generated_tokens_total=50,
         preemptions_total=3,
     )
-    found = samples(page_of(ScriptedService(owners=(owner, replace(owner, owner=1)))))
+    found = samples(page_of(ScriptedService(owners=(owner, replace(owner, dp_rank=1)))))
     expected = {
         "mlx_dp:owner_prefix_cache_tokens{1}": 300,
         "mlx_dp:owner_prefix_cache_bytes{1}": 19200,
@@ -186,7 +185,7 @@ def test_each_owner_tells_of_its_cache_and_its_memory() -> None:
 def test_each_owner_tells_the_form_of_its_batch() -> None:
     forms = (Batching.SEVERAL_SLABS, Batching.ONE_BY_ONE, None)
     owners = tuple(
-        replace(READY, owner=owner, batching=batching) for owner, batching in enumerate(forms)
+        replace(READY, dp_rank=owner, batching=batching) for owner, batching in enumerate(forms)
     )
     page = page_of(ScriptedService(owners=owners))
     assert [line for line in page.splitlines() if line.startswith("mlx_dp:owner_batching{")] == [
@@ -196,7 +195,7 @@ def test_each_owner_tells_the_form_of_its_batch() -> None:
 
 
 def test_owners_on_devices_that_count_buffers_tell_how_many_they_may_hold() -> None:
-    counting = replace(READY, owner=1, held_buffers=5838, buffer_limit=249_500)
+    counting = replace(READY, dp_rank=1, held_buffers=5838, buffer_limit=249_500)
     found = samples(page_of(ScriptedService(owners=(READY, counting))))
     assert found["mlx_dp:owner_buffer_limit{1}"] == 249_500
     assert "mlx_dp:owner_buffer_limit{0}" not in found, "its device counts none"
@@ -206,7 +205,7 @@ def test_owners_on_devices_that_count_buffers_tell_how_many_they_may_hold() -> N
 def test_ranks_of_a_group_tell_of_their_passes_and_weights() -> None:
     totals = PassTotals(passes=900, idle_passes=300, waited_s=1.5)
     owners = tuple(
-        replace(READY, owner=rank, shape=replace(SHAPE, weights_nbytes=379), passes=passes)
+        replace(READY, dp_rank=rank, shape=replace(SHAPE, weights_nbytes=379), passes=passes)
         for rank, passes in enumerate((totals, None))
     )
     found = samples(page_of(ScriptedService(owners=owners)))
@@ -231,7 +230,7 @@ def test_histograms_tell_what_the_observer_heard() -> None:
         prompt_tokens=1,
         output_tokens=5,
         cached_tokens=0,
-        owner=0,
+        dp_rank=0,
         granted_s=0.5,
         first_token_s=1.0,
         last_token_s=3.0,

@@ -17,8 +17,7 @@ from mlx_dp.orchestrator.http.stream.whole_response import PORTION_NBYTES
 from mlx_dp.orchestrator.http.stream.yield_budget import TURN_UNITS
 from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
 from mlx_dp.proto.capacity.request_limits import AdmissionLimits
-from mlx_dp.proto.messages.protocol import FinishReason
-from mlx_dp.proto.messages.token_chunk import TokenLogprob
+from mlx_dp.proto.messages.events import FinishReason, TokenLogprob
 from tests.support.http.http_calls import CHAT, COMPLETIONS, HI, chat, complete, error, events
 from tests.support.http.scripted_service import OPTIONS, ScriptedService, granted
 

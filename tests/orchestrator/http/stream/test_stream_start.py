@@ -10,7 +10,7 @@ import pytest
 
 from mlx_dp.orchestrator.api import Ended, NewTokens, Started
 from mlx_dp.orchestrator.http.stream.streamed_response import EventStream
-from mlx_dp.proto.messages.protocol import FinishReason
+from mlx_dp.proto.messages.events import FinishReason
 from tests.support.http.http_calls import CHAT, HI
 from tests.support.http.scripted_service import ScriptedService, granted, says
 from tests.support.http.served_app import served

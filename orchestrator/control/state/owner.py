@@ -1,14 +1,14 @@
-"""Rank table: the ready owners, one for each rank, with the grants that each of them holds."""
+"""Owners: the grants and the free room of each, and the reasons that keep requests away from it."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Final
 
-from mlx_dp.orchestrator.control.routing.heartbeats import Heartbeats
 from mlx_dp.orchestrator.control.state.grant import Grant
+from mlx_dp.orchestrator.control.state.heartbeats import Heartbeats
 from mlx_dp.orchestrator.control.state.request_entry import RequestEntry
 from mlx_dp.proto.capacity.request_limits import AdmissionLimits, answer_tokens, fits, next_tokens
-from mlx_dp.proto.messages.protocol import Heartbeat, Ready
+from mlx_dp.proto.messages.events import Heartbeat, Ready
 
 LONGEST_SHORTAGE_HEARTBEATS: Final = 16
 
@@ -36,31 +36,39 @@ def terms(limits: AdmissionLimits, entry: RequestEntry) -> Terms | None:
     return Terms(max_tokens=max_tokens, reserved_tokens=needed)
 
 
+class Hold(StrEnum):
+    """A reason why an owner gets no further request at present, and what lifts it."""
+
+    CLOSED = "closed"
+    """It drains, or its process has exited. Lasts until the owner is removed."""
+    SUSPICIOUS = "suspicious"
+    """Some heartbeats are missing. Lifted by the next one."""
+    CONGESTED = "congested"
+    """A message could not be sent, since its channel was full or gone. Lifted by a heartbeat."""
+    SHORT_OF_MEMORY = "short_of_memory"
+    """It rejected or preempted a request for lack of room, and would do so again at once. Lifted
+    after some heartbeats, or when one of its requests ends."""
+
+
 @dataclass(slots=True, eq=False)
 class Owner:
     """One ready owner, the holder of one rank's slice, and everything that it was granted.
 
-    Invariant: the totals are the sums over ``grants``. A grant fits into what is free; growing
-    answers may then exceed it, and the owner preempts its youngest requests in that case.
+    Invariant: the totals are the sums over ``grants``. A grant fits into the free room when it is
+    made. Answers may outgrow that room; the owner then preempts its youngest requests.
     """
 
-    index: int
+    dp_rank: int
     identity: str
     ready: Ready
     heartbeats: Heartbeats
     ahead: int = 0
     """Requests that it may be granted beyond its slots, so that it never waits for the next one."""
-    closed: bool = False
-    """It drains, or its process has exited: gets no further request."""
-    suspicious: bool = False
-    """Some heartbeats are missing: gets no request until it is heard again."""
+    holds: set[Hold] = field(default_factory=set)
+    """It gets requests only while there are none."""
     overdue: bool = False
-    """It is silent, or makes no progress, for longer than its step may take."""
-    congested: bool = False
-    """Its channel was full: gets no request until it is heard again."""
-    short_of_memory: bool = False
-    """It refused or preempted a request for lack of room, and would do so again at once. It gets no
-    request for some heartbeats, or until one ends there."""
+    """It is silent, or makes no progress, for longer than its step may take. Only reported: until
+    it counts as lost, it holds back no request by itself."""
     shortages: int = 0
     short_until_heartbeat: int = 0
     grants: dict[int, Grant] = field(default_factory=dict)
@@ -80,7 +88,7 @@ class Owner:
 
     @property
     def takes_requests(self) -> bool:
-        return not (self.closed or self.suspicious or self.congested or self.short_of_memory)
+        return not self.holds
 
     @property
     def free_slots(self) -> int:
@@ -108,10 +116,16 @@ class Owner:
         unused rows, and a refusal costs little.
         """
         self.heartbeats.note_heartbeat(heartbeat, now)
-        self.suspicious = False
-        self.congested = False
+        self.holds -= {Hold.SUSPICIOUS, Hold.CONGESTED}
         if self.heartbeats.num_received >= self.short_until_heartbeat:
-            self.short_of_memory = False
+            self.holds.discard(Hold.SHORT_OF_MEMORY)
+
+    def note_silence(self, *, suspicious: bool) -> None:
+        """Hold requests back from an owner that has been silent for too long, else lift that."""
+        if suspicious:
+            self.holds.add(Hold.SUSPICIOUS)
+        else:
+            self.holds.discard(Hold.SUSPICIOUS)
 
     def extend_deadlines(self, now: float, missed_s: float) -> None:
         """Extend all deadlines by the time that the controller itself missed."""
@@ -130,7 +144,7 @@ class Owner:
         self.release(grant)
         if not self.grants:
             shortages = 0
-        self.short_of_memory = True
+        self.holds.add(Hold.SHORT_OF_MEMORY)
         self.shortages = shortages + 1
         self.short_until_heartbeat = self.heartbeats.num_received + min(
             2**shortages, LONGEST_SHORTAGE_HEARTBEATS
@@ -143,7 +157,7 @@ class Owner:
 
     def grant(self, entry: RequestEntry, granted: Terms, now: float) -> Grant:
         """Set a slot and tokens aside for the present epoch of the request."""
-        assert self.has_room(granted), f"owner {self.index} has no room for {entry.request_id}"
+        assert self.has_room(granted), f"owner {self.dp_rank} has no room for {entry.request_id}"
         assert entry.request_id not in self.grants, f"{entry.request_id} is granted here already"
         grant = Grant(
             request_id=entry.request_id,
@@ -209,103 +223,20 @@ class Owner:
         self.aborting.pop(grant.request_id, None)
         self.reserved_tokens -= grant.reserved_tokens
         self.held_tokens -= grant.held_tokens
-        self.short_of_memory = False
+        self.holds.discard(Hold.SHORT_OF_MEMORY)
         self.shortages = 0
 
     def check(self) -> None:
         """Assert the invariants; for idle loops and tests."""
         grants = self.grants.values()
-        assert self.reserved_tokens == sum(grant.reserved_tokens for grant in grants), self.index
-        assert self.held_tokens == sum(grant.held_tokens for grant in grants), self.index
+        assert self.reserved_tokens == sum(grant.reserved_tokens for grant in grants), self.dp_rank
+        assert self.held_tokens == sum(grant.held_tokens for grant in grants), self.dp_rank
         assert self.unprefilled_tokens == sum(grant.unprefilled_tokens for grant in grants), (
-            self.index
+            self.dp_rank
         )
-        assert self.prefilling == sum(not grant.prefilled for grant in grants), self.index
-        assert sum(grant.is_sole_suspect for grant in grants) <= 1, self.index
-        assert self.free_slots >= 0, (self.index, self.free_slots)
-        assert all(grant.remaining_tokens >= 0 for grant in grants), self.index
-        assert all(not grant.accepted for grant in self.unaccepted.values()), self.index
-        assert self.unaccepted.keys() | self.aborting.keys() <= self.grants.keys(), self.index
-
-
-class RankTable:
-    """The ready owners by rank. An owner that is not in it gets no request."""
-
-    def __init__(self, *, ahead: int = 0) -> None:
-        self._ahead: Final = ahead
-        self._owners: Final[dict[int, Owner]] = {}
-        self._known: Final[dict[int, AdmissionLimits]] = {}
-        self._limits: AdmissionLimits | None = None
-        self._limits_changed = False
-        self._vocab_size: int | None = None
-
-    def __len__(self) -> int:
-        return len(self._owners)
-
-    def get(self, index: int) -> Owner | None:
-        return self._owners.get(index)
-
-    def owners(self) -> Iterable[Owner]:
-        return self._owners.values()
-
-    def limits(self) -> AdmissionLimits | None:
-        """Return the limits of the largest owner; None until one was ready.
-
-        A lost owner counts with the limits that it had, since it will be back: a request that fits
-        only there waits for it. If all owners have failed for good, the last one counts.
-        """
-        return self._limits
-
-    def limits_for(self, index: int | None) -> AdmissionLimits | None:
-        """Return the limits of one owner, or those of the largest one for None."""
-        return self._limits if index is None else self._known.get(index, self._limits)
-
-    def take_limits_changed(self) -> bool:
-        """Return whether an owner's limits have changed since the last call, and reset that."""
-        changed, self._limits_changed = self._limits_changed, False
-        return changed
-
-    def vocab_size(self) -> int | None:
-        """Return the number of token ids; None while no owner has been ready."""
-        return self._vocab_size
-
-    def add(self, index: int, identity: str, ready: Ready, now: float) -> Owner:
-        """Add an owner that is ready, with everything free."""
-        assert index not in self._owners, f"owner {index} is in the table already"
-        heartbeats = Heartbeats(heard_at=now, progressed_at=now)
-        owner = Owner(
-            index=index, identity=identity, ready=ready, heartbeats=heartbeats, ahead=self._ahead
-        )
-        self._owners[index] = owner
-        self._limits_changed |= self._known.get(index) != owner.limits
-        self._known[index] = owner.limits
-        self._refresh()
-        return owner
-
-    def remove(self, index: int) -> tuple[Grant, ...]:
-        """Remove an owner, and return its grants; none when it was never ready."""
-        owner = self._owners.pop(index, None)
-        if owner is None:
-            return ()
-        self._refresh()
-        return tuple(owner.grants.values())
-
-    def drop_limits(self, index: int) -> None:
-        """Drop the limits of an owner that was removed for good."""
-        assert index not in self._owners, f"owner {index} is in the table"
-        self._limits_changed |= self._known.pop(index, None) is not None
-        self._refresh()
-
-    def _refresh(self) -> None:
-        if self._known:
-            self._limits = max(self._known.values(), key=lambda known: known.max_request_tokens)
-        if self._owners:
-            sizes = (owner.ready.shape.vocab_size for owner in self._owners.values())
-            self._vocab_size = min(sizes)
-
-    def check(self) -> None:
-        """Assert the invariants; for idle loops and tests."""
-        for index, owner in self._owners.items():
-            assert owner.index == index, (owner.index, index)
-            assert self._known[index] == owner.limits, index
-            owner.check()
+        assert self.prefilling == sum(not grant.prefilled for grant in grants), self.dp_rank
+        assert sum(grant.is_sole_suspect for grant in grants) <= 1, self.dp_rank
+        assert self.free_slots >= 0, (self.dp_rank, self.free_slots)
+        assert all(grant.remaining_tokens >= 0 for grant in grants), self.dp_rank
+        assert all(not grant.accepted for grant in self.unaccepted.values()), self.dp_rank
+        assert self.unaccepted.keys() | self.aborting.keys() <= self.grants.keys(), self.dp_rank

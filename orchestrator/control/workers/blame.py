@@ -1,19 +1,13 @@
-"""Rules of a loss: which worker is to blame, and whether a restart can help."""
+"""Blame: which worker of a failure domain failed first, so that the others are not blamed."""
 
-import logging
-import random
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from mlx_dp.orchestrator.api import WorkerStatus
-from mlx_dp.orchestrator.control.workers.actions import STUCK, GiveUp, Loss
+from mlx_dp.orchestrator.control.workers.actions import STUCK, Loss
 from mlx_dp.orchestrator.control.workers.record import FailureDomain, WorkerRecord
 from mlx_dp.orchestrator.control.workers.stalled_rank import chain_end
 from mlx_dp.orchestrator.exit_status import describe_exit, failure_of
-from mlx_dp.orchestrator.restart_budget import RestartLimits
 from mlx_dp.orchestrator.worker_states import LossKind
-from mlx_dp.proto.exit_codes import ExitCode
-from mlx_dp.proto.messages.protocol import FailureKind
+from mlx_dp.proto.messages.events import FailureKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +26,9 @@ class Blame:
 def may_be_explained(domain: FailureDomain, worker: WorkerRecord, loss: Loss) -> bool:
     """Whether the cause of a loss may still arrive, as the exit of another process of its domain.
 
-    So it is with losses that only report a missing peer or connection: peers may notice the exit of
-    a process, and each other's exits, before the system reports it. The exit of a worker that has
-    itself lost a peer explains nothing.
+    This holds for a loss that only reports a missing peer or connection: the other ranks may notice
+    an exit before the system reports it. The exit of a worker that has itself lost a peer explains
+    nothing.
     """
     secondhand = loss.kind is LossKind.DISCONNECTED and worker.served
     if not (secondhand or _lost_peer(loss)) or _exited_before(domain, worker, loss) is not None:
@@ -128,77 +122,3 @@ def _certain(worker: WorkerRecord, loss: Loss) -> Blame:
 def _uncertain(worker: WorkerRecord, loss: Loss, others: LossKind) -> Blame:
     detail = f"worker {worker.index}: {loss.detail}"
     return Blame(worker=worker, loss=loss, certain=False, others=Loss(kind=others, detail=detail))
-
-
-_logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class RestartAt:
-    """Start the members of the domain again, not before this time."""
-
-    time: float
-
-
-@dataclass(frozen=True, slots=True)
-class StayDown:
-    """A restart cannot help, for this reason."""
-
-    loss: Loss
-
-
-def decide_recovery(
-    domain: FailureDomain, loss: Loss, limits: RestartLimits, rng: random.Random, now: float
-) -> RestartAt | StayDown:
-    """Decide whether to restart the domain; a restart is charged to its budget."""
-    if loss.kind is LossKind.RESTART or ExitCode.HOST_LOST in domain.exits.values():
-        # The worker did nothing wrong: this costs no budget, and needs no delay. If its machine
-        # was lost, the next start waits for another one anyway.
-        domain.ready_since = None
-        return RestartAt(now)
-    if _is_final(domain, loss):
-        return StayDown(loss)
-    healthy_s = 0.0 if domain.ready_since is None else now - domain.ready_since
-    domain.ready_since = None
-    if not domain.budget.allow(now):
-        detail = f"{loss.detail} ({limits.max_restarts} restarts did not help)"
-        return StayDown(Loss(kind=loss.kind, detail=detail, failure=FailureKind.INTERNAL))
-    delay = domain.back_off.delay(healthy_s, rng)
-    for member in domain.members:
-        _logger.info("worker %s: restarts in %.2f s, %s", member.index, delay, member.tag)
-    return RestartAt(now + delay)
-
-
-def domains_given_up(
-    domains: Iterable[FailureDomain], domain: FailureDomain, loss: Loss
-) -> list[FailureDomain]:
-    """Return the domains that fail for good when this one does."""
-    all_domains = [*domains]
-    if loss.final and not any(member.ready_once for each in all_domains for member in each.members):
-        # All workers are configured alike: the others would fail the same way later.
-        return all_domains
-    return [domain]
-
-
-def mark_failed(domain: FailureDomain, loss: Loss, now: float) -> list[GiveUp]:
-    """Mark every member as failed for good."""
-    # A member that waited for its restart must not be started any more.
-    domain.restart_at = None
-    actions: list[GiveUp] = []
-    for member in domain.members:
-        if member.status is WorkerStatus.FAILED:
-            continue
-        member.change_status(WorkerStatus.FAILED, now)
-        member.message = member.last_cause = loss.detail
-        _logger.error("worker %s: failed for good, %s: %s", member.index, member.tag, loss.detail)
-        actions.append(GiveUp(member.index, loss))
-    return actions
-
-
-def _is_final(domain: FailureDomain, loss: Loss) -> bool:
-    """Whether a restart would fail again. Memory that was enough once may be enough again."""
-    # Another machine may take the place, and have what this one lacks.
-    if not loss.final or domain.any_remote:
-        return False
-    ready_once = any(member.ready_once for member in domain.members)
-    return not (ready_once and loss.failure is FailureKind.OUT_OF_MEMORY)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from mlx_dp.proto.messages.protocol import Heartbeat
+from mlx_dp.proto.messages.events import Heartbeat
 
 
 @dataclass(slots=True)
