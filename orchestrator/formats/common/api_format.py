@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
+import msgspec
 from pydantic import BaseModel
 
 from mlx_dp.orchestrator.formats.common.errors import ApiError
@@ -16,6 +17,25 @@ from mlx_dp.orchestrator.text.choice_text import Piece
 from mlx_dp.proto.messages.protocol import FinishReason
 
 Body = TypeVar("Body", bound=BaseModel)
+
+
+class EncodedIds:
+    """Token ids as items of a JSON array, which takes a fifth of a list's memory."""
+
+    def __init__(self) -> None:
+        self._items = bytearray()
+
+    def extend(self, ids: Sequence[int]) -> None:
+        """Append further ids."""
+        if not ids:
+            return
+        if self._items:
+            self._items += b","
+        self._items += msgspec.json.encode(ids)[1:-1]
+
+    @property
+    def array(self) -> bytes:
+        return b"[" + self._items + b"]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from mlx_dp.orchestrator.formats.common.encoded_ids import EncodedIds
+from mlx_dp.orchestrator.formats.common.api_format import EncodedIds
 from mlx_dp.orchestrator.formats.openai.logprobs import EncodedLogprobs, Logprobs
 from mlx_dp.orchestrator.text.choice_text import Piece
 

@@ -10,10 +10,9 @@ from pydantic import BaseModel, ValidationError
 
 from mlx_dp.orchestrator.formats.common.errors import ApiError
 from mlx_dp.orchestrator.formats.common.validation import from_validation
-from mlx_dp.orchestrator.http.body.concurrency_limit import LIMIT_S, ConcurrencyLimit
-from mlx_dp.orchestrator.http.body.packed_body import PackedBody, Refusal, unpack
-from mlx_dp.orchestrator.http.body.packing_child import class_path
-from mlx_dp.orchestrator.process.child_signals import run_short_child
+from mlx_dp.orchestrator.http.body.limits import MAX_WAIT_S, ConcurrencyLimit
+from mlx_dp.orchestrator.http.body.packed_body import PackedBody, Refusal, class_path, unpack
+from mlx_dp.orchestrator.process.stop_signals import run_short_child
 
 INLINE_NBYTES: Final = 256 * 2**10
 """A body up to this size is parsed in this process, whatever it contains."""
@@ -26,7 +25,7 @@ MAX_SIGNS: Final = 2**21
 CHILDREN: Final = 2
 
 _SIGNS: Final = (b",", b"[", b"{")
-_COMMAND: Final = (sys.executable, "-m", "mlx_dp.orchestrator.http.body.packing_child")
+_COMMAND: Final = (sys.executable, "-m", "mlx_dp.orchestrator.http.body.packed_body")
 
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -35,7 +34,7 @@ class BodyParser:
     """Parses bodies of many values in child processes, few at a time, and others in place."""
 
     def __init__(
-        self, command: tuple[str, ...] = _COMMAND, *, wait_limit_s: float = LIMIT_S
+        self, command: tuple[str, ...] = _COMMAND, *, wait_limit_s: float = MAX_WAIT_S
     ) -> None:
         self._command = command
         self._children = asyncio.Semaphore(CHILDREN)

@@ -21,14 +21,14 @@ from mlx_dp.orchestrator.formats.common.api_format import ChoiceEnd, Usage
 from mlx_dp.orchestrator.formats.common.errors import ApiError, from_overloaded, from_refused
 from mlx_dp.orchestrator.formats.common.generation_request import FieldNames
 from mlx_dp.orchestrator.http.stream.queue_pace import QueuePace, queue_load
-from mlx_dp.orchestrator.http.stream.slices import (
+from mlx_dp.orchestrator.http.stream.yield_budget import (
     TOKEN_UNITS,
+    YieldBudget,
     piece_slices,
     piece_units,
     token_slices,
     token_units,
 )
-from mlx_dp.orchestrator.http.stream.yield_budget import YieldBudget
 from mlx_dp.orchestrator.text.choice_text import ChoiceText, Piece
 from mlx_dp.proto.messages.protocol import FinishReason
 

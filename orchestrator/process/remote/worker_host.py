@@ -7,13 +7,12 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Final, Protocol, assert_never
 
 from mlx_dp.orchestrator.exit_status import describe_exit
 from mlx_dp.orchestrator.ports import Launcher, WorkerProcess
-from mlx_dp.orchestrator.process.remote.connection_fault import ControllerPlace
-from mlx_dp.orchestrator.process.remote.host_link import HostLink, LinkLost
-from mlx_dp.orchestrator.process.remote.log_throttle import LogThrottle
+from mlx_dp.orchestrator.process.remote.host_link import ControllerPlace, HostLink, LinkLost
 from mlx_dp.orchestrator.restart_budget import BackOff
 from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.exit_codes import ExitCode
@@ -32,6 +31,26 @@ _logger = logging.getLogger(__name__)
 _LAST_WORDS_S: Final = 1.0
 _REPEAT_S: Final = 600.0
 """How often the same warning is repeated."""
+
+
+@dataclass(slots=True)
+class LogThrottle:
+    """Lets each sentence through once per ``every_s``."""
+
+    every_s: float
+    _said_at: dict[str, float] = field(default_factory=dict)
+
+    def admit(self, sentence: str, now: float) -> bool:
+        """Return whether to log the sentence now; if so, start its interval."""
+        said_at = self._said_at.get(sentence)
+        if said_at is not None and now - said_at < self.every_s:
+            return False
+        self._said_at[sentence] = now
+        return True
+
+    def reset(self) -> None:
+        """Let every sentence through again, since the situation has changed."""
+        self._said_at.clear()
 
 
 class LauncherFactory(Protocol):

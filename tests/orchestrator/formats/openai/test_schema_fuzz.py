@@ -14,7 +14,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from mlx_dp.orchestrator.http.access.open_routes import OPEN_PATHS
+from mlx_dp.orchestrator.http.access.route_paths import OPEN_PATHS
 from mlx_dp.orchestrator.http.app import create_app
 from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
 from tests.support.http.scripted_service import OPTIONS, ScriptedService
