@@ -17,6 +17,7 @@ from mlx_dp.orchestrator.text.choice_text import Piece
 from mlx_dp.proto.messages.protocol import FinishReason
 
 Body = TypeVar("Body", bound=BaseModel)
+"""A route's model class for request bodies."""
 
 
 class EncodedIds:

@@ -3,11 +3,12 @@
 import asyncio
 import signal
 import sys
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
+from mlx_dp.orchestrator.formats.common.api_format import Body
 from mlx_dp.orchestrator.formats.common.errors import ApiError
 from mlx_dp.orchestrator.formats.common.validation import from_validation
 from mlx_dp.orchestrator.http.body.limits import MAX_WAIT_S, ConcurrencyLimit
@@ -26,8 +27,6 @@ CHILDREN: Final = 2
 
 _SIGNS: Final = (b",", b"[", b"{")
 _COMMAND: Final = (sys.executable, "-m", "mlx_dp.orchestrator.http.body.packed_body")
-
-Body = TypeVar("Body", bound=BaseModel)
 
 
 class BodyParser:

@@ -11,11 +11,12 @@ import signal
 import sys
 from array import array
 from collections.abc import Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import msgspec
 from pydantic import BaseModel, ValidationError
 
+from mlx_dp.orchestrator.formats.common.api_format import Body
 from mlx_dp.orchestrator.formats.common.errors import ApiError
 from mlx_dp.orchestrator.formats.common.generation_request import Prompt
 from mlx_dp.orchestrator.formats.common.validation import from_validation
@@ -23,8 +24,6 @@ from mlx_dp.orchestrator.formats.common.validation import from_validation
 MAX_OTHER_VALUES: Final = 2**17
 """Values beside the token ids. The longest chat that is allowed has half as many."""
 CHILD_LIMIT_S: Final = 20
-
-Body = TypeVar("Body", bound=BaseModel)
 
 
 class Refusal(msgspec.Struct, frozen=True, tag=True):
