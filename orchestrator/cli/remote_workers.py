@@ -142,7 +142,7 @@ def remote_model(path: Path | None, log_level: str) -> RemoteModel:
 
 
 def mlx_launch(flags: Flags, plan: RemotePlan, endpoint: str | None) -> LaunchPlan | None:
-    """How to launch the hosts, or None if they are started by hand."""
+    """Return the plan to launch the hosts, or None if they are started by hand."""
     if not plan.launch:
         return None
     assert flags.remote.hostfile is not None and endpoint is not None

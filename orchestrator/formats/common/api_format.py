@@ -51,7 +51,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptView:
-    """What a response may show of one prompt."""
+    """The parts of one prompt that a response may show."""
 
     num_tokens: int
     encoded_ids: bytes | None = None
@@ -62,7 +62,7 @@ class PromptView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseContext:
-    """What the writer of a response knows of its request and its model."""
+    """The request, prompts and model of a response, as its writer needs them."""
 
     model: str
     generation: GenerationRequest

@@ -16,7 +16,7 @@ from mlx_dp.orchestrator.http.body.packed_body import PackedBody, Refusal, class
 from mlx_dp.orchestrator.process.stop_signals import run_short_child
 
 INLINE_NBYTES: Final = 256 * 2**10
-"""A body up to this size is parsed in this process, whatever it contains."""
+"""A body up to this size is always parsed in this process."""
 INLINE_SIGNS: Final = 2**15
 """A larger one too, if it has no more commas and brackets: it is mostly text then."""
 INLINE_TEXT_NBYTES: Final = 4 * 2**20

@@ -1,4 +1,4 @@
-"""What a response shows of its prompts: their length, and ids or text if the client asked."""
+"""Views of prompts for the response: their length, and on request their ids or text."""
 
 from collections.abc import Sequence
 from typing import Final

@@ -17,7 +17,7 @@ from mlx_dp.proto.wire.curve import make_keys
 
 _MAX_NBYTES: Final = 2**20
 FIRST_PORT: Final = 32_323
-"""The first port of ``mlx.launch`` too."""
+"""The first port that ``mlx.launch`` uses, too."""
 PORTS: Final = 16_384
 
 
@@ -55,9 +55,10 @@ def read_host_file(path: Path) -> tuple[Host, ...]:
 
 
 class HostAddresses:
-    """Rotates through the ports of each host, since free ports of other machines are unknown.
+    """Addresses of the ranks of a dp-attention group, one for each generation.
 
-    A port in use fails one start; the next generation gets other ports.
+    The free ports of other machines are unknown, so each generation uses the next ports. A port
+    that is in use fails one start only.
     """
 
     def __init__(self, hosts: Sequence[Host]) -> None:

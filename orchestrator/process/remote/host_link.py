@@ -17,7 +17,7 @@ from mlx_dp.proto.wire.connection_state import ConnectionState
 
 FIRST_HEARTBEAT_S = 0.5
 FIRST_SILENCE_S = 5.0
-"""Used until the controller sends its own values."""
+"""The intervals until the controller sends its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,14 +30,17 @@ class ControllerPlace:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionFault:
-    """``lasting``: retrying is useless until the keys or the address change."""
+    """Why the controller cannot be reached, as a sentence with a remedy.
+
+    ``lasting``: retrying is useless until the keys or the address change.
+    """
 
     reason: str
     lasting: bool
 
 
 def connection_fault(state: ConnectionState, place: ControllerPlace) -> ConnectionFault:
-    """Derive the fault from the connection state of a controller that does not answer."""
+    """Explain, with a remedy, why a controller in this connection state does not answer."""
     endpoint, keys = place.endpoint, place.keys
     match state:
         case ConnectionState.UNREACHED:
@@ -82,7 +85,7 @@ def connection_fault(state: ConnectionState, place: ControllerPlace) -> Connecti
 
 @dataclass(frozen=True, slots=True)
 class LinkLost:
-    """The connection is useless. ``final``: so would be another."""
+    """The connection is useless. ``final``: another one would be useless too."""
 
     reason: str
     final: bool
@@ -90,13 +93,13 @@ class LinkLost:
 
 @dataclass(slots=True)
 class HostLink:
-    """Decides when to send, and when the controller counts as lost."""
+    """Decides when to send a message, and when the controller counts as lost."""
 
     join: Join
     place: ControllerPlace
     heard_at: float
     had_place: bool = False
-    """An earlier connection was accepted, so keys and address were right once."""
+    """Whether an earlier connection was accepted, so keys and address were right then."""
     heartbeat_s: float = FIRST_HEARTBEAT_S
     silence_s: float = FIRST_SILENCE_S
     joined: bool = False

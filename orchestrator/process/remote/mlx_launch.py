@@ -1,4 +1,7 @@
-"""Runs ``mlx.launch``, which starts ``mlx-dp worker`` on every host of a host file."""
+"""Runs ``mlx.launch``, which starts ``mlx-dp worker`` on every host of a host file.
+
+Watches its output and its hosts, and runs it again when one of them is lost.
+"""
 
 import asyncio
 import logging
@@ -36,7 +39,7 @@ _NODE_ENDED: Final = re.compile(
     r"Node with rank (?P<rank>[0-9]{1,5}) (?:exited with code (?P<status>-?[0-9]{1,5})|was killed)"
 )
 _OWN_TRACE: Final = re.compile(r"Exception in thread \S+ \(_thread_fn\):")
-"""mlx.launch fails to stop nodes that it has not heard of yet, or that have a terminal."""
+"""A thread of mlx.launch fails when it stops nodes that are not connected or have a terminal."""
 _REFUSAL_PREFIX: Final = "mlx-dp: error: "
 _CONNECTION_LOST: Final = 255
 """ssh's exit status when its connection was lost."""
@@ -89,7 +92,7 @@ class LaunchOutput:
 
     @property
     def final(self) -> bool:
-        """A host refused its configuration, and would refuse it again."""
+        """Whether a host refused its configuration, and would refuse it again."""
         return self.status == EXIT_CONFIG and bool(self._refusal)
 
     def cause(self, launcher_ending: str) -> str:
@@ -113,7 +116,7 @@ class LaunchOutput:
 class LaunchWatch:
     """Detects launched hosts that are lost without notice. Pure: a rank that joined must stay.
 
-    When a cable is cut the host gives up, but neither ssh nor the launcher notices.
+    After a cable is cut the host gives up, but neither ssh nor the launcher notices.
     """
 
     ranks: Set[int]
@@ -133,9 +136,10 @@ class LaunchWatch:
 
 
 def launch_command(host_file: Path, backend: DistributedBackend, worker: list[str]) -> list[str]:
-    """Build the command. ``worker``: arguments of ``mlx-dp worker``, the same path on all hosts.
+    """Build the command of the launcher. ``worker``: the arguments of ``mlx-dp worker``.
 
-    The launcher sets each one's rank, and the devices that the host file names.
+    The program has the same path on all hosts. The launcher sets the rank of each process, and the
+    devices that the host file names.
     """
     launcher = str(Path(sys.executable).with_name("mlx.launch"))
     ours = [sys.executable, "-m", "mlx_dp.orchestrator.cli.entry", "worker", *worker, "--once"]
@@ -144,7 +148,7 @@ def launch_command(host_file: Path, backend: DistributedBackend, worker: list[st
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchPlan:
-    """What to launch where, and how often to retry."""
+    """The command to launch, its hosts, and the budget for retries."""
 
     command: list[str]
     hosts: tuple[Host, ...]
@@ -152,19 +156,19 @@ class LaunchPlan:
     restart_window_s: float = 60.0
     restart_delay_s: float = 0.25
     patience_s: float = 10.0
-    """How long a rank that had joined may be absent before all are launched again."""
+    """A rank that joined may be absent for this long before all are launched again."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchEnd:
-    """Why one run of the launcher ended. ``final``: another would end alike."""
+    """Why one run of the launcher ended. ``final``: another run would end in the same way."""
 
     cause: str
     final: bool = False
 
 
 class MlxLaunch:
-    """Keeps the launcher running: restarts it when it ends, within a budget."""
+    """Keeps the launcher running: restarts it after each end, within a budget."""
 
     def __init__(
         self,
@@ -187,7 +191,7 @@ class MlxLaunch:
         self._stopping.set()
 
     async def run(self) -> LaunchEnd | None:
-        """Run until ``stop`` (None), or until retrying is useless (how it ended)."""
+        """Run until ``stop`` and return None, or until retrying is useless and return the end."""
         rng = random.SystemRandom()
         while True:
             began = time.monotonic()
@@ -243,11 +247,11 @@ class MlxLaunch:
         try:
             lost = await self._until(ended)
             if said.ended is not None:
-                # It prints the output of a node after it reports the node's end.
+                # The launcher prints the last output of a node after it reports the node's end.
                 await asyncio.sleep(_LAST_WORDS_S)
         finally:
-            # The launcher fails to stop nodes that need a terminal, but a closed connection ends
-            # what runs there.
+            # The launcher fails to stop nodes that have a terminal. Their processes end because
+            # the connection closes.
             kill_group(child.pid)
             status = child.wait()
             output.finish()
@@ -271,7 +275,7 @@ class MlxLaunch:
 
         read, write = os.pipe()
         try:
-            # It spins when its input has ended, so it gets one that never ends.
+            # mlx.launch spins once its input has ended, so it gets an input that never ends.
             child = subprocess.Popen(
                 self._plan.command,
                 stdin=subprocess.PIPE,
@@ -287,7 +291,7 @@ class MlxLaunch:
         return child, WorkerOutput(read, take)
 
     async def _until(self, ended: asyncio.Event) -> int | None:
-        """Wait for its end; return a rank whose host was lost without notice, if any."""
+        """Wait for the launcher's end. Return a rank whose host was lost without notice, if any."""
         watch = LaunchWatch(frozenset(range(len(self._plan.hosts))), self._plan.patience_s)
         stopping = asyncio.create_task(self._stopping.wait())
         ending = asyncio.create_task(ended.wait())

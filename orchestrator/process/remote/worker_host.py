@@ -30,12 +30,12 @@ _logger = logging.getLogger(__name__)
 
 _LAST_WORDS_S: Final = 1.0
 _REPEAT_S: Final = 600.0
-"""How often the same warning is repeated."""
+"""The least time between two logs of the same warning."""
 
 
 @dataclass(slots=True)
 class LogThrottle:
-    """Lets each sentence through once per ``every_s``."""
+    """Lets each sentence through at most once in ``every_s`` seconds."""
 
     every_s: float
     _said_at: dict[str, float] = field(default_factory=dict)
@@ -54,10 +54,10 @@ class LogThrottle:
 
 
 class LauncherFactory(Protocol):
-    """Makes the launcher of a worker that the controller requests."""
+    """Makes the launcher for a worker that the controller requests."""
 
     def __call__(self, launch: Launch) -> Launcher:
-        """May take seconds. Raises ConfigError when the worker cannot run on this machine."""
+        """Return the launcher, maybe after seconds. Raises ConfigError if the worker cannot run."""
 
 
 class WorkerHost:
@@ -77,7 +77,7 @@ class WorkerHost:
         *,
         once: bool = False,
     ) -> None:
-        """``once``: end when the connection ends, instead of making another."""
+        """``once``: return when the connection ends, instead of making a new one."""
         self._join: Final = join
         self._place: Final = place
         self._connect: Final = connect
@@ -94,7 +94,10 @@ class WorkerHost:
         self._throttle: Final = LogThrottle(_REPEAT_S)
 
     async def run(self) -> int:
-        """Run until a signal. Raises ConfigError when retrying is useless."""
+        """Run until ``stop`` is set, and return the exit status.
+
+        Raises ConfigError when retrying is useless.
+        """
         stopping = asyncio.create_task(self._stop.wait())
         stopping.add_done_callback(lambda _: self._wakeup.set())
         rng = random.SystemRandom()
@@ -123,7 +126,7 @@ class WorkerHost:
             stopping.cancel()
 
     def _warn(self, reason: str) -> None:
-        """Log a warning, and repeat it rarely: connecting is retried all the time."""
+        """Log a warning, but rarely the same one: the host retries to connect all the time."""
         if self._throttle.admit(reason, time.monotonic()):
             _logger.warning("%s", reason)
 
@@ -206,7 +209,7 @@ class WorkerHost:
     def _signal(self, wanted: SignalWorker) -> None:
         worker = self._worker
         if worker is None:
-            # It may still be starting.
+            # The worker may still be starting.
             self._unwanted = wanted.identity
             return
         if worker.process is None or worker.identity != wanted.identity:
@@ -234,7 +237,7 @@ class WorkerHost:
         return None
 
     async def _end_worker(self) -> None:
-        """Kill the worker. ``Leave`` tells the controller, so its exit is not reported."""
+        """Kill the worker. Its exit is not reported, since ``Leave`` implies it."""
         if self._launching is not None:
             launching, self._launching = self._launching, None
             await launching
@@ -249,14 +252,14 @@ class WorkerHost:
 
 
 class HostedWorker:
-    """The worker that runs here, until its exit was reported."""
+    """The worker on this machine, until its exit has been reported."""
 
     def __init__(self, identity: str, wake: Callable[[], None]) -> None:
         self.identity: Final = identity
         self.process: WorkerProcess | None = None
         self.status: int | None = None
         self.signalled = False
-        """The controller asked for its end, so SIGKILL does not suggest a lack of memory."""
+        """Whether the controller ended it, so that SIGKILL does not suggest a lack of memory."""
         self._wake: Final = wake
 
     def ended(self, status: int) -> None:
