@@ -31,61 +31,6 @@ _PATIENCE: Final = 3.0
 OnGiveUp = Callable[[str, FailureKind | None], None]
 
 
-def worker_arguments(flags: Flags, plan: RemotePlan, endpoint: str) -> list[str]:
-    """The arguments for every host, except its rank."""
-    arguments = ["--controller", _reachable(endpoint)]
-    together = max(Counter(host.ssh for host in plan.hosts).values(), default=1)
-    fraction = flags.owners.mem_fraction_static / together
-    if fraction != OwnerFlags().mem_fraction_static:
-        arguments += ["--mem-fraction-static", f"{fraction:g}"]
-    if flags.http.log_level != "info":
-        arguments += ["--log-level", flags.http.log_level]
-    if flags.http.no_caffeinate:
-        arguments.append("--no-caffeinate")
-    if flags.model.trust_remote_code:
-        arguments.append("--trust-remote-code")
-    if flags.remote.keys is not None:
-        arguments += ["--keys", str(flags.remote.keys.absolute())]
-    return arguments
-
-
-def connect_hint(flags: Flags, plan: RemotePlan, endpoint: str) -> list[str]:
-    """Lines that tell the user how to start the remote workers. Commands have their own lines."""
-    if plan.launch:
-        hosts = ", ".join(host.ssh for host in plan.hosts)
-        return [f"mlx-dp: ranks are started over ssh, and connect to {endpoint}: {hosts}"]
-    arguments = worker_arguments(flags, plan, endpoint)
-    ranks = sorted(plan.ranks)
-    each = "this" if len(ranks) == 1 else "one of these"
-    keys = "" if flags.remote.keys is None else " (--keys: where its own keys lie)"
-    return [
-        f"mlx-dp: on each other machine, paste {each}{keys}:",
-        *(shlex.join([*_program(), "worker", "--rank", str(r), *arguments]) for r in ranks),
-    ]
-
-
-def _program() -> list[str]:
-    script = Path(sys.executable).with_name("mlx-dp")
-    if script.is_file():
-        return [str(script)]
-    return [sys.executable, "-m", "mlx_dp.orchestrator.cli.entry"]
-
-
-def _reachable(endpoint: str) -> str:
-    """Replace a wildcard address by one that other machines can connect to."""
-    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-    return f"tcp://{_own_address()}:{port}" if host in EVERY_ADDRESS else endpoint
-
-
-def _own_address() -> str:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
-        try:
-            way.connect(_DOCUMENT_NETWORK)
-        except OSError:
-            return socket.gethostname()
-        return str(way.getsockname()[0])
-
-
 class RemoteWorkers:
     """Provides the launcher and the group addresses of all workers, local and remote."""
 
@@ -158,3 +103,58 @@ def mlx_launch(flags: Flags, plan: RemotePlan, endpoint: str | None) -> LaunchPl
         restart_delay_s=flags.owners.restart_delay,
         patience_s=_PATIENCE * plan.silence_s,
     )
+
+
+def worker_arguments(flags: Flags, plan: RemotePlan, endpoint: str) -> list[str]:
+    """The arguments for every host, except its rank."""
+    arguments = ["--controller", _reachable(endpoint)]
+    together = max(Counter(host.ssh for host in plan.hosts).values(), default=1)
+    fraction = flags.owners.mem_fraction_static / together
+    if fraction != OwnerFlags().mem_fraction_static:
+        arguments += ["--mem-fraction-static", f"{fraction:g}"]
+    if flags.http.log_level != "info":
+        arguments += ["--log-level", flags.http.log_level]
+    if flags.http.no_caffeinate:
+        arguments.append("--no-caffeinate")
+    if flags.model.trust_remote_code:
+        arguments.append("--trust-remote-code")
+    if flags.remote.keys is not None:
+        arguments += ["--keys", str(flags.remote.keys.absolute())]
+    return arguments
+
+
+def connect_hint(flags: Flags, plan: RemotePlan, endpoint: str) -> list[str]:
+    """Lines that tell the user how to start the remote workers. Commands have their own lines."""
+    if plan.launch:
+        hosts = ", ".join(host.ssh for host in plan.hosts)
+        return [f"mlx-dp: ranks are started over ssh, and connect to {endpoint}: {hosts}"]
+    arguments = worker_arguments(flags, plan, endpoint)
+    ranks = sorted(plan.ranks)
+    each = "this" if len(ranks) == 1 else "one of these"
+    keys = "" if flags.remote.keys is None else " (--keys: where its own keys lie)"
+    return [
+        f"mlx-dp: on each other machine, paste {each}{keys}:",
+        *(shlex.join([*_program(), "worker", "--rank", str(r), *arguments]) for r in ranks),
+    ]
+
+
+def _program() -> list[str]:
+    script = Path(sys.executable).with_name("mlx-dp")
+    if script.is_file():
+        return [str(script)]
+    return [sys.executable, "-m", "mlx_dp.orchestrator.cli.entry"]
+
+
+def _reachable(endpoint: str) -> str:
+    """Replace a wildcard address by one that other machines can connect to."""
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    return f"tcp://{_own_address()}:{port}" if host in EVERY_ADDRESS else endpoint
+
+
+def _own_address() -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
+        try:
+            way.connect(_DOCUMENT_NETWORK)
+        except OSError:
+            return socket.gethostname()
+        return str(way.getsockname()[0])

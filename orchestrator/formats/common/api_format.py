@@ -20,25 +20,6 @@ Body = TypeVar("Body", bound=BaseModel)
 """A route's model class for request bodies."""
 
 
-class EncodedIds:
-    """Token ids as items of a JSON array, which takes a fifth of a list's memory."""
-
-    def __init__(self) -> None:
-        self._items = bytearray()
-
-    def extend(self, ids: Sequence[int]) -> None:
-        """Append further ids."""
-        if not ids:
-            return
-        if self._items:
-            self._items += b","
-        self._items += msgspec.json.encode(ids)[1:-1]
-
-    @property
-    def array(self) -> bytes:
-        return b"[" + self._items + b"]"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
     """Tokens of a whole request: all its prompts and choices."""
@@ -58,6 +39,25 @@ class PromptView:
     """The token ids as a JSON array, if the request ``shows_token_ids``."""
     text: str | None = None
     """The text, if the request ``shows_prompt``."""
+
+
+class EncodedIds:
+    """Token ids as items of a JSON array, which takes a fifth of a list's memory."""
+
+    def __init__(self) -> None:
+        self._items = bytearray()
+
+    def extend(self, ids: Sequence[int]) -> None:
+        """Append further ids."""
+        if not ids:
+            return
+        if self._items:
+            self._items += b","
+        self._items += msgspec.json.encode(ids)[1:-1]
+
+    @property
+    def array(self) -> bytes:
+        return b"[" + self._items + b"]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,61 +29,6 @@ class ControllerPlace:
 
 
 @dataclass(frozen=True, slots=True)
-class ConnectionFault:
-    """Why the controller cannot be reached, as a sentence with a remedy.
-
-    ``lasting``: retrying is useless until the keys or the address change.
-    """
-
-    reason: str
-    lasting: bool
-
-
-def connection_fault(state: ConnectionState, place: ControllerPlace) -> ConnectionFault:
-    """Explain, with a remedy, why a controller in this connection state does not answer."""
-    endpoint, keys = place.endpoint, place.keys
-    match state:
-        case ConnectionState.UNREACHED:
-            return ConnectionFault(
-                f"nothing listens at --controller {endpoint}: start mlx-dp serve there with that "
-                "address as --dist-init-addr, or check the address and the firewall",
-                lasting=False,
-            )
-        case ConnectionState.GREETING | ConnectionState.READY:
-            return ConnectionFault(
-                f"the controller at {endpoint} does not answer: see its log", lasting=False
-            )
-        case ConnectionState.KEY_REFUSED:
-            return ConnectionFault(
-                f"the controller at {endpoint} does not know the worker's key in --keys {keys}: "
-                "copy its .pub file to the directory that serve has as --keys, and start serve "
-                "again, or copy a key from there",
-                lasting=True,
-            )
-        case ConnectionState.OTHER_MECHANISM if keys:
-            return ConnectionFault(
-                f"the controller at {endpoint} has no keys, and --keys {keys} was given: leave "
-                "it out, or start serve with --keys",
-                lasting=True,
-            )
-        case ConnectionState.BROKEN_OFF if keys:
-            return ConnectionFault(
-                f"what listens at {endpoint} is not the controller of controller.pub in --keys "
-                f"{keys}: copy controller.pub from the directory that serve has as --keys, or "
-                "check the address",
-                lasting=True,
-            )
-        case ConnectionState.BROKEN_OFF | ConnectionState.OTHER_MECHANISM:
-            return ConnectionFault(
-                f"the controller at {endpoint} wants keys, or it is none: give the directory with "
-                "controller.pub and this worker's key as --keys, or check the address",
-                lasting=True,
-            )
-        case _:
-            assert_never(state)
-
-
-@dataclass(frozen=True, slots=True)
 class LinkLost:
     """The connection is useless. ``final``: another one would be useless too."""
 
@@ -136,3 +81,58 @@ class HostLink:
             return LinkLost(reason, final=False)
         fault = connection_fault(connection, self.place)
         return LinkLost(fault.reason, final=fault.lasting and not self.had_place)
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionFault:
+    """Why the controller cannot be reached, as a sentence with a remedy.
+
+    ``lasting``: retrying is useless until the keys or the address change.
+    """
+
+    reason: str
+    lasting: bool
+
+
+def connection_fault(state: ConnectionState, place: ControllerPlace) -> ConnectionFault:
+    """Explain, with a remedy, why a controller in this connection state does not answer."""
+    endpoint, keys = place.endpoint, place.keys
+    match state:
+        case ConnectionState.UNREACHED:
+            return ConnectionFault(
+                f"nothing listens at --controller {endpoint}: start mlx-dp serve there with that "
+                "address as --dist-init-addr, or check the address and the firewall",
+                lasting=False,
+            )
+        case ConnectionState.GREETING | ConnectionState.READY:
+            return ConnectionFault(
+                f"the controller at {endpoint} does not answer: see its log", lasting=False
+            )
+        case ConnectionState.KEY_REFUSED:
+            return ConnectionFault(
+                f"the controller at {endpoint} does not know the worker's key in --keys {keys}: "
+                "copy its .pub file to the directory that serve has as --keys, and start serve "
+                "again, or copy a key from there",
+                lasting=True,
+            )
+        case ConnectionState.OTHER_MECHANISM if keys:
+            return ConnectionFault(
+                f"the controller at {endpoint} has no keys, and --keys {keys} was given: leave "
+                "it out, or start serve with --keys",
+                lasting=True,
+            )
+        case ConnectionState.BROKEN_OFF if keys:
+            return ConnectionFault(
+                f"what listens at {endpoint} is not the controller of controller.pub in --keys "
+                f"{keys}: copy controller.pub from the directory that serve has as --keys, or "
+                "check the address",
+                lasting=True,
+            )
+        case ConnectionState.BROKEN_OFF | ConnectionState.OTHER_MECHANISM:
+            return ConnectionFault(
+                f"the controller at {endpoint} wants keys, or it is none: give the directory with "
+                "controller.pub and this worker's key as --keys, or check the address",
+                lasting=True,
+            )
+        case _:
+            assert_never(state)

@@ -45,96 +45,6 @@ _CONNECTION_LOST: Final = 255
 """ssh's exit status when its connection was lost."""
 
 
-def without_escapes(line: str) -> str:
-    """The line without colours and cursor movements."""
-    return _ESCAPES.sub("", line).rstrip()
-
-
-@dataclass(slots=True)
-class LaunchOutput:
-    """The parsed output of one run of the launcher: which node ended first, and why.
-
-    ``ended``: the rank of that node, or None.
-    """
-
-    hosts: Sequence[Host]
-    ended: int | None = None
-    status: int | None = None
-    _refusal: str = ""
-    _last: str = ""
-    _tracing: bool = False
-
-    def feed(self, line: str) -> bool:
-        """Parse a line without escapes; return True if it is worth showing."""
-        if self._track_traceback(line):
-            return False
-        found = _NODE_ENDED.search(line)
-        if found is not None:
-            if self.ended is None:
-                self.ended = int(found["rank"])
-                self.status = None if found["status"] is None else int(found["status"])
-            return False
-        if line.startswith(_REFUSAL_PREFIX):
-            self._refusal = line.removeprefix(_REFUSAL_PREFIX)
-        self._last = line or self._last
-        return bool(line)
-
-    def _track_traceback(self, line: str) -> bool:
-        """Track the launcher's own tracebacks; return True for their lines."""
-        if _OWN_TRACE.match(line):
-            self._tracing = True
-            return True
-        if not self._tracing:
-            return False
-        # A traceback ends with the first line that is not indented.
-        self._tracing = line.startswith((" ", "Traceback "))
-        return True
-
-    @property
-    def final(self) -> bool:
-        """Whether a host refused its configuration, and would refuse it again."""
-        return self.status == EXIT_CONFIG and bool(self._refusal)
-
-    def cause(self, launcher_ending: str) -> str:
-        """Say why this run ended. ``launcher_ending``: how the launcher itself ended."""
-        if self.ended is None:
-            said = f": {self._last}" if self._last else ""
-            return f"mlx.launch {launcher_ending}{said}"
-        host = self._host(self.ended)
-        place = f"rank {self.ended} on {host}"
-        if self.status == _CONNECTION_LOST and host != LOCAL_HOST:
-            return f"{place}: its ssh connection was lost"
-        how = "was killed" if self.status is None else f"exited with status {self.status}"
-        said = f": {self._refusal}" if self._refusal else ", and its last lines say why"
-        return f"{place}: mlx-dp worker {how}{said}"
-
-    def _host(self, rank: int) -> str:
-        return self.hosts[rank].ssh if rank < len(self.hosts) else "an unknown host"
-
-
-@dataclass(slots=True)
-class LaunchWatch:
-    """Detects launched hosts that are lost without notice. Pure: a rank that joined must stay.
-
-    After a cable is cut the host gives up, but neither ssh nor the launcher notices.
-    """
-
-    ranks: Set[int]
-    patience_s: float
-    _joined: set[int] = field(default_factory=set)
-    _missing_since: dict[int, float] = field(default_factory=dict)
-
-    def update(self, present: Set[int], now: float) -> int | None:
-        """Note the ranks that have a host; return one that was absent for too long, if any."""
-        self._joined |= present
-        for rank in sorted(self.ranks):
-            if rank in present or rank not in self._joined:
-                self._missing_since.pop(rank, None)
-            elif now - self._missing_since.setdefault(rank, now) > self.patience_s:
-                return rank
-        return None
-
-
 def launch_command(host_file: Path, backend: DistributedBackend, worker: list[str]) -> list[str]:
     """Build the command of the launcher. ``worker``: the arguments of ``mlx-dp worker``.
 
@@ -263,7 +173,7 @@ class MlxLaunch:
         return LaunchEnd(said.cause(describe_exit(status)), said.final)
 
     def _spawn(
-        self, said: LaunchOutput, ended: asyncio.Event
+        self, said: "LaunchOutput", ended: asyncio.Event
     ) -> tuple["subprocess.Popen[bytes]", WorkerOutput]:
         def take(line: str) -> None:
             plain = without_escapes(line)
@@ -308,4 +218,94 @@ class MlxLaunch:
         finally:
             stopping.cancel()
             ending.cancel()
+        return None
+
+
+@dataclass(slots=True)
+class LaunchOutput:
+    """The parsed output of one run of the launcher: which node ended first, and why.
+
+    ``ended``: the rank of that node, or None.
+    """
+
+    hosts: Sequence[Host]
+    ended: int | None = None
+    status: int | None = None
+    _refusal: str = ""
+    _last: str = ""
+    _tracing: bool = False
+
+    def feed(self, line: str) -> bool:
+        """Parse a line without escapes; return True if it is worth showing."""
+        if self._track_traceback(line):
+            return False
+        found = _NODE_ENDED.search(line)
+        if found is not None:
+            if self.ended is None:
+                self.ended = int(found["rank"])
+                self.status = None if found["status"] is None else int(found["status"])
+            return False
+        if line.startswith(_REFUSAL_PREFIX):
+            self._refusal = line.removeprefix(_REFUSAL_PREFIX)
+        self._last = line or self._last
+        return bool(line)
+
+    def _track_traceback(self, line: str) -> bool:
+        """Track the launcher's own tracebacks; return True for their lines."""
+        if _OWN_TRACE.match(line):
+            self._tracing = True
+            return True
+        if not self._tracing:
+            return False
+        # A traceback ends with the first line that is not indented.
+        self._tracing = line.startswith((" ", "Traceback "))
+        return True
+
+    @property
+    def final(self) -> bool:
+        """Whether a host refused its configuration, and would refuse it again."""
+        return self.status == EXIT_CONFIG and bool(self._refusal)
+
+    def cause(self, launcher_ending: str) -> str:
+        """Say why this run ended. ``launcher_ending``: how the launcher itself ended."""
+        if self.ended is None:
+            said = f": {self._last}" if self._last else ""
+            return f"mlx.launch {launcher_ending}{said}"
+        host = self._host(self.ended)
+        place = f"rank {self.ended} on {host}"
+        if self.status == _CONNECTION_LOST and host != LOCAL_HOST:
+            return f"{place}: its ssh connection was lost"
+        how = "was killed" if self.status is None else f"exited with status {self.status}"
+        said = f": {self._refusal}" if self._refusal else ", and its last lines say why"
+        return f"{place}: mlx-dp worker {how}{said}"
+
+    def _host(self, rank: int) -> str:
+        return self.hosts[rank].ssh if rank < len(self.hosts) else "an unknown host"
+
+
+def without_escapes(line: str) -> str:
+    """The line without colours and cursor movements."""
+    return _ESCAPES.sub("", line).rstrip()
+
+
+@dataclass(slots=True)
+class LaunchWatch:
+    """Detects launched hosts that are lost without notice. Pure: a rank that joined must stay.
+
+    After a cable is cut the host gives up, but neither ssh nor the launcher notices.
+    """
+
+    ranks: Set[int]
+    patience_s: float
+    _joined: set[int] = field(default_factory=set)
+    _missing_since: dict[int, float] = field(default_factory=dict)
+
+    def update(self, present: Set[int], now: float) -> int | None:
+        """Note the ranks that have a host; return one that was absent for too long, if any."""
+        self._joined |= present
+        for rank in sorted(self.ranks):
+            if rank in present or rank not in self._joined:
+                self._missing_since.pop(rank, None)
+            elif now - self._missing_since.setdefault(rank, now) > self.patience_s:
+                return rank
         return None

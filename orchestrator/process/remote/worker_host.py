@@ -33,26 +33,6 @@ _REPEAT_S: Final = 600.0
 """The least time between two logs of the same warning."""
 
 
-@dataclass(slots=True)
-class LogThrottle:
-    """Lets each sentence through at most once in ``every_s`` seconds."""
-
-    every_s: float
-    _said_at: dict[str, float] = field(default_factory=dict)
-
-    def admit(self, sentence: str, now: float) -> bool:
-        """Return whether to log the sentence now; if so, start its interval."""
-        said_at = self._said_at.get(sentence)
-        if said_at is not None and now - said_at < self.every_s:
-            return False
-        self._said_at[sentence] = now
-        return True
-
-    def reset(self) -> None:
-        """Let every sentence through again, since the situation has changed."""
-        self._said_at.clear()
-
-
 class LauncherFactory(Protocol):
     """Makes the launcher for a worker that the controller requests."""
 
@@ -265,6 +245,26 @@ class HostedWorker:
     def ended(self, status: int) -> None:
         self.status = status
         self._wake()
+
+
+@dataclass(slots=True)
+class LogThrottle:
+    """Lets each sentence through at most once in ``every_s`` seconds."""
+
+    every_s: float
+    _said_at: dict[str, float] = field(default_factory=dict)
+
+    def admit(self, sentence: str, now: float) -> bool:
+        """Return whether to log the sentence now; if so, start its interval."""
+        said_at = self._said_at.get(sentence)
+        if said_at is not None and now - said_at < self.every_s:
+            return False
+        self._said_at[sentence] = now
+        return True
+
+    def reset(self) -> None:
+        """Let every sentence through again, since the situation has changed."""
+        self._said_at.clear()
 
 
 def _would_fail_again(status: int) -> bool:
