@@ -151,7 +151,7 @@ class FlushOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnerFlush:
-    """What a flush freed at one owner."""
+    """The outcome of a flush at one owner, and what it freed."""
 
     dp_rank: int
     outcome: FlushOutcome

@@ -58,7 +58,7 @@ def _title(plan: ServicePlan) -> str:
 
 
 def _weights_lines(plan: ServicePlan) -> list[Text]:
-    """What a group holds once and what several times: the reason for groups."""
+    """The parts that a group holds once, and those that each rank holds: the reason for groups."""
     weights = plan.weights
     if weights is None or plan.ownership.mode is ReplicaMode.DATA_PARALLEL:
         return []

@@ -11,8 +11,12 @@ from functools import partial
 from rich.console import Console
 
 from mlx_dp.orchestrator.cli.plan_table import plan_view
-from mlx_dp.orchestrator.cli.remote_command import connect_hint
-from mlx_dp.orchestrator.cli.remote_workers import RemoteWorkers, mlx_launch, remote_model
+from mlx_dp.orchestrator.cli.remote_workers import (
+    RemoteWorkers,
+    connect_hint,
+    mlx_launch,
+    remote_model,
+)
 from mlx_dp.orchestrator.cli.service_run import ServiceRun
 from mlx_dp.orchestrator.config import configuration
 from mlx_dp.orchestrator.config.flags import Flags

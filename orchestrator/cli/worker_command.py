@@ -19,14 +19,17 @@ from mlx_dp.orchestrator.config.memory_share import ram_nbytes, shared_memory
 from mlx_dp.orchestrator.model.fingerprint import model_fingerprint
 from mlx_dp.orchestrator.model.model_probe import ModelProbe, probe_model
 from mlx_dp.orchestrator.ports import Launcher
-from mlx_dp.orchestrator.process.cuda_devices import cuda_devices
 from mlx_dp.orchestrator.process.launcher import ProcessLauncher
 from mlx_dp.orchestrator.process.log_output import StderrConsole, configure_logging, write_plain
 from mlx_dp.orchestrator.process.power_assertion import keep_awake
-from mlx_dp.orchestrator.process.remote.connection_fault import ControllerPlace
+from mlx_dp.orchestrator.process.remote.host_link import ControllerPlace
 from mlx_dp.orchestrator.process.remote.worker_host import WorkerHost
 from mlx_dp.orchestrator.process.stop_signals import EXIT_SIGNAL_BASE, StopSignals
-from mlx_dp.orchestrator.process.worker_environment import WorkerEnvironment, worker_environment
+from mlx_dp.orchestrator.process.worker_environment import (
+    WorkerEnvironment,
+    cuda_devices,
+    worker_environment,
+)
 from mlx_dp.proto.descriptor_limit import check_descriptor_limit
 from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.fields import clip_text

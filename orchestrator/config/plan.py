@@ -23,9 +23,10 @@ model's context is shorter."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedOwner:
-    """What one owner will hold. ``memory`` is None for the fake engine, which has no tensors.
+    """The slots, tokens and bytes of one owner.
 
-    ``capacity`` is None for a remote worker, whose memory is not known local.
+    ``memory`` is None for the fake engine, which has no tensors. ``capacity`` is None for a remote
+    worker, whose memory is not known on this machine.
     """
 
     owner: int
@@ -37,7 +38,7 @@ class PlannedOwner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedWeights:
-    """How the weights lie in the processes. ``whole_nbytes``: of the whole model."""
+    """The weights of each process. ``whole_nbytes``: of the whole model."""
 
     whole_nbytes: int
     by_process: tuple[int, ...]
@@ -71,7 +72,7 @@ class ServicePlan:
 
     @property
     def weights(self) -> PlannedWeights | None:
-        """How the weights lie in the processes; None for the fake engine."""
+        """The weights of each process; None for the fake engine."""
         if self.model.shape is None:
             return None
         held = tuple(owner.weights_nbytes or 0 for owner in self.owners)

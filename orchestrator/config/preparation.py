@@ -14,7 +14,7 @@ from mlx_dp.orchestrator.config.memory_share import SharedMemory, ram_nbytes, sh
 from mlx_dp.orchestrator.model.model_probe import DeviceFacts, probe_model
 from mlx_dp.orchestrator.model.model_source import ResolvedModel, host_device, resolve_model
 from mlx_dp.orchestrator.model.progress import terminal_progress
-from mlx_dp.orchestrator.process.cuda_devices import cuda_devices
+from mlx_dp.orchestrator.process.worker_environment import cuda_devices
 from mlx_dp.proto.capacity.model_shape import ModelShape, RankWeights
 from mlx_dp.proto.capacity.parallel import ReplicaMode
 from mlx_dp.proto.descriptor_limit import check_descriptor_limit

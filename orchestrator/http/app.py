@@ -14,7 +14,7 @@ from mlx_dp.orchestrator.http.connection.while_connected import while_connected
 from mlx_dp.orchestrator.http.errors import install_error_handlers
 from mlx_dp.orchestrator.http.middleware import CloseWhenDraining, RequestMiddleware
 from mlx_dp.orchestrator.http.openapi import install_document
-from mlx_dp.orchestrator.http.routes.cache import flush_cache
+from mlx_dp.orchestrator.http.routes.administration import flush_cache, restart_worker, workers
 from mlx_dp.orchestrator.http.routes.context import AppContext
 from mlx_dp.orchestrator.http.routes.generation import GenerationRoute
 from mlx_dp.orchestrator.http.routes.health import health, health_generate, live
@@ -28,7 +28,6 @@ from mlx_dp.orchestrator.http.routes.models import (
     server_info,
     server_version,
 )
-from mlx_dp.orchestrator.http.routes.workers import restart_worker, workers
 from mlx_dp.orchestrator.options import HttpOptions
 from mlx_dp.orchestrator.text.text_model import TextModel
 

@@ -11,15 +11,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mlx_dp.orchestrator.api import Service, ServiceStatus
 from mlx_dp.orchestrator.formats.common.errors import ApiError, closing, too_large
 from mlx_dp.orchestrator.formats.table import FormatTable
-from mlx_dp.orchestrator.http.access.cross_origin import CrossOriginPaths, for_listed_origins
 from mlx_dp.orchestrator.http.access.host_policy import HostPolicy
-from mlx_dp.orchestrator.http.access.open_routes import is_open
-from mlx_dp.orchestrator.http.access.route_paths import RoutePaths
+from mlx_dp.orchestrator.http.access.route_paths import CrossOriginPaths, RoutePaths, is_open
 from mlx_dp.orchestrator.http.connection.client_protocol import MAX_HEAD_NBYTES
 from mlx_dp.orchestrator.http.errors import error_response
 from mlx_dp.orchestrator.options import HttpOptions
@@ -31,6 +30,15 @@ _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._:@=/+-]{1,128}")
 _TRACE_PARENT: Final = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _TRACE_STATE: Final = re.compile(rb"[\x21-\x7e \t]{1,512}")
 _PASSED_BACK: Final = {b"traceparent": _TRACE_PARENT, b"tracestate": _TRACE_STATE}
+# Headers that pages of listed origins may read.
+_EXPOSED: Final = (
+    "x-dp-rank",
+    "x-routing-reason",
+    "x-request-id",
+    "retry-after",
+    "traceparent",
+    "tracestate",
+)
 
 
 class RequestMiddleware:
@@ -58,7 +66,7 @@ class RequestMiddleware:
         )
         self._origins = frozenset(options.cors_origins)
         self._cross_origin = CrossOriginPaths(formats.paths)
-        self._for_listed = for_listed_origins(self._checked, self._origins)
+        self._for_listed = _for_listed_origins(self._checked, self._origins)
         key = options.api_key
         self._key_digest = None if key is None else _digest(_raw(key))
 
@@ -160,6 +168,22 @@ class CloseWhenDraining:
 
     def _is_ending(self) -> bool:
         return self._service.state().status in _ENDING
+
+
+def _for_listed_origins(app: ASGIApp, origins: frozenset[str]) -> CORSMiddleware:
+    """Answer preflights, and add the CORS headers to all other responses, errors included.
+
+    Without credentials: browsers have none for this server, pages send keys in their own code.
+    """
+    return CORSMiddleware(
+        app,
+        allow_origins=origins,
+        allow_methods=("GET", "HEAD", "POST", "OPTIONS"),
+        allow_headers=("*",),
+        # Chrome asks before a public page reaches a private address.
+        allow_private_network=True,
+        expose_headers=_EXPOSED,
+    )
 
 
 def _malformed(scope: Scope, headers: Mapping[bytes, bytes]) -> ApiError | None:

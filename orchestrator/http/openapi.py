@@ -9,8 +9,6 @@ from pydantic import BaseModel
 
 from mlx_dp.orchestrator.formats.table import FormatTable
 
-Json = dict[str, Any]
-
 _ERROR: Final = "Error"
 _REFERENCE: Final = "#/components/schemas/{model}"
 # Their 503 reports the outcome at each owner.
@@ -36,7 +34,7 @@ def install_document(app: FastAPI, formats: FormatTable) -> None:
     """Make the app serve the full document, which is built at its first request."""
     bodies = {endpoint.path: endpoint.body for endpoint in formats.endpoints}
 
-    def document() -> Json:
+    def document() -> dict[str, Any]:
         if app.openapi_schema is None:
             app.openapi_schema = _document(app, bodies)
         return app.openapi_schema
@@ -45,9 +43,9 @@ def install_document(app: FastAPI, formats: FormatTable) -> None:
     app.openapi = document  # type: ignore[method-assign]
 
 
-def _document(app: FastAPI, bodies: Mapping[str, type[BaseModel]]) -> Json:
-    made: Json = get_openapi(title=app.title, version=app.version, routes=app.routes)
-    schemas: Json = made.setdefault("components", {}).setdefault("schemas", {})
+def _document(app: FastAPI, bodies: Mapping[str, type[BaseModel]]) -> dict[str, Any]:
+    made: dict[str, Any] = get_openapi(title=app.title, version=app.version, routes=app.routes)
+    schemas: dict[str, Any] = made.setdefault("components", {}).setdefault("schemas", {})
     schemas[_ERROR] = _error_schema()
     for path, operations in made["paths"].items():
         for operation in operations.values():
@@ -65,7 +63,7 @@ def _document(app: FastAPI, bodies: Mapping[str, type[BaseModel]]) -> Json:
     return made
 
 
-def _body(kind: type[BaseModel], schemas: Json) -> Json:
+def _body(kind: type[BaseModel], schemas: dict[str, Any]) -> dict[str, Any]:
     schema = kind.model_json_schema(ref_template=_REFERENCE)
     schemas.update(schema.pop("$defs", {}))
     schemas[kind.__name__] = schema
@@ -73,12 +71,12 @@ def _body(kind: type[BaseModel], schemas: Json) -> Json:
     return {"required": True, "content": {"application/json": {"schema": reference}}}
 
 
-def _error(why: str) -> Json:
+def _error(why: str) -> dict[str, Any]:
     reference = {"$ref": _REFERENCE.format(model=_ERROR)}
     return {"description": why, "content": {"application/json": {"schema": reference}}}
 
 
-def _error_schema() -> Json:
+def _error_schema() -> dict[str, Any]:
     optional = {"type": ["string", "null"]}
     members = {
         "message": {"type": "string"},

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from mlx_dp.orchestrator.process.child_signals import stop_signals_blocked
+from mlx_dp.orchestrator.process.stop_signals import stop_signals_blocked
 from mlx_dp.proto.errors import ConfigError
 
 _STDERR_TAIL = 600

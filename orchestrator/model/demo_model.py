@@ -11,7 +11,7 @@ from time import sleep
 
 from mlx_dp.orchestrator.model.model_cache import ModelCache, Storage, file_digest
 from mlx_dp.orchestrator.model.progress import Progress
-from mlx_dp.orchestrator.process.child_signals import stop_signals_blocked
+from mlx_dp.orchestrator.process.stop_signals import stop_signals_blocked
 from mlx_dp.proto.errors import ConfigError
 
 DEMO_NAME = "SmolLM2-135M-Instruct"

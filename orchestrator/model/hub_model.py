@@ -12,7 +12,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils.tqdm import tqdm
 
-from mlx_dp.orchestrator.model.errors import ModelSourceError
+from mlx_dp.orchestrator.model.model_directory import ModelSourceError
 from mlx_dp.orchestrator.model.progress import Progress
 
 # The files that mlx-lm and tokenizers read. No *.py: code from the hub runs only on request. Other

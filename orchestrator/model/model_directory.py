@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-from mlx_dp.orchestrator.model.errors import ModelSourceError
+from mlx_dp.proto.errors import ConfigError
 
 _INDEX: Final = "model.safetensors.index.json"
 _READ_BY_US: Final = ("generation_config.json", "tokenizer_config.json", _INDEX)
@@ -21,6 +21,10 @@ _TOKENIZERS: Final = (
 )
 _OTHER_WEIGHTS: Final = ("*.bin", "*.pt", "*.pth", "*.h5", "*.msgpack", "*.npz", "*.onnx")
 _AGAIN: Final = "copy it again from the model's source"
+
+
+class ModelSourceError(ConfigError):
+    """The model that ``--model`` names is missing or unusable; nothing was loaded."""
 
 
 def check_model_dir(path: Path, *, trust_remote_code: bool = False) -> None:

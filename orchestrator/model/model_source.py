@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Final, Literal
 
 from mlx_dp.orchestrator.model.demo_model import DEMO_NAME, demo_model
-from mlx_dp.orchestrator.model.errors import ModelSourceError
 from mlx_dp.orchestrator.model.model_cache import ModelCache, Storage, gguf_model
-from mlx_dp.orchestrator.model.model_directory import check_model_dir, only_gguf
+from mlx_dp.orchestrator.model.model_directory import ModelSourceError, check_model_dir, only_gguf
 from mlx_dp.orchestrator.model.progress import Progress
 
 DeviceKind = Literal["cpu", "metal", "cuda"]

@@ -10,9 +10,9 @@ from typing import Final
 
 import psutil
 
-from mlx_dp.orchestrator.process.child_signals import stop_signals_blocked
 from mlx_dp.orchestrator.process.exit_watch import kill_group, watch_exit
 from mlx_dp.orchestrator.process.open_files import check_open_files
+from mlx_dp.orchestrator.process.stop_signals import stop_signals_blocked
 from mlx_dp.orchestrator.process.worker_output import WorkerOutput
 
 _logger = logging.getLogger(__name__)

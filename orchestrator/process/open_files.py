@@ -6,7 +6,7 @@ from typing import Final
 
 # Shells set 1024 on Linux and 256 on macOS, which is too little for a server.
 WANTED: Final = 65_536
-# Older macOS accepts no more, whatever the hard limit says.
+# Older macOS accepts no more, even if the hard limit is higher.
 _LEAST_WANTED: Final = 10_240
 
 

@@ -1,17 +1,17 @@
-"""The environment of worker processes: devices, and a fast matrix library on a Linux CPU."""
+"""The environment of worker processes: CUDA devices, and a fast matrix library on a Linux CPU."""
 
 import ctypes.util
 import os
+import shutil
+import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from mlx_dp.orchestrator.process.cuda_devices import device_variables
-
-_LIBRARY: Final = "libopenblas.so.0"
-_FOLDERS: Final = tuple(
+_OPENBLAS: Final = "libopenblas.so.0"
+_LIBRARY_FOLDERS: Final = tuple(
     Path(folder)
     for folder in (
         "/usr/lib/x86_64-linux-gnu",
@@ -21,10 +21,12 @@ _FOLDERS: Final = tuple(
         "/usr/local/lib",
     )
 )
-_MISSING: Final = (
+_OPENBLAS_MISSING: Final = (
     "OpenBLAS was not found, without which MLX is about 25 times slower in float32 on a CPU: "
     "install it (Debian: libopenblas0-pthread, Fedora: openblas)"
 )
+_CUDA_DEVICES: Final = "CUDA_VISIBLE_DEVICES"
+_LISTING_TIMEOUT_S: Final = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +84,7 @@ def choose_blas(
     # A BLAS that the user preloads wins; two would conflict.
     chosen = any(name in preloaded.lower() for name in ("blas", "mkl"))
     if library is None and not chosen:
-        return BlasChoice(warning=_MISSING)
+        return BlasChoice(warning=_OPENBLAS_MISSING)
     variables: dict[str, str] = {}
     if library is not None and not chosen:
         variables["LD_PRELOAD"] = f"{preloaded}:{library}" if preloaded else library
@@ -91,13 +93,13 @@ def choose_blas(
     return BlasChoice(variables=variables)
 
 
-def find_openblas(folders: tuple[Path, ...] = _FOLDERS) -> str | None:
+def find_openblas(folders: tuple[Path, ...] = _LIBRARY_FOLDERS) -> str | None:
     """The name or path to preload, or None."""
     # ldconfig first; slim images have none, so the usual folders follow.
-    if ctypes.util.find_library("openblas") == _LIBRARY:
-        return _LIBRARY
+    if ctypes.util.find_library("openblas") == _OPENBLAS:
+        return _OPENBLAS
     for folder in folders:
-        for path in (folder / _LIBRARY, folder / "openblas-pthread" / _LIBRARY):
+        for path in (folder / _OPENBLAS, folder / "openblas-pthread" / _OPENBLAS):
             if path.is_file():
                 return str(path)
     return None
@@ -108,3 +110,36 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def cuda_devices(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Names of usable devices, in the form of CUDA_VISIBLE_DEVICES; () without CUDA.
+
+    The device library is not needed to find them.
+    """
+    given = environment.get(_CUDA_DEVICES)
+    if given is not None:
+        return tuple(name.strip() for name in given.split(",") if name.strip())
+    command = shutil.which("nvidia-smi", path=environment.get("PATH"))
+    if command is None:
+        return ()
+    try:
+        listing = subprocess.run(
+            [command, "--query-gpu=uuid", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            timeout=_LISTING_TIMEOUT_S,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    if listing.returncode != 0:
+        return ()
+    return tuple(line.strip() for line in listing.stdout.splitlines() if line.strip())
+
+
+def device_variables(devices: tuple[str, ...], index: int) -> dict[str, str]:
+    """Assign one device to each worker, round robin; {} without devices."""
+    if not devices:
+        return {}
+    return {_CUDA_DEVICES: devices[index % len(devices)]}

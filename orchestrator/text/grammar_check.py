@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from mlx_dp.orchestrator.process.child_signals import run_short_child
+from mlx_dp.orchestrator.process.stop_signals import run_short_child
 from mlx_dp.proto.messages.grammar import Grammar, complaint_line
 
 CHILDREN: Final = 2

@@ -4,7 +4,6 @@ import http.client
 import json
 from collections.abc import Iterator
 
-import openai
 import pytest
 
 from tests.support.hosts.served import Served
@@ -26,7 +25,10 @@ def service() -> Iterator[Served]:
         yield served
 
 
-def client(service: Served, path: str = "/v1") -> openai.OpenAI:
+def client(service: Served, path: str = "/v1"):
+    # Imported late, here and below: it takes a second, which no collection should wait for.
+    import openai
+
     return openai.OpenAI(base_url=service.url + path, api_key=KEY, max_retries=0)
 
 
@@ -46,6 +48,8 @@ def ask(
 
 @pytest.mark.parametrize("path", ["/v1", "", "/", "/v1/", "//v1"])
 def test_the_client_works_with_any_base_url_and_every_name(service: Served, path: str) -> None:
+    import openai
+
     with client(service, path) as api:
         assert [model.id for model in api.models.list()] == ["chat", "org/name"]
         for name in ("chat", "org/name", "fake"):
@@ -60,6 +64,8 @@ def test_the_client_works_with_any_base_url_and_every_name(service: Served, path
 def test_an_answer_ends_with_length_where_the_room_ends_and_a_long_prompt_is_refused(
     service: Served,
 ) -> None:
+    import openai
+
     with client(service) as api:
         room = api.models.retrieve("chat").max_model_len  # type: ignore[attr-defined]
         assert room == POOL_TOKENS + 1

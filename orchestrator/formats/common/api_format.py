@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
+import msgspec
 from pydantic import BaseModel
 
 from mlx_dp.orchestrator.formats.common.errors import ApiError
@@ -16,6 +17,7 @@ from mlx_dp.orchestrator.text.choice_text import Piece
 from mlx_dp.proto.messages.events import FinishReason
 
 Body = TypeVar("Body", bound=BaseModel)
+"""A route's model class for request bodies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +32,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptView:
-    """What a response may show of one prompt."""
+    """The parts of one prompt that a response may show."""
 
     num_tokens: int
     encoded_ids: bytes | None = None
@@ -39,9 +41,28 @@ class PromptView:
     """The text, if the request ``shows_prompt``."""
 
 
+class EncodedIds:
+    """Token ids as items of a JSON array, which takes a fifth of a list's memory."""
+
+    def __init__(self) -> None:
+        self._items = bytearray()
+
+    def extend(self, ids: Sequence[int]) -> None:
+        """Append further ids."""
+        if not ids:
+            return
+        if self._items:
+            self._items += b","
+        self._items += msgspec.json.encode(ids)[1:-1]
+
+    @property
+    def array(self) -> bytes:
+        return b"[" + self._items + b"]"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseContext:
-    """What the writer of a response knows of its request and its model."""
+    """The request, prompts and model of a response, as its writer needs them."""
 
     model: str
     generation: GenerationRequest

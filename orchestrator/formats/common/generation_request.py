@@ -72,7 +72,7 @@ class RequestedSampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """A request as HTTP and everything behind it sees it, whatever API it came through.
+    """A request in neutral terms, the same for every API format.
 
     Its fields are within their own bounds. What depends on the model or on the load is checked
     later: token ids against the vocabulary, lengths against the context, the rank's state.
@@ -84,7 +84,7 @@ class GenerationRequest:
     choices_per_prompt: int = 1
     stream: bool = False
     max_tokens: int | None = None
-    """None: what is left of the context."""
+    """None: the rest of the context."""
     min_tokens: int = 0
     sampling: RequestedSampling = field(default_factory=RequestedSampling)
     num_logprobs: int | None = None

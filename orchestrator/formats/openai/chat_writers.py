@@ -7,9 +7,8 @@ import msgspec
 
 from mlx_dp.orchestrator.formats.common.api_format import ChoiceEnd, ResponseContext, Usage
 from mlx_dp.orchestrator.formats.common.errors import ApiError
-from mlx_dp.orchestrator.formats.openai.collected_choice import CollectedChoice
 from mlx_dp.orchestrator.formats.openai.fields import StreamOptions
-from mlx_dp.orchestrator.formats.openai.logprobs import CHAT_LISTS, Logprobs, chat_logprobs
+from mlx_dp.orchestrator.formats.openai.logprobs import CHAT_LOGPROBS
 from mlx_dp.orchestrator.formats.openai.response_parts import (
     KEEP_ALIVE,
     ChunkMembers,
@@ -19,7 +18,8 @@ from mlx_dp.orchestrator.formats.openai.response_parts import (
     stream_end,
     stream_failure,
 )
-from mlx_dp.orchestrator.text.choice_text import Piece, ShownToken
+from mlx_dp.orchestrator.formats.openai.whole_writer import BodyShape, CollectedChoice
+from mlx_dp.orchestrator.text.choice_text import Piece
 
 _ID_PREFIX: Final = "chatcmpl"
 _RUNNING: Final = b'},"logprobs":null,"finish_reason":null'
@@ -68,7 +68,7 @@ class ChatStreamWriter:
         """Return what follows the delta's members in a chunk that is not the last."""
         if not piece.logprobs:
             return _RUNNING
-        logprobs = _encode(_logprobs(self._context, piece.logprobs))
+        logprobs = _encode(CHAT_LOGPROBS.shown(self._context, piece.logprobs))
         return b'},"logprobs":%b,"finish_reason":null' % logprobs
 
     def closing(self, index: int, end: ChoiceEnd) -> bytes:
@@ -90,43 +90,24 @@ class ChatStreamWriter:
         return KEEP_ALIVE
 
 
-class ChatWholeWriter:
-    """Writes one body of all choices."""
-
-    def __init__(self, context: ResponseContext) -> None:
-        self._context = context
-        self._head = ResponseHead.new(_ID_PREFIX, context.model)
-        self._choices = [CollectedChoice() for _ in range(context.num_choices)]
-
-    def piece(self, index: int, piece: Piece) -> None:
-        self._choices[index].append(piece, _logprobs(self._context, piece.logprobs))
-
-    def closing(self, index: int, end: ChoiceEnd) -> None:
-        self._choices[index].finish_reason = end.reason.value
-
-    def body(self, usage: Usage) -> Iterator[bytes | bytearray]:
-        generation = self._context.generation
-        lists = None if generation.num_logprobs is None else CHAT_LISTS
-        yield self._head.body_start("chat.completion")
-        for index, choice in enumerate(self._choices):
-            assert choice.finish_reason, index
-            yield b'%b{"index":%d,"message":{"role":"assistant","content":%b},"logprobs":' % (
-                b"," if index else b"[",
-                index,
-                _encode(choice.text),
-            )
-            yield from choice.logprob_parts(lists)
-            yield b',"finish_reason":%b' % _encode(choice.finish_reason)
-            yield choice.token_ids(shown=generation.shows_token_ids)
-            yield b"}"
-        yield b"]"
-        # All choices have the one prompt.
-        yield prompt_token_ids(self._context, 0)
-        yield b',"usage":%b}' % _encode(final_usage(usage))
+def _body_parts(
+    context: ResponseContext, head: ResponseHead, choices: Sequence[CollectedChoice], usage: Usage
+) -> Iterator[bytes | bytearray]:
+    yield head.body_start("chat.completion")
+    for index, choice in enumerate(choices):
+        yield b'%b{"index":%d,"message":{"role":"assistant","content":%b},"logprobs":' % (
+            b"," if index else b"[",
+            index,
+            _encode(choice.text),
+        )
+        yield from choice.logprob_parts()
+        yield b',"finish_reason":%b' % _encode(choice.finish_reason)
+        yield choice.token_ids
+        yield b"}"
+    yield b"]"
+    # All choices have the one prompt.
+    yield prompt_token_ids(context, 0)
+    yield b',"usage":%b}' % _encode(final_usage(usage))
 
 
-def _logprobs(context: ResponseContext, tokens: Sequence[ShownToken]) -> Logprobs | None:
-    num_top = context.generation.num_logprobs
-    if num_top is None or not tokens:
-        return None
-    return chat_logprobs(tokens, context.token_bytes, num_top)
+CHAT_BODY: Final = BodyShape(id_prefix=_ID_PREFIX, logprobs=CHAT_LOGPROBS, parts=_body_parts)

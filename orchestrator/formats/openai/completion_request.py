@@ -6,8 +6,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from mlx_dp.orchestrator.formats.common.errors import invalid
 from mlx_dp.orchestrator.formats.common.generation_request import Prompt
-from mlx_dp.orchestrator.formats.common.numbers import FALSE_IS_UNSET, INTEGRAL, integral
-from mlx_dp.orchestrator.formats.common.validation import refuse
+from mlx_dp.orchestrator.formats.common.validation import FALSE_IS_UNSET, INTEGRAL, integral, refuse
 from mlx_dp.orchestrator.formats.openai.fields import (
     MAX_CHOICES,
     MAX_TOKEN_ID,

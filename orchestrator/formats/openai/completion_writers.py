@@ -7,9 +7,8 @@ import msgspec
 
 from mlx_dp.orchestrator.formats.common.api_format import ChoiceEnd, ResponseContext, Usage
 from mlx_dp.orchestrator.formats.common.errors import ApiError
-from mlx_dp.orchestrator.formats.openai.collected_choice import CollectedChoice
 from mlx_dp.orchestrator.formats.openai.fields import StreamOptions
-from mlx_dp.orchestrator.formats.openai.logprobs import LEGACY_LISTS, Logprobs, legacy_logprobs
+from mlx_dp.orchestrator.formats.openai.logprobs import LEGACY_LOGPROBS
 from mlx_dp.orchestrator.formats.openai.response_parts import (
     KEEP_ALIVE,
     ChunkMembers,
@@ -19,7 +18,8 @@ from mlx_dp.orchestrator.formats.openai.response_parts import (
     stream_end,
     stream_failure,
 )
-from mlx_dp.orchestrator.text.choice_text import Piece, ShownToken
+from mlx_dp.orchestrator.formats.openai.whole_writer import BodyShape, CollectedChoice
+from mlx_dp.orchestrator.text.choice_text import Piece
 
 _ID_PREFIX: Final = "cmpl"
 _KIND: Final = "text_completion"
@@ -47,7 +47,7 @@ class CompletionStreamWriter:
         return self._chunk(index, echo or "", b"null", b"null", members, 0)
 
     def piece(self, index: int, piece: Piece, num_tokens: int) -> bytes:
-        logprobs = _encode(_logprobs(self._context, piece.logprobs))
+        logprobs = _encode(LEGACY_LOGPROBS.shown(self._context, piece.logprobs))
         ids = self._members.token_ids(piece.ids)
         return self._chunk(index, piece.text, logprobs, b"null", ids, num_tokens)
 
@@ -84,41 +84,25 @@ class CompletionStreamWriter:
         )
 
 
-class CompletionWholeWriter:
-    """Writes one body of all choices, each behind its prompt if the client asked for ``echo``."""
-
-    def __init__(self, context: ResponseContext) -> None:
-        self._context = context
-        self._head = ResponseHead.new(_ID_PREFIX, context.model)
-        self._choices = [CollectedChoice() for _ in range(context.num_choices)]
-
-    def piece(self, index: int, piece: Piece) -> None:
-        self._choices[index].append(piece, _logprobs(self._context, piece.logprobs))
-
-    def closing(self, index: int, end: ChoiceEnd) -> None:
-        self._choices[index].finish_reason = end.reason.value
-
-    def body(self, usage: Usage) -> Iterator[bytes | bytearray]:
-        generation = self._context.generation
-        lists = None if generation.num_logprobs is None else LEGACY_LISTS
-        yield self._head.body_start(_KIND)
-        for index, choice in enumerate(self._choices):
-            assert choice.finish_reason, index
-            yield b'%b{"index":%d,"text":%b,"logprobs":' % (
-                b"," if index else b"[",
-                index,
-                _encode((self._context.prompt_view(index).text or "") + choice.text),
-            )
-            yield from choice.logprob_parts(lists)
-            yield b',"finish_reason":%b' % _encode(choice.finish_reason)
-            yield prompt_token_ids(self._context, index)
-            yield choice.token_ids(shown=generation.shows_token_ids)
-            yield b"}"
-        yield b'],"usage":%b}' % _encode(final_usage(usage))
+def _body_parts(
+    context: ResponseContext, head: ResponseHead, choices: Sequence[CollectedChoice], usage: Usage
+) -> Iterator[bytes | bytearray]:
+    """Yield the body. Each choice follows its prompt if the client asked for ``echo``."""
+    yield head.body_start(_KIND)
+    for index, choice in enumerate(choices):
+        yield b'%b{"index":%d,"text":%b,"logprobs":' % (
+            b"," if index else b"[",
+            index,
+            _encode((context.prompt_view(index).text or "") + choice.text),
+        )
+        yield from choice.logprob_parts()
+        yield b',"finish_reason":%b' % _encode(choice.finish_reason)
+        yield prompt_token_ids(context, index)
+        yield choice.token_ids
+        yield b"}"
+    yield b'],"usage":%b}' % _encode(final_usage(usage))
 
 
-def _logprobs(context: ResponseContext, tokens: Sequence[ShownToken]) -> Logprobs | None:
-    num_top = context.generation.num_logprobs
-    if num_top is None or not tokens:
-        return None
-    return legacy_logprobs(tokens, context.token_bytes, num_top)
+COMPLETION_BODY: Final = BodyShape(
+    id_prefix=_ID_PREFIX, logprobs=LEGACY_LOGPROBS, parts=_body_parts
+)

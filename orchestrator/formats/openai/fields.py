@@ -7,14 +7,15 @@ from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema
 
-from mlx_dp.orchestrator.formats.common.numbers import (
+from mlx_dp.orchestrator.formats.common.validation import (
     INTEGRAL,
     MINUS_ONE_IS_UNSET,
     MINUS_ONE_IS_ZERO,
+    STRICT,
     TOKEN_BOUND,
     ZERO_IS_UNSET,
+    refuse,
 )
-from mlx_dp.orchestrator.formats.common.validation import STRICT, refuse
 from mlx_dp.orchestrator.formats.openai.structured_fields import (
     Alternatives,
     GrammarText,

@@ -1,18 +1,17 @@
 """Log-probabilities in OpenAI's two shapes."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
+from mlx_dp.orchestrator.formats.common.api_format import ResponseContext
 from mlx_dp.orchestrator.text.choice_text import ShownToken
 
 TokenBytes = Callable[[int], bytes]
 Logprobs = Mapping[str, Sequence[object]]
 """Lists of equal length, with an item for each token: both shapes consist of these."""
-
-CHAT_LISTS: Final = ("content",)
-LEGACY_LISTS: Final = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 
 
 class EncodedLogprobs:
@@ -38,7 +37,7 @@ class EncodedLogprobs:
         yield b"}"
 
 
-def chat_logprobs(tokens: Sequence[ShownToken], token_bytes: TokenBytes, num_top: int) -> Logprobs:
+def _chat_logprobs(tokens: Sequence[ShownToken], token_bytes: TokenBytes, num_top: int) -> Logprobs:
     """The shape of chat completions."""
     return {
         "content": [
@@ -58,7 +57,7 @@ def _entry(data: bytes, logprob: float) -> dict[str, object]:
     return {"token": data.decode(errors="replace"), "logprob": logprob, "bytes": list(data)}
 
 
-def legacy_logprobs(
+def _legacy_logprobs(
     tokens: Sequence[ShownToken], token_bytes: TokenBytes, num_top: int
 ) -> Logprobs:
     """The shape of completions. Of tokens with equal text the most likely one stays."""
@@ -80,3 +79,24 @@ def legacy_logprobs(
         "top_logprobs": tops,
         "text_offset": [shown.text_offset for shown in tokens],
     }
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobShape:
+    """One of the two shapes: the names of its lists, and the function that fills them."""
+
+    lists: Sequence[str]
+    fill: Callable[[Sequence[ShownToken], TokenBytes, int], Logprobs]
+
+    def shown(self, context: ResponseContext, tokens: Sequence[ShownToken]) -> Logprobs | None:
+        """Return the log-probabilities of some tokens, or None if there are none to show."""
+        num_top = context.generation.num_logprobs
+        if num_top is None or not tokens:
+            return None
+        return self.fill(tokens, context.token_bytes, num_top)
+
+
+CHAT_LOGPROBS: Final = LogprobShape(("content",), _chat_logprobs)
+LEGACY_LOGPROBS: Final = LogprobShape(
+    ("tokens", "token_logprobs", "top_logprobs", "text_offset"), _legacy_logprobs
+)

@@ -22,11 +22,11 @@ from mlx_dp.orchestrator.formats.common.generation_request import (
     RequestedSampling,
 )
 from mlx_dp.orchestrator.formats.openai.chat_request import ChatRequest
-from mlx_dp.orchestrator.formats.openai.chat_writers import ChatStreamWriter, ChatWholeWriter
+from mlx_dp.orchestrator.formats.openai.chat_writers import CHAT_BODY, ChatStreamWriter
 from mlx_dp.orchestrator.formats.openai.completion_request import CompletionRequest
 from mlx_dp.orchestrator.formats.openai.completion_writers import (
+    COMPLETION_BODY,
     CompletionStreamWriter,
-    CompletionWholeWriter,
 )
 from mlx_dp.orchestrator.formats.openai.fields import CompletionFields, StreamOptions
 from mlx_dp.orchestrator.formats.openai.response_parts import error_body
@@ -36,6 +36,7 @@ from mlx_dp.orchestrator.formats.openai.unsupported import (
     COMPLETION_NEUTRAL,
     refuse_unsupported,
 )
+from mlx_dp.orchestrator.formats.openai.whole_writer import WholeBodyWriter
 from mlx_dp.orchestrator.text.text_model import Chat
 
 
@@ -58,7 +59,7 @@ class ChatCompletion:
         return ChatStreamWriter(context, self.stream_options)
 
     def whole_writer(self, context: ResponseContext) -> WholeWriter:
-        return ChatWholeWriter(context)
+        return WholeBodyWriter(context, CHAT_BODY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ class TextCompletion:
         return CompletionStreamWriter(context, self.stream_options)
 
     def whole_writer(self, context: ResponseContext) -> WholeWriter:
-        return CompletionWholeWriter(context)
+        return WholeBodyWriter(context, COMPLETION_BODY)
 
 
 def _generation(

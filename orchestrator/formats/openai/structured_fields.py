@@ -5,8 +5,12 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema
 
-from mlx_dp.orchestrator.formats.common.numbers import EMPTY_LIST_IS_UNSET, EMPTY_TEXT_IS_UNSET
-from mlx_dp.orchestrator.formats.common.validation import STRICT, refuse
+from mlx_dp.orchestrator.formats.common.validation import (
+    EMPTY_LIST_IS_UNSET,
+    EMPTY_TEXT_IS_UNSET,
+    STRICT,
+    refuse,
+)
 from mlx_dp.proto.fields import MAX_GRAMMAR_CHARS
 
 MAX_ALTERNATIVES: Final = 1024

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Final
 
 from mlx_dp.orchestrator.formats.common.errors import unsupported
-from mlx_dp.orchestrator.formats.common.numbers import same_value
+from mlx_dp.orchestrator.formats.common.validation import same_value
 from mlx_dp.orchestrator.formats.openai.fields import NEUTRAL_SAMPLING, CompletionFields
 
 Neutral = Mapping[str, tuple[object, ...]]

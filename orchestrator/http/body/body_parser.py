@@ -3,20 +3,20 @@
 import asyncio
 import signal
 import sys
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
+from mlx_dp.orchestrator.formats.common.api_format import Body
 from mlx_dp.orchestrator.formats.common.errors import ApiError
 from mlx_dp.orchestrator.formats.common.validation import from_validation
-from mlx_dp.orchestrator.http.body.concurrency_limit import LIMIT_S, ConcurrencyLimit
-from mlx_dp.orchestrator.http.body.packed_body import PackedBody, Refusal, unpack
-from mlx_dp.orchestrator.http.body.packing_child import class_path
-from mlx_dp.orchestrator.process.child_signals import run_short_child
+from mlx_dp.orchestrator.http.body.limits import MAX_WAIT_S, ConcurrencyLimit
+from mlx_dp.orchestrator.http.body.packed_body import PackedBody, Refusal, class_path, unpack
+from mlx_dp.orchestrator.process.stop_signals import run_short_child
 
 INLINE_NBYTES: Final = 256 * 2**10
-"""A body up to this size is parsed in this process, whatever it contains."""
+"""A body up to this size is always parsed in this process."""
 INLINE_SIGNS: Final = 2**15
 """A larger one too, if it has no more commas and brackets: it is mostly text then."""
 INLINE_TEXT_NBYTES: Final = 4 * 2**20
@@ -26,16 +26,14 @@ MAX_SIGNS: Final = 2**21
 CHILDREN: Final = 2
 
 _SIGNS: Final = (b",", b"[", b"{")
-_COMMAND: Final = (sys.executable, "-m", "mlx_dp.orchestrator.http.body.packing_child")
-
-Body = TypeVar("Body", bound=BaseModel)
+_COMMAND: Final = (sys.executable, "-m", "mlx_dp.orchestrator.http.body.packed_body")
 
 
 class BodyParser:
     """Parses bodies of many values in child processes, few at a time, and others in place."""
 
     def __init__(
-        self, command: tuple[str, ...] = _COMMAND, *, wait_limit_s: float = LIMIT_S
+        self, command: tuple[str, ...] = _COMMAND, *, wait_limit_s: float = MAX_WAIT_S
     ) -> None:
         self._command = command
         self._children = asyncio.Semaphore(CHILDREN)

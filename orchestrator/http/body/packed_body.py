@@ -1,26 +1,29 @@
 """A large request body made small: its token ids packed, the rest as checked JSON.
 
 Parsing JSON of a million numbers takes a tenth of a second and more, and holds the interpreter's
-lock, so that no thread helps. A child process parses it; reading its result takes a few
-milliseconds.
+lock, so that no thread helps. So this module also runs as a child process, which parses the body;
+reading its result takes a few milliseconds.
 """
 
+import importlib
 import json
+import signal
+import sys
 from array import array
 from collections.abc import Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import msgspec
 from pydantic import BaseModel, ValidationError
 
+from mlx_dp.orchestrator.formats.common.api_format import Body
 from mlx_dp.orchestrator.formats.common.errors import ApiError
 from mlx_dp.orchestrator.formats.common.generation_request import Prompt
 from mlx_dp.orchestrator.formats.common.validation import from_validation
 
 MAX_OTHER_VALUES: Final = 2**17
 """Values beside the token ids. The longest chat that is allowed has half as many."""
-
-Body = TypeVar("Body", bound=BaseModel)
+CHILD_LIMIT_S: Final = 20
 
 
 class Refusal(msgspec.Struct, frozen=True, tag=True):
@@ -116,3 +119,23 @@ def _num_values(value: Any) -> int:
             elif isinstance(each, list):
                 left.append(each)
     return count
+
+
+def class_path(kind: type[BaseModel]) -> str:
+    """Return the argument of ``main`` that names a model class: ``module:name``."""
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def main() -> None:
+    """Pack one body from stdin to stdout. The argument is the body's model class."""
+    # The default action ends the process even inside the parser.
+    signal.alarm(CHILD_LIMIT_S)
+    [path] = sys.argv[1:]
+    module, _, name = path.partition(":")
+    kind: type[BaseModel] = getattr(importlib.import_module(module), name)
+    packed = pack(kind, sys.stdin.buffer.read())
+    sys.stdout.buffer.write(msgspec.msgpack.encode(packed))
+
+
+if __name__ == "__main__":
+    main()

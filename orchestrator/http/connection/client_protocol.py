@@ -43,7 +43,7 @@ _WAITING: Final = (ClientPhase.IDLE, ClientPhase.HEAD)
 
 
 class SharedState(ServerState):
-    """What the connections of one server share.
+    """State that the connections of one server share.
 
     ``api_format`` writes errors about requests that have no route yet.
     """

@@ -5,8 +5,11 @@ from collections.abc import Iterator, Sequence
 
 from mlx_dp.orchestrator.api import Generation
 from mlx_dp.orchestrator.formats.common.generation_request import GenerationRequest
-from mlx_dp.orchestrator.http.preparation.logprob_bound import default_answer_tokens
-from mlx_dp.orchestrator.http.preparation.sampling import sampling_params, stop_token_ids
+from mlx_dp.orchestrator.http.preparation.sampling import (
+    default_answer_tokens,
+    sampling_params,
+    stop_token_ids,
+)
 from mlx_dp.orchestrator.http.stream.choice_streams import Choice
 from mlx_dp.orchestrator.text.choice_text import ChoiceText
 from mlx_dp.orchestrator.text.stop_strings import StopStrings

@@ -1,14 +1,12 @@
-"""What a response shows of its prompts: their length, and ids or text if the client asked."""
+"""Views of prompts for the response: their length, and on request their ids or text."""
 
 from collections.abc import Sequence
 from typing import Final
 
-from mlx_dp.orchestrator.formats.common.api_format import PromptView
-from mlx_dp.orchestrator.formats.common.encoded_ids import EncodedIds
+from mlx_dp.orchestrator.formats.common.api_format import EncodedIds, PromptView
 from mlx_dp.orchestrator.formats.common.errors import too_long
 from mlx_dp.orchestrator.formats.common.generation_request import GenerationRequest
-from mlx_dp.orchestrator.http.stream.slices import TOKEN_UNITS
-from mlx_dp.orchestrator.http.stream.yield_budget import TURN_UNITS, YieldBudget
+from mlx_dp.orchestrator.http.stream.yield_budget import TOKEN_UNITS, TURN_UNITS, YieldBudget
 from mlx_dp.orchestrator.text.text_model import TextModel
 from mlx_dp.proto.capacity.request_limits import AdmissionLimits, refusal
 

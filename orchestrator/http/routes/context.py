@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 from mlx_dp.orchestrator.api import Service
 from mlx_dp.orchestrator.http.body.body_parser import BodyParser
-from mlx_dp.orchestrator.http.body.concurrency_limit import ConcurrencyLimit
-from mlx_dp.orchestrator.http.body.memory_limit import MemoryLimit
+from mlx_dp.orchestrator.http.body.limits import ConcurrencyLimit, MemoryLimit
 from mlx_dp.orchestrator.http.stream.queue_pace import QueuePace
 from mlx_dp.orchestrator.http.stream.yield_budget import YieldBudget
 from mlx_dp.orchestrator.options import HttpOptions

@@ -12,8 +12,6 @@ from mlx_dp.orchestrator.formats.common.generation_request import GenerationRequ
 from mlx_dp.orchestrator.http.body.body_reader import read_json_body
 from mlx_dp.orchestrator.http.connection.while_connected import while_connected
 from mlx_dp.orchestrator.http.preparation.choices import choices
-from mlx_dp.orchestrator.http.preparation.grammar import check_grammar
-from mlx_dp.orchestrator.http.preparation.logprob_bound import refuse_many_logprobs
 from mlx_dp.orchestrator.http.preparation.prechecks import (
     RANK_HEADER,
     refuse_model,
@@ -24,7 +22,12 @@ from mlx_dp.orchestrator.http.preparation.prechecks import (
 )
 from mlx_dp.orchestrator.http.preparation.prompt import prompt_ids
 from mlx_dp.orchestrator.http.preparation.prompt_views import prompt_views
-from mlx_dp.orchestrator.http.preparation.sampling import check_token_ids, refuse_impossible_lengths
+from mlx_dp.orchestrator.http.preparation.sampling import (
+    check_grammar,
+    check_token_ids,
+    refuse_impossible_lengths,
+    refuse_many_logprobs,
+)
 from mlx_dp.orchestrator.http.routes.context import AppContext
 from mlx_dp.orchestrator.http.stream.choice_streams import ChoiceStreams
 from mlx_dp.orchestrator.http.stream.streamed_response import StreamedResponse

@@ -12,10 +12,8 @@ from typing import Any
 from mlx_dp.orchestrator.api import OwnerState, ServiceState
 from mlx_dp.orchestrator.http.routes.context import AppContext
 
-Json = Mapping[str, Any]
 
-
-def loads(context: AppContext) -> Json:
+def loads(context: AppContext) -> Mapping[str, Any]:
     """The body of GET /v1/loads."""
     state = context.service.state()
     owners = [_owner(owner) for owner in state.owners]
@@ -29,7 +27,7 @@ def loads(context: AppContext) -> Json:
     }
 
 
-def get_load(context: AppContext) -> Sequence[Json]:
+def get_load(context: AppContext) -> Sequence[Mapping[str, Any]]:
     """The body of GET /get_load, which has no place for the queue."""
     return [
         {
@@ -43,7 +41,7 @@ def get_load(context: AppContext) -> Sequence[Json]:
     ]
 
 
-def _owner(owner: OwnerState) -> Json:
+def _owner(owner: OwnerState) -> Mapping[str, Any]:
     pool = (owner.capacity.pool_tokens if owner.capacity else None) or 0
     slots = owner.capacity.request_slots if owner.capacity else 0
     return {
@@ -71,7 +69,7 @@ def _owner(owner: OwnerState) -> Json:
     }
 
 
-def _aggregate(state: ServiceState, owners: Sequence[Json]) -> Json:
+def _aggregate(state: ServiceState, owners: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     def total(name: str) -> Any:
         return sum(owner[name] for owner in owners)
 

@@ -21,21 +21,21 @@ from mlx_dp.orchestrator.formats.common.api_format import ChoiceEnd, Usage
 from mlx_dp.orchestrator.formats.common.errors import ApiError, from_overloaded, from_refused
 from mlx_dp.orchestrator.formats.common.generation_request import FieldNames
 from mlx_dp.orchestrator.http.stream.queue_pace import QueuePace, queue_load
-from mlx_dp.orchestrator.http.stream.slices import (
+from mlx_dp.orchestrator.http.stream.yield_budget import (
     TOKEN_UNITS,
+    YieldBudget,
     piece_slices,
     piece_units,
     token_slices,
     token_units,
 )
-from mlx_dp.orchestrator.http.stream.yield_budget import YieldBudget
 from mlx_dp.orchestrator.text.choice_text import ChoiceText, Piece
 from mlx_dp.proto.messages.events import FinishReason
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One answer to generate, and the text that its tokens become."""
+    """One answer to generate, and the text of its tokens."""
 
     generation: Generation
     text: ChoiceText
@@ -54,9 +54,9 @@ class Sink(Protocol):
 class ChoiceStreams:
     """Runs the choices of one request, in order of prompts, ``per_prompt`` choices for each.
 
-    ``names`` are the client's names of fields that the service may refuse; ``pace`` says when to
-    come back if its queue turns out to be full. The caller of ``submit`` must call ``cancel`` at
-    the end in every case: it is harmless for finished choices.
+    ``names`` are the client's names of fields that the service may refuse. ``pace`` estimates when
+    to retry if the queue is full. After ``submit``, the caller must call ``cancel`` in every case;
+    ``cancel`` has no effect on finished choices.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class ChoiceStreams:
         self._cached = [0] * len(choices)
 
     def submit(self) -> None:
-        """Queue the choices. Raises ApiError; some may be queued then, so cancel."""
+        """Queue the choices. After an ApiError some may be queued, so the caller must cancel."""
         try:
             for choice in self._choices:
                 self._streams.append(self._service.submit(choice.generation))
@@ -97,7 +97,7 @@ class ChoiceStreams:
             stream.cancel()
 
     def rank_headers(self) -> list[tuple[bytes, bytes]]:
-        """Return headers that name the owners and why they were chosen, as far as known."""
+        """Return headers with the owners known so far, and the reasons for their choice."""
         grants = [grant for grant in self._grants if grant is not None]
         if not grants:
             return []
@@ -107,11 +107,11 @@ class ChoiceStreams:
 
     @property
     def all_granted(self) -> bool:
-        """Whether every choice has had an owner."""
+        """Whether every choice has been granted to an owner."""
         return all(grant is not None for grant in self._grants)
 
     def completion_tokens(self, index: int) -> int:
-        """Tokens of one choice so far."""
+        """Return the number of tokens of one choice so far."""
         return self._choices[index].text.completion_tokens
 
     def usage(self) -> Usage:
@@ -152,13 +152,14 @@ class ChoiceStreams:
             await sink.piece(index, piece)
 
     async def _follow(self, index: int, sink: Sink) -> tuple[Piece, FinishReason]:
-        """Pass on all pieces but the last, which is returned with the reason of the end."""
+        """Write all pieces but the last. Return the last one, and the reason for the end."""
         choice, stream = self._choices[index], self._streams[index]
         async for event in stream:
             match event:
                 case NewTokens():
                     for tokens in token_slices(event):
-                        # Nearly all events are one token without log-probabilities: free.
+                        # Nearly all events are one token without log-probabilities, whose work
+                        # is too small to count.
                         units = token_units(tokens)
                         if units > TOKEN_UNITS:
                             await self._budget.spend(units)

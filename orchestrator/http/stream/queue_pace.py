@@ -10,21 +10,21 @@ from typing import Final
 from mlx_dp.orchestrator.api import RETRY_BUSY_S, ServiceState, WorkerStatus
 from mlx_dp.orchestrator.service_counters import RequestTimings
 
-# Enough to average over a mixture of lengths, few enough to follow a change of load.
+# Enough ends for an average over different lengths, few enough to follow a change of load.
 REMEMBERED_ENDS: Final = 32
 LONGEST_RETRY_S: Final = 60
 
 
 @dataclass(frozen=True, slots=True)
 class QueueLoad:
-    """What a full queue waits for: the requests that run, and the number of its places."""
+    """The load of a full queue: the requests that are served, and the places in the queue."""
 
     serving: int
     places: int
 
 
 def queue_load(state: ServiceState, preparing: int) -> QueueLoad:
-    """Return the load of a full queue. Requests that prepare will take the free slots."""
+    """Return the load of a full queue. Requests being prepared will take the free slots."""
     running = sum(owner.running for owner in state.owners if owner.status is WorkerStatus.READY)
     soon = min(preparing, request_slots(state, free=True))
     return QueueLoad(serving=running + soon, places=max(1, state.max_queued_requests))
@@ -55,18 +55,18 @@ def end_interval_s(served_s: Sequence[float], *, serving: int, silence_s: float)
 def next_promise_s(promised_s: float, *, interval_s: float, places: int) -> float:
     """Return the delay for the next client, if the last one got a delay of ``promised_s``.
 
-    Each client gets the time of a different end: clients of a flood that all get the same second
-    return together and are refused again. After as many ends as the queue has places its whole
-    content has changed, so no client needs to wait longer.
+    Each client gets the estimated time of a different end. If all clients of a flood got the same
+    second, they would return together and be refused again. Once as many requests have ended as
+    the queue has places, all its places are new, so no client needs to wait longer.
     """
     turn_s = min(places * interval_s, LONGEST_RETRY_S)
     return min(max(0.0, promised_s) + interval_s, turn_s)
 
 
 class QueuePace:
-    """Observes how long requests take, and tells refused clients when a place is likely free.
+    """Measures how long requests take, and estimates when a place will be free.
 
-    Idle time is not part of the pace: ``note_idle`` restarts the silence.
+    Idle time does not count: ``note_idle`` restarts the silence.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -80,7 +80,7 @@ class QueuePace:
         self._silent_since = self._clock()
 
     def retry_after_s(self, load: QueueLoad) -> int:
-        """Return whole seconds until a place is likely free, and promise it to this client."""
+        """Return whole seconds until a place will probably be free, and reserve that time."""
         now = self._clock()
         interval_s = end_interval_s(
             self._served_s, serving=load.serving, silence_s=now - self._silent_since

@@ -1,4 +1,4 @@
-"""Responses that are streamed: events as they come, and errors after the start as events too."""
+"""Streamed responses: each piece as an event at once; an error after the start is an event too."""
 
 import asyncio
 import logging
@@ -17,8 +17,8 @@ from mlx_dp.orchestrator.text.choice_text import Piece
 
 logger = logging.getLogger(__name__)
 
-# A response without an owner waits this long before it starts: until then a failure still has its
-# own status, and an owner that is about to have room is named in the headers.
+# A response waits this long for an owner before it starts. Until then a failure can still have its
+# own status, and the headers can name an owner that is about to have room.
 GRANT_GRACE_S: Final = 0.1
 
 _HEADERS: Final = (
@@ -31,7 +31,7 @@ _HEADERS: Final = (
 class EventStream:
     """One response of server-sent events. Starts once, and sends keep-alives while idle.
 
-    Writes from several tasks do not mix.
+    Several tasks may write: each write is sent whole.
     """
 
     def __init__(self, send: Send, writer: StreamWriter, keep_alive_s: float) -> None:
@@ -43,10 +43,10 @@ class EventStream:
         self._ticked = False
         self.started = False
         self.headers: list[tuple[bytes, bytes]] = []
-        """Added to the response's own, if set before it starts."""
+        """Further headers. They must be set before the response starts."""
 
     async def start(self) -> None:
-        """Send status and headers, unless they are sent."""
+        """Send status and headers, unless that is done."""
         async with self._lock:
             await self._start()
 
@@ -61,7 +61,7 @@ class EventStream:
             await self._body(events, more=False)
 
     async def tick(self) -> float:
-        """For ``while_connected``: start after the grace, then send keep-alives while idle."""
+        """Start after the grace, then send keep-alives while idle. See ``while_connected``."""
         if not self._ticked:
             self._ticked = True
             return GRANT_GRACE_S
@@ -88,7 +88,7 @@ class EventStream:
 
 
 class StreamedResponse(Response):
-    """Runs the choices and sends the events that the writer makes of them.
+    """Runs the choices and sends the writer's events of them.
 
     A client that disconnects cancels them.
     """
@@ -116,7 +116,7 @@ class StreamedResponse(Response):
         except Exception:
             if not stream.started:
                 raise
-            # A stream that is merely cut looks like a network failure to the client.
+            # If the stream just ended, the client would take it for a network failure.
             logger.exception("a stream broke")
             await stream.close(self._writer.failure(internal_error()))
         finally:
@@ -130,9 +130,10 @@ class StreamedResponse(Response):
 class _StreamSink:
     """Writes each piece as an event, after the opening of its choice.
 
-    The headers are sent at the grant, before the first token: a proxy that gets both at once
-    writes them one after the other, and the second write waits 40 ms for the acknowledgement of
-    the first. A comment names the owners when the headers could not, or when they changed.
+    The headers are sent at the grant, before the first token. If a proxy got both at once, it would
+    write them one after the other, and the second write would wait 40 ms for the acknowledgement
+    of the first. A comment names the owners if the headers were sent before they were known, or if
+    they changed.
     """
 
     def __init__(self, stream: EventStream, writer: StreamWriter, streams: ChoiceStreams) -> None:
@@ -146,7 +147,7 @@ class _StreamSink:
         serving = self._streams.rank_headers()
         if not self._stream.started:
             self._stream.headers = self._named = serving
-            # With several choices the headers name the owners of all, if those are known in time.
+            # With several choices, the headers wait for the owners of all, up to the grace.
             if self._streams.all_granted:
                 await self._stream.start()
         elif serving != self._named:
@@ -173,5 +174,5 @@ class _StreamSink:
 
 
 def _rank_comment(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
-    """The rank headers as a comment on one line, for a stream whose headers are sent."""
+    """Return the rank headers as a comment line, for a stream whose headers have been sent."""
     return b": " + b" ".join(name + b": " + value for name, value in headers) + b"\n\n"

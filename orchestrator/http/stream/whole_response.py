@@ -1,4 +1,4 @@
-"""Responses that are not streamed: one body when all choices are complete, or one error."""
+"""Responses that are not streamed: one body once all choices are complete, or one error."""
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,7 +16,7 @@ PORTION_NBYTES: Final = 64 * 2**10
 
 
 class WholeResponse(Response):
-    """Runs the choices and sends the body that the writer makes of them.
+    """Runs the choices and sends the writer's body of them.
 
     A client that disconnects cancels them.
     """
@@ -40,7 +40,7 @@ class WholeResponse(Response):
 
 
 class _WriterSink:
-    """Hands the pieces to a writer. Nothing is sent before the end."""
+    """Passes the pieces to a writer. Nothing is sent before the end."""
 
     def __init__(self, writer: WholeWriter) -> None:
         self._writer = writer
@@ -57,7 +57,7 @@ class _WriterSink:
 
 
 class WholeBody:
-    """Parts of one body, made and sent in portions. Nearly all bodies are a single portion."""
+    """The parts of one body, made and sent in portions. Nearly all bodies are a single portion."""
 
     def __init__(self, parts: Sequence[bytes | bytearray]) -> None:
         self._parts = parts
@@ -65,7 +65,7 @@ class WholeBody:
 
     @classmethod
     async def collect(cls, parts: Iterable[bytes | bytearray]) -> "WholeBody":
-        """Take the parts, which are made meanwhile, and let others run after each large one."""
+        """Make the parts by iterating over them, and let other tasks run after each large one."""
         found: list[bytes | bytearray] = []
         for part in parts:
             found.append(part)
@@ -86,7 +86,7 @@ class WholeBody:
             left -= len(portion)
             await send({"type": "http.response.body", "body": portion, "more_body": left > 0})
             if left:
-                # A client that reads fast enough never makes ``send`` wait.
+                # Let other tasks run: ``send`` does not wait while the client reads fast enough.
                 await asyncio.sleep(0)
 
     def _portions(self) -> Iterator[bytes]:

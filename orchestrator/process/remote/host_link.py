@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import assert_never
 
-from mlx_dp.orchestrator.process.remote.connection_fault import ControllerPlace, connection_fault
 from mlx_dp.proto.messages.host_messages import (
     Alive,
     Deny,
@@ -18,12 +17,20 @@ from mlx_dp.proto.wire.connection_state import ConnectionState
 
 FIRST_HEARTBEAT_S = 0.5
 FIRST_SILENCE_S = 5.0
-"""Used until the controller sends its own values."""
+"""The intervals until the controller sends its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerPlace:
+    """The address of the controller. ``keys``: the directory given as --keys, or empty."""
+
+    endpoint: str
+    keys: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkLost:
-    """The connection is useless. ``final``: so would be another."""
+    """The connection is useless. ``final``: another one would be useless too."""
 
     reason: str
     final: bool
@@ -31,13 +38,13 @@ class LinkLost:
 
 @dataclass(slots=True)
 class HostLink:
-    """Decides when to send, and when the controller counts as lost."""
+    """Decides when to send a message, and when the controller counts as lost."""
 
     join: Join
     place: ControllerPlace
     heard_at: float
     had_place: bool = False
-    """An earlier connection was accepted, so keys and address were right once."""
+    """Whether an earlier connection was accepted, so keys and address were right then."""
     heartbeat_s: float = FIRST_HEARTBEAT_S
     silence_s: float = FIRST_SILENCE_S
     joined: bool = False
@@ -74,3 +81,58 @@ class HostLink:
             return LinkLost(reason, final=False)
         fault = connection_fault(connection, self.place)
         return LinkLost(fault.reason, final=fault.lasting and not self.had_place)
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionFault:
+    """Why the controller cannot be reached, as a sentence with a remedy.
+
+    ``lasting``: retrying is useless until the keys or the address change.
+    """
+
+    reason: str
+    lasting: bool
+
+
+def connection_fault(state: ConnectionState, place: ControllerPlace) -> ConnectionFault:
+    """Explain, with a remedy, why a controller in this connection state does not answer."""
+    endpoint, keys = place.endpoint, place.keys
+    match state:
+        case ConnectionState.UNREACHED:
+            return ConnectionFault(
+                f"nothing listens at --controller {endpoint}: start mlx-dp serve there with that "
+                "address as --dist-init-addr, or check the address and the firewall",
+                lasting=False,
+            )
+        case ConnectionState.GREETING | ConnectionState.READY:
+            return ConnectionFault(
+                f"the controller at {endpoint} does not answer: see its log", lasting=False
+            )
+        case ConnectionState.KEY_REFUSED:
+            return ConnectionFault(
+                f"the controller at {endpoint} does not know the worker's key in --keys {keys}: "
+                "copy its .pub file to the directory that serve has as --keys, and start serve "
+                "again, or copy a key from there",
+                lasting=True,
+            )
+        case ConnectionState.OTHER_MECHANISM if keys:
+            return ConnectionFault(
+                f"the controller at {endpoint} has no keys, and --keys {keys} was given: leave "
+                "it out, or start serve with --keys",
+                lasting=True,
+            )
+        case ConnectionState.BROKEN_OFF if keys:
+            return ConnectionFault(
+                f"what listens at {endpoint} is not the controller of controller.pub in --keys "
+                f"{keys}: copy controller.pub from the directory that serve has as --keys, or "
+                "check the address",
+                lasting=True,
+            )
+        case ConnectionState.BROKEN_OFF | ConnectionState.OTHER_MECHANISM:
+            return ConnectionFault(
+                f"the controller at {endpoint} wants keys, or it is none: give the directory with "
+                "controller.pub and this worker's key as --keys, or check the address",
+                lasting=True,
+            )
+        case _:
+            assert_never(state)

@@ -1,7 +1,7 @@
-"""Checks that ssh reaches the hosts of a host file without asking for anything.
+"""Checks that ssh reaches the hosts of a host file without a prompt.
 
 ``mlx.launch`` hides ssh's messages, and an ssh that asks for a password would wait for ever. So
-each host is logged in to once, in batch mode, before anything is launched there.
+before each launch, this logs in to every host once, in batch mode.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ _OPTIONS: Final = ("-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECT_S}")
 
 
 async def login_fault(hosts: Iterable[str], python: str) -> str | None:
-    """Return why workers cannot be launched on one of the hosts, or None."""
+    """Return the reason why workers cannot be launched on one of the hosts, or None."""
     others = [host for host in dict.fromkeys(hosts) if host != LOCAL_HOST]
     faults = await asyncio.gather(*(_fault(host, python) for host in others))
     return next((fault for fault in faults if fault is not None), None)
@@ -81,6 +81,6 @@ def describe_login(host: str, python: str, status: int | None, said: str) -> str
 
 
 def ssh_words(said: str) -> str:
-    """The last line of ssh, which is the cause: banners and notes come before it."""
+    """Return the last line that ssh printed, which is the cause: banners and notes precede it."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     return lines[-1][:_MAX_CHARS].rstrip(".") if lines else "it gave no reason"

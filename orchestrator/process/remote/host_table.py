@@ -1,4 +1,4 @@
-"""Hosts that offer to run remote workers. Pure: messages and time in, actions out."""
+"""The hosts that offer to run remote workers. Pure: messages and time in, actions out."""
 
 import logging
 from collections.abc import Iterable
@@ -23,7 +23,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostTimes:
-    """The interval of keep-alives, and the silence after which each side gives the other up."""
+    """The interval of keep-alives, and the silence after which a side gives up the other."""
 
     heartbeat_s: float
     silence_s: float
@@ -31,7 +31,7 @@ class HostTimes:
 
 @dataclass(slots=True)
 class HostRecord:
-    """The host of one rank. ``link`` is empty while there is none."""
+    """The host of one rank. ``link`` is empty while the rank has no host."""
 
     rank: int
     link: str = ""
@@ -52,7 +52,7 @@ class SendToHost:
 
 @dataclass(frozen=True, slots=True)
 class WorkerEnded:
-    """A worker has exited, or its host is lost, which counts as the same."""
+    """A worker has exited, or its host was lost, which counts as an exit."""
 
     worker: str
     status: int
@@ -93,7 +93,7 @@ class HostTable:
             return self._join(link, message, now)
         record = next((each for each in self._records.values() if each.link == link), None)
         if record is None:
-            # It was given up without knowing it, and must end its worker.
+            # The host does not know that it was given up, and must end its worker.
             return [SendToHost(link, Deny(reason="the controller had not heard it", final=False))]
         record.heard_at = now
         match message:
@@ -156,7 +156,7 @@ class HostTable:
         return []
 
     def reset_silence(self, now: float) -> None:
-        """Start all silences anew, after a time in which the controller did not run."""
+        """Restart the silence of every host, after a time in which the controller did not run."""
         for record in self._records.values():
             record.heard_at = now
 
@@ -166,7 +166,7 @@ class HostTable:
 
 
 def _alternatives(ranks: list[int]) -> str:
-    """Words for the ranks, which are consecutive."""
+    """List consecutive ranks in words."""
     first, last = ranks[0], ranks[-1]
     match len(ranks):
         case 1:

@@ -1,24 +1,27 @@
-"""Runs ``mlx.launch``, which starts ``mlx-dp worker`` on every host of a host file."""
+"""Runs ``mlx.launch``, which starts ``mlx-dp worker`` on every host of a host file.
+
+Watches its output and its hosts, and runs it again when one of them is lost.
+"""
 
 import asyncio
 import logging
 import os
 import random
+import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Coroutine, Set
+from collections.abc import Callable, Coroutine, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from mlx_dp.orchestrator.exit_status import describe_exit
 from mlx_dp.orchestrator.process.exit_watch import kill_group, watch_exit
 from mlx_dp.orchestrator.process.remote.host_file import Host
-from mlx_dp.orchestrator.process.remote.host_login import login_fault
-from mlx_dp.orchestrator.process.remote.launch_output import LaunchOutput, without_escapes
-from mlx_dp.orchestrator.process.remote.launch_watch import LaunchWatch
+from mlx_dp.orchestrator.process.remote.host_login import LOCAL_HOST, login_fault
+from mlx_dp.orchestrator.process.stop_signals import EXIT_CONFIG
 from mlx_dp.orchestrator.process.worker_output import WorkerOutput
 from mlx_dp.orchestrator.restart_budget import BackOff, RestartBudget
 from mlx_dp.proto.messages.group import DistributedBackend
@@ -31,12 +34,22 @@ _LOOK_S: Final = 1.0
 _HEALTHY_S: Final = 60.0
 _FIRST_DELAYS: Final = 4.0
 """The first delay, in units of a worker's: other machines take longer to come back."""
+_ESCAPES: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+_NODE_ENDED: Final = re.compile(
+    r"Node with rank (?P<rank>[0-9]{1,5}) (?:exited with code (?P<status>-?[0-9]{1,5})|was killed)"
+)
+_OWN_TRACE: Final = re.compile(r"Exception in thread \S+ \(_thread_fn\):")
+"""A thread of mlx.launch fails when it stops nodes that are not connected or have a terminal."""
+_REFUSAL_PREFIX: Final = "mlx-dp: error: "
+_CONNECTION_LOST: Final = 255
+"""ssh's exit status when its connection was lost."""
 
 
 def launch_command(host_file: Path, backend: DistributedBackend, worker: list[str]) -> list[str]:
-    """Build the command. ``worker``: arguments of ``mlx-dp worker``, the same path on all hosts.
+    """Build the command of the launcher. ``worker``: the arguments of ``mlx-dp worker``.
 
-    The launcher sets each one's rank, and the devices that the host file names.
+    The program has the same path on all hosts. The launcher sets the rank of each process, and the
+    devices that the host file names.
     """
     launcher = str(Path(sys.executable).with_name("mlx.launch"))
     ours = [sys.executable, "-m", "mlx_dp.orchestrator.cli.entry", "worker", *worker, "--once"]
@@ -45,7 +58,7 @@ def launch_command(host_file: Path, backend: DistributedBackend, worker: list[st
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchPlan:
-    """What to launch where, and how often to retry."""
+    """The command to launch, its hosts, and the budget for retries."""
 
     command: list[str]
     hosts: tuple[Host, ...]
@@ -53,19 +66,19 @@ class LaunchPlan:
     restart_window_s: float = 60.0
     restart_delay_s: float = 0.25
     patience_s: float = 10.0
-    """How long a rank that had joined may be absent before all are launched again."""
+    """A rank that joined may be absent for this long before all are launched again."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchEnd:
-    """Why one run of the launcher ended. ``final``: another would end alike."""
+    """Why one run of the launcher ended. ``final``: another run would end in the same way."""
 
     cause: str
     final: bool = False
 
 
 class MlxLaunch:
-    """Keeps the launcher running: restarts it when it ends, within a budget."""
+    """Keeps the launcher running: restarts it after each end, within a budget."""
 
     def __init__(
         self,
@@ -88,7 +101,7 @@ class MlxLaunch:
         self._stopping.set()
 
     async def run(self) -> LaunchEnd | None:
-        """Run until ``stop`` (None), or until retrying is useless (how it ended)."""
+        """Run until ``stop`` and return None, or until retrying is useless and return the end."""
         rng = random.SystemRandom()
         while True:
             began = time.monotonic()
@@ -144,11 +157,11 @@ class MlxLaunch:
         try:
             lost = await self._until(ended)
             if said.ended is not None:
-                # It prints the output of a node after it reports the node's end.
+                # The launcher prints the last output of a node after it reports the node's end.
                 await asyncio.sleep(_LAST_WORDS_S)
         finally:
-            # The launcher fails to stop nodes that need a terminal, but a closed connection ends
-            # what runs there.
+            # The launcher fails to stop nodes that have a terminal. Their processes end because
+            # the connection closes.
             kill_group(child.pid)
             status = child.wait()
             output.finish()
@@ -160,7 +173,7 @@ class MlxLaunch:
         return LaunchEnd(said.cause(describe_exit(status)), said.final)
 
     def _spawn(
-        self, said: LaunchOutput, ended: asyncio.Event
+        self, said: "LaunchOutput", ended: asyncio.Event
     ) -> tuple["subprocess.Popen[bytes]", WorkerOutput]:
         def take(line: str) -> None:
             plain = without_escapes(line)
@@ -172,7 +185,7 @@ class MlxLaunch:
 
         read, write = os.pipe()
         try:
-            # It spins when its input has ended, so it gets one that never ends.
+            # mlx.launch spins once its input has ended, so it gets an input that never ends.
             child = subprocess.Popen(
                 self._plan.command,
                 stdin=subprocess.PIPE,
@@ -188,7 +201,7 @@ class MlxLaunch:
         return child, WorkerOutput(read, take)
 
     async def _until(self, ended: asyncio.Event) -> int | None:
-        """Wait for its end; return a rank whose host was lost without notice, if any."""
+        """Wait for the launcher's end. Return a rank whose host was lost without notice, if any."""
         watch = LaunchWatch(frozenset(range(len(self._plan.hosts))), self._plan.patience_s)
         stopping = asyncio.create_task(self._stopping.wait())
         ending = asyncio.create_task(ended.wait())
@@ -205,4 +218,94 @@ class MlxLaunch:
         finally:
             stopping.cancel()
             ending.cancel()
+        return None
+
+
+@dataclass(slots=True)
+class LaunchOutput:
+    """The parsed output of one run of the launcher: which node ended first, and why.
+
+    ``ended``: the rank of that node, or None.
+    """
+
+    hosts: Sequence[Host]
+    ended: int | None = None
+    status: int | None = None
+    _refusal: str = ""
+    _last: str = ""
+    _tracing: bool = False
+
+    def feed(self, line: str) -> bool:
+        """Parse a line without escapes; return True if it is worth showing."""
+        if self._track_traceback(line):
+            return False
+        found = _NODE_ENDED.search(line)
+        if found is not None:
+            if self.ended is None:
+                self.ended = int(found["rank"])
+                self.status = None if found["status"] is None else int(found["status"])
+            return False
+        if line.startswith(_REFUSAL_PREFIX):
+            self._refusal = line.removeprefix(_REFUSAL_PREFIX)
+        self._last = line or self._last
+        return bool(line)
+
+    def _track_traceback(self, line: str) -> bool:
+        """Track the launcher's own tracebacks; return True for their lines."""
+        if _OWN_TRACE.match(line):
+            self._tracing = True
+            return True
+        if not self._tracing:
+            return False
+        # A traceback ends with the first line that is not indented.
+        self._tracing = line.startswith((" ", "Traceback "))
+        return True
+
+    @property
+    def final(self) -> bool:
+        """Whether a host refused its configuration, and would refuse it again."""
+        return self.status == EXIT_CONFIG and bool(self._refusal)
+
+    def cause(self, launcher_ending: str) -> str:
+        """Say why this run ended. ``launcher_ending``: how the launcher itself ended."""
+        if self.ended is None:
+            said = f": {self._last}" if self._last else ""
+            return f"mlx.launch {launcher_ending}{said}"
+        host = self._host(self.ended)
+        place = f"rank {self.ended} on {host}"
+        if self.status == _CONNECTION_LOST and host != LOCAL_HOST:
+            return f"{place}: its ssh connection was lost"
+        how = "was killed" if self.status is None else f"exited with status {self.status}"
+        said = f": {self._refusal}" if self._refusal else ", and its last lines say why"
+        return f"{place}: mlx-dp worker {how}{said}"
+
+    def _host(self, rank: int) -> str:
+        return self.hosts[rank].ssh if rank < len(self.hosts) else "an unknown host"
+
+
+def without_escapes(line: str) -> str:
+    """The line without colours and cursor movements."""
+    return _ESCAPES.sub("", line).rstrip()
+
+
+@dataclass(slots=True)
+class LaunchWatch:
+    """Detects launched hosts that are lost without notice. Pure: a rank that joined must stay.
+
+    After a cable is cut the host gives up, but neither ssh nor the launcher notices.
+    """
+
+    ranks: Set[int]
+    patience_s: float
+    _joined: set[int] = field(default_factory=set)
+    _missing_since: dict[int, float] = field(default_factory=dict)
+
+    def update(self, present: Set[int], now: float) -> int | None:
+        """Note the ranks that have a host; return one that was absent for too long, if any."""
+        self._joined |= present
+        for rank in sorted(self.ranks):
+            if rank in present or rank not in self._joined:
+                self._missing_since.pop(rank, None)
+            elif now - self._missing_since.setdefault(rank, now) > self.patience_s:
+                return rank
         return None

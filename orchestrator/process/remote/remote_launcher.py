@@ -1,4 +1,4 @@
-"""Launches workers on other machines, through the hosts that have joined there."""
+"""Launches workers on other machines, through the hosts that joined from there."""
 
 import asyncio
 import logging
@@ -30,12 +30,12 @@ class HostWire(Protocol):
     def hear_hosts(self, take: TakeHost) -> None: ...
 
     def send_host(self, identity: str, message: HostDown) -> None:
-        """Raises NotConnectedError or PeerCongestedError; then nothing was sent."""
+        """Send a message. Raises NotConnectedError or PeerCongestedError if it was not sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteModel:
-    """The controller's model, which every host must have, and the log level."""
+    """The controller's model, of which every host needs a copy, and the log level."""
 
     path: str
     fingerprint: str
@@ -43,7 +43,7 @@ class RemoteModel:
 
 
 class RemoteLauncher:
-    """Launches each remote rank on the host that joined for it, and all others by ``local``."""
+    """Launches each remote rank on the host that joined for it, and local ranks by ``local``."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class RemoteLauncher:
         wire.hear_hosts(self._handle)
 
     def host_of(self, index: int) -> str | None:
-        """The machine of a worker: "" is this one, None is a remote rank without a host."""
+        """Return the machine of a worker: "" is this one, None a remote rank without a host."""
         if not self._hosts.is_remote(index):
             return ""
         record = self._hosts.record(index)
@@ -112,7 +112,7 @@ class RemoteLauncher:
         self._carry_out(self._hosts.handle(link, message, self._clock()))
 
     def start(self) -> None:
-        """Begin to watch the hosts, in the running loop."""
+        """Start to watch the hosts, in the running loop."""
         self._schedule()
 
     def stop(self) -> None:
@@ -129,7 +129,7 @@ class RemoteLauncher:
     def _heartbeat(self) -> None:
         now = self._clock()
         if now - self._expected_at > self._times.heartbeat_s:
-            # This process itself did not run, so messages of that time are still unread.
+            # This process was suspended, so messages that arrived meanwhile are still unread.
             self._hosts.reset_silence(now)
         self._carry_out(self._hosts.heartbeat(now))
         self._schedule()
@@ -151,13 +151,13 @@ class RemoteLauncher:
         except NotConnectedError:
             return self._hosts.disconnected(link)
         except PeerCongestedError as error:
-            # If it lasts, the host is given up for its silence.
+            # If the congestion lasts, the host falls silent and is given up.
             _logger.warning("%s did not get a %s: %s", link, message.tag, error)
         return []
 
 
 class RemoteProcess:
-    """A worker on another machine. Its exit is reported by its host, or assumed on its silence."""
+    """A worker on another machine. Its host reports the exit; a silent host counts as an exit."""
 
     def __init__(self, pid: int, send: Callable[[int], None]) -> None:
         self._pid: Final = pid
@@ -165,12 +165,12 @@ class RemoteProcess:
 
     @property
     def pid(self) -> int:
-        """The pid of its host; the worker's own is not known here."""
+        """The pid of the worker's host: the worker's own pid is not known here."""
         return self._pid
 
     @property
     def halted(self) -> bool:
-        """Always False: not known here."""
+        """Always False: the controller cannot see whether a remote process is stopped."""
         return False
 
     def abort(self) -> None:

@@ -7,13 +7,12 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Final, Protocol, assert_never
 
 from mlx_dp.orchestrator.exit_status import describe_exit
 from mlx_dp.orchestrator.ports import Launcher, WorkerProcess
-from mlx_dp.orchestrator.process.remote.connection_fault import ControllerPlace
-from mlx_dp.orchestrator.process.remote.host_link import HostLink, LinkLost
-from mlx_dp.orchestrator.process.remote.log_throttle import LogThrottle
+from mlx_dp.orchestrator.process.remote.host_link import ControllerPlace, HostLink, LinkLost
 from mlx_dp.orchestrator.restart_budget import BackOff
 from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.exit_codes import ExitCode
@@ -31,14 +30,14 @@ _logger = logging.getLogger(__name__)
 
 _LAST_WORDS_S: Final = 1.0
 _REPEAT_S: Final = 600.0
-"""How often the same warning is repeated."""
+"""The least time between two logs of the same warning."""
 
 
 class LauncherFactory(Protocol):
-    """Makes the launcher of a worker that the controller requests."""
+    """Makes the launcher for a worker that the controller requests."""
 
     def __call__(self, launch: Launch) -> Launcher:
-        """May take seconds. Raises ConfigError when the worker cannot run on this machine."""
+        """Return the launcher, maybe after seconds. Raises ConfigError if the worker cannot run."""
 
 
 class WorkerHost:
@@ -58,7 +57,7 @@ class WorkerHost:
         *,
         once: bool = False,
     ) -> None:
-        """``once``: end when the connection ends, instead of making another."""
+        """``once``: return when the connection ends, instead of making a new one."""
         self._join: Final = join
         self._place: Final = place
         self._connect: Final = connect
@@ -75,7 +74,10 @@ class WorkerHost:
         self._throttle: Final = LogThrottle(_REPEAT_S)
 
     async def run(self) -> int:
-        """Run until a signal. Raises ConfigError when retrying is useless."""
+        """Run until ``stop`` is set, and return the exit status.
+
+        Raises ConfigError when retrying is useless.
+        """
         stopping = asyncio.create_task(self._stop.wait())
         stopping.add_done_callback(lambda _: self._wakeup.set())
         rng = random.SystemRandom()
@@ -104,7 +106,7 @@ class WorkerHost:
             stopping.cancel()
 
     def _warn(self, reason: str) -> None:
-        """Log a warning, and repeat it rarely: connecting is retried all the time."""
+        """Log a warning, but rarely the same one: the host retries to connect all the time."""
         if self._throttle.admit(reason, time.monotonic()):
             _logger.warning("%s", reason)
 
@@ -187,7 +189,7 @@ class WorkerHost:
     def _signal(self, wanted: SignalWorker) -> None:
         worker = self._worker
         if worker is None:
-            # It may still be starting.
+            # The worker may still be starting.
             self._unwanted = wanted.identity
             return
         if worker.process is None or worker.identity != wanted.identity:
@@ -215,7 +217,7 @@ class WorkerHost:
         return None
 
     async def _end_worker(self) -> None:
-        """Kill the worker. ``Leave`` tells the controller, so its exit is not reported."""
+        """Kill the worker. Its exit is not reported, since ``Leave`` implies it."""
         if self._launching is not None:
             launching, self._launching = self._launching, None
             await launching
@@ -230,19 +232,39 @@ class WorkerHost:
 
 
 class HostedWorker:
-    """The worker that runs here, until its exit was reported."""
+    """The worker on this machine, until its exit has been reported."""
 
     def __init__(self, identity: str, wake: Callable[[], None]) -> None:
         self.identity: Final = identity
         self.process: WorkerProcess | None = None
         self.status: int | None = None
         self.signalled = False
-        """The controller asked for its end, so SIGKILL does not suggest a lack of memory."""
+        """Whether the controller ended it, so that SIGKILL does not suggest a lack of memory."""
         self._wake: Final = wake
 
     def ended(self, status: int) -> None:
         self.status = status
         self._wake()
+
+
+@dataclass(slots=True)
+class LogThrottle:
+    """Lets each sentence through at most once in ``every_s`` seconds."""
+
+    every_s: float
+    _said_at: dict[str, float] = field(default_factory=dict)
+
+    def admit(self, sentence: str, now: float) -> bool:
+        """Return whether to log the sentence now; if so, start its interval."""
+        said_at = self._said_at.get(sentence)
+        if said_at is not None and now - said_at < self.every_s:
+            return False
+        self._said_at[sentence] = now
+        return True
+
+    def reset(self) -> None:
+        """Let every sentence through again, since the situation has changed."""
+        self._said_at.clear()
 
 
 def _would_fail_again(status: int) -> bool:

@@ -126,7 +126,7 @@ class ChatTemplate:
         """Return the prompt. Raises ChatTemplateError.
 
         ``limit_s`` is CPU time of this thread, per started thousand messages and per started
-        mebibyte. With CPU time, a busy machine serves whatever an idle one does.
+        mebibyte. With CPU time, a busy machine serves the same requests as an idle one.
         """
         seen = list(map(self._as_seen, messages))
         variables: dict[str, Any] = {

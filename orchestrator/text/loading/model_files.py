@@ -16,12 +16,10 @@ from mlx_dp.proto.messages.sampling_params import MODEL_DEFAULTS, SamplingParams
 
 logger = logging.getLogger(__name__)
 
-Json = Mapping[str, Any]
-
 _SAMPLING_TYPES: Final = get_type_hints(SamplingParams, include_extras=True)
 
 
-def read_json(path: Path) -> Json:
+def read_json(path: Path) -> Mapping[str, Any]:
     """Return the JSON object in the file, or an empty one if there is no file."""
     if not path.exists():
         return {}
@@ -38,7 +36,7 @@ def read_facts(directory: Path, *, vocab_size: int, eos_token_ids: tuple[int, ..
     """Read the facts about a model; the arguments come from the tokenizer."""
     config = read_json(directory / "config.json")
     text_config = config.get("text_config")
-    nested: Json = text_config if isinstance(text_config, dict) else {}
+    nested: Mapping[str, Any] = text_config if isinstance(text_config, dict) else {}
     generation = read_json(directory / "generation_config.json")
     context = config.get("max_position_embeddings", nested.get("max_position_embeddings"))
     return ModelFacts(
@@ -75,7 +73,7 @@ class _Bounds:
         return cls(meta.ge, meta.le, f"a number from {meta.ge:g} to {meta.le:g}")
 
 
-def _sampling(generation: Json, path: Path) -> SamplingParams:
+def _sampling(generation: Mapping[str, Any], path: Path) -> SamplingParams:
     found: dict[str, Any] = {}
     for name in MODEL_DEFAULTS:
         bounds = _Bounds.of(name)
@@ -99,7 +97,7 @@ def _sampling(generation: Json, path: Path) -> SamplingParams:
     return SamplingParams(**found)
 
 
-def named_tokens(tokenizer_config: Json) -> dict[str, str]:
+def named_tokens(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
     """Return the special tokens in the file, such as bos_token, by name."""
     found: dict[str, str] = {}
     for name, value in tokenizer_config.items():
@@ -109,7 +107,7 @@ def named_tokens(tokenizer_config: Json) -> dict[str, str]:
     return found
 
 
-def chat_template_source(directory: Path, tokenizer_config: Json) -> str | None:
+def chat_template_source(directory: Path, tokenizer_config: Mapping[str, Any]) -> str | None:
     """Return the model's template or None. A separate file takes precedence."""
     own = directory / "chat_template.jinja"
     if own.exists():

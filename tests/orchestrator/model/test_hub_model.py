@@ -10,8 +10,8 @@ import pytest
 from huggingface_hub import errors
 
 from mlx_dp.orchestrator.model import hub_model as module
-from mlx_dp.orchestrator.model.errors import ModelSourceError
 from mlx_dp.orchestrator.model.hub_model import hub_model
+from mlx_dp.orchestrator.model.model_directory import ModelSourceError
 from tests.support.models.silent_progress import SilentProgress
 
 COMMIT = "0" * 39 + "1"
@@ -26,7 +26,7 @@ FILES = {
 # Run apart, since the hub client reads its endpoint when it is imported.
 CLIENT = """
 import json, sys
-from mlx_dp.orchestrator.model.errors import ModelSourceError
+from mlx_dp.orchestrator.model.model_directory import ModelSourceError
 from mlx_dp.orchestrator.model.hub_model import hub_model
 class Recorder:
     updates = []

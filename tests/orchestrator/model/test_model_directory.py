@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mlx_dp.orchestrator.model.errors import ModelSourceError
-from mlx_dp.orchestrator.model.model_directory import check_model_dir
+from mlx_dp.orchestrator.model.model_directory import ModelSourceError, check_model_dir
 
 INDEX = "model.safetensors.index.json"
 

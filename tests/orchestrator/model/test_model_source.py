@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from mlx_dp.orchestrator.model.errors import ModelSourceError
+from mlx_dp.orchestrator.model.model_directory import ModelSourceError
 from mlx_dp.orchestrator.model.model_source import host_device, resolve_model
 from tests.support.models.silent_progress import SilentProgress
 

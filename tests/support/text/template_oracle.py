@@ -9,8 +9,6 @@ from unittest.mock import patch
 
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
-from transformers import PreTrainedTokenizerFast
-from transformers.utils import chat_template_utils
 
 from mlx_dp.orchestrator.text.chat.chat_template import ChatTemplate, ChatTemplateError
 
@@ -97,6 +95,11 @@ class Oracle:
     """Renders by transformers, and by ours, with one clock."""
 
     def __init__(self) -> None:
+        # Imported late: it takes seconds, which no collection should wait for.
+        from transformers import PreTrainedTokenizerFast
+        from transformers.utils import chat_template_utils
+
+        self._utils: Any = chat_template_utils
         model = WordLevel({"a": 0, **{name: n for n, name in enumerate(SPECIAL.values(), 1)}}, "a")
         self._tokenizer: Any = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(model), **SPECIAL)
 
@@ -104,7 +107,7 @@ class Oracle:
         self, source: str, messages: Sequence[Message], *, prompt: bool, **arguments: Any
     ) -> str | None:
         """Return what transformers makes of it, or None when the template raises."""
-        with patch.object(chat_template_utils, "datetime") as clock:
+        with patch.object(self._utils, "datetime") as clock:
             clock.now.return_value = NOW
             try:
                 made = self.apply(source, messages, prompt=prompt, **arguments)

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
-import openai
 import pytest
 
 from mlx_dp.orchestrator.api import Ended, NewTokens
@@ -167,6 +166,9 @@ def test_a_long_prompt_has_all_its_ids() -> None:
 
 @pytest.mark.system
 def test_the_openai_package_reads_both() -> None:
+    # Imported late: it takes a second, which no collection should wait for.
+    import openai
+
     async def run() -> None:
         service = ScriptedService(lambda _: says("Hé"))
         options = HttpOptions(served_model_name="demo")

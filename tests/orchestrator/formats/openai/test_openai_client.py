@@ -1,8 +1,10 @@
-"""The ``openai`` package against a real server: what its parser takes is what clients need."""
+"""The ``openai`` package against a real server: what its parser takes is what clients need.
+
+The package is imported late: it takes a second, which no collection should wait for.
+"""
 
 import asyncio
 
-import openai
 import pytest
 
 from mlx_dp.orchestrator.api import Ended, NewTokens
@@ -18,7 +20,9 @@ OPTIONS = HttpOptions(served_model_name="demo", api_key="sk-key")
 TEXT = "Paris, naturally é 😀."
 
 
-async def client(port: int, key: str = "sk-key") -> openai.AsyncOpenAI:
+async def client(port: int, key: str = "sk-key"):
+    import openai
+
     return openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=key, max_retries=0)
 
 
@@ -45,6 +49,8 @@ def test_client_streams_and_collects() -> None:
 
 
 def test_client_raises_the_matching_errors() -> None:
+    import openai
+
     async def run() -> None:
         failed = Ended(reason=FinishReason.ERROR, message="worker 0 died", code="worker_lost")
         service = ScriptedService(lambda _: [granted(), NewTokens(ids=(65,)), failed])

@@ -20,7 +20,7 @@ from mlx_dp.orchestrator.http.body.body_parser import (
     MAX_SIGNS,
     BodyParser,
 )
-from mlx_dp.orchestrator.http.body.memory_limit import FREE_NBYTES, MemoryLimit
+from mlx_dp.orchestrator.http.body.limits import FREE_NBYTES, MemoryLimit
 from mlx_dp.orchestrator.http.body.packed_body import (
     MAX_OTHER_VALUES,
     PackedBody,

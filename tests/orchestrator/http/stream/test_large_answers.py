@@ -12,7 +12,7 @@ import pytest
 
 from mlx_dp.orchestrator.api import Ended, Generation, NewTokens, StreamEvent
 from mlx_dp.orchestrator.http.app import create_app
-from mlx_dp.orchestrator.http.preparation.logprob_bound import MAX_LOGPROBS
+from mlx_dp.orchestrator.http.preparation.sampling import MAX_LOGPROBS
 from mlx_dp.orchestrator.http.stream.whole_response import PORTION_NBYTES
 from mlx_dp.orchestrator.http.stream.yield_budget import TURN_UNITS
 from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel

@@ -3,8 +3,12 @@ from pathlib import Path
 
 import pytest
 
-from mlx_dp.orchestrator.process.remote.host_addresses import FIRST_PORT, HostAddresses
-from mlx_dp.orchestrator.process.remote.host_file import Host, read_host_file
+from mlx_dp.orchestrator.process.remote.host_file import (
+    FIRST_PORT,
+    Host,
+    HostAddresses,
+    read_host_file,
+)
 from mlx_dp.proto.errors import ConfigError
 
 TWO = [{"ssh": "mac1", "ips": ["10.0.0.1"]}, {"ssh": "mac2", "ips": ["10.0.0.2", "10.1.0.2"]}]

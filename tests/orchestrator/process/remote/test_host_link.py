@@ -1,7 +1,11 @@
 import pytest
 
-from mlx_dp.orchestrator.process.remote.connection_fault import ControllerPlace
-from mlx_dp.orchestrator.process.remote.host_link import FIRST_SILENCE_S, HostLink, LinkLost
+from mlx_dp.orchestrator.process.remote.host_link import (
+    FIRST_SILENCE_S,
+    ControllerPlace,
+    HostLink,
+    LinkLost,
+)
 from mlx_dp.proto.messages.host_messages import (
     Alive,
     Deny,
@@ -16,6 +20,16 @@ from mlx_dp.proto.wire.connection_state import ConnectionState as State
 PLACE = ControllerPlace(endpoint="tcp://there:1", keys="k")
 JOIN = Join(rank=2, host="mac2", pid=7)
 LAUNCH = Launch(identity="w2-a", model_path="", model_fingerprint="", log_level="info")
+FAULTS = [
+    (State.UNREACHED, "k", "nothing listens at --controller tcp://there:1: start", False),
+    (State.KEY_REFUSED, "k", "does not know the worker's key in --keys k: copy its .pub", True),
+    (State.BROKEN_OFF, "k", "is not the controller of controller.pub in --keys k: copy", True),
+    (State.BROKEN_OFF, "", "wants keys, or it is none: give the directory", True),
+    (State.OTHER_MECHANISM, "", "wants keys, or it is none: give the directory", True),
+    (State.OTHER_MECHANISM, "k", "has no keys, and --keys k was given: leave it out", True),
+    (State.READY, "k", "does not answer: see its log", False),
+    (State.GREETING, "", "does not answer: see its log", False),
+]
 
 
 @pytest.fixture
@@ -30,18 +44,6 @@ def test_it_asks_for_its_place_until_it_has_it_and_then_says_that_it_lives(link)
     assert link.handle(Welcome(heartbeat_s=2.0, silence_s=20.0), 0.6) is None
     assert link.poll(1.0, State.READY) is None
     assert link.poll(2.5, State.READY) == Alive()
-
-
-FAULTS = [
-    (State.UNREACHED, "k", "nothing listens at --controller tcp://there:1: start", False),
-    (State.KEY_REFUSED, "k", "does not know the worker's key in --keys k: copy its .pub", True),
-    (State.BROKEN_OFF, "k", "is not the controller of controller.pub in --keys k: copy", True),
-    (State.BROKEN_OFF, "", "wants keys, or it is none: give the directory", True),
-    (State.OTHER_MECHANISM, "", "wants keys, or it is none: give the directory", True),
-    (State.OTHER_MECHANISM, "k", "has no keys, and --keys k was given: leave it out", True),
-    (State.READY, "k", "does not answer: see its log", False),
-    (State.GREETING, "", "does not answer: see its log", False),
-]
 
 
 @pytest.mark.parametrize(("state", "keys", "words", "final"), FAULTS)

@@ -8,8 +8,8 @@ from contextlib import suppress
 
 import pytest
 
-from mlx_dp.orchestrator.process.remote.connection_fault import ControllerPlace
-from mlx_dp.orchestrator.process.remote.worker_host import WorkerHost
+from mlx_dp.orchestrator.process.remote.host_link import ControllerPlace
+from mlx_dp.orchestrator.process.remote.worker_host import LogThrottle, WorkerHost
 from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.exit_codes import ExitCode
 from mlx_dp.proto.messages.host_messages import (
@@ -289,3 +289,13 @@ def test_a_second_worker_at_once_is_refused() -> None:
     with suppress(ConfigError):
         assert world.run() == ExitCode.PARENT_GONE
     assert len(world.workers) == 1
+
+
+def test_a_sentence_is_said_again_after_a_long_time_or_a_change() -> None:
+    words = LogThrottle(600.0)
+    assert words.admit("a", 0.0)
+    assert not words.admit("a", 599.0)
+    assert words.admit("b", 599.0)
+    assert words.admit("a", 600.0)
+    words.reset()
+    assert words.admit("a", 601.0)

@@ -13,8 +13,8 @@ from mlx_dp.orchestrator.formats.openai.chat_request import ChatRequest
 from mlx_dp.orchestrator.formats.openai.completion_request import CompletionRequest
 from mlx_dp.orchestrator.formats.openai.openai_format import ChatCompletion
 from mlx_dp.orchestrator.http.body.body_parser import CHILDREN, INLINE_SIGNS, BodyParser
-from mlx_dp.orchestrator.http.body.concurrency_limit import ConcurrencyLimit
-from mlx_dp.orchestrator.http.preparation.grammar import check_grammar
+from mlx_dp.orchestrator.http.body.limits import ConcurrencyLimit
+from mlx_dp.orchestrator.http.preparation.sampling import check_grammar
 from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
 from mlx_dp.orchestrator.text.grammar_check import GrammarCheck
 from mlx_dp.orchestrator.text.text_model import ModelFacts

@@ -9,8 +9,8 @@ from fastapi.routing import APIRoute
 
 from mlx_dp.orchestrator.api import ServiceStatus
 from mlx_dp.orchestrator.formats.table import api_formats
-from mlx_dp.orchestrator.http.access.cross_origin import CrossOriginPaths
 from mlx_dp.orchestrator.http.access.host_policy import normal_origin
+from mlx_dp.orchestrator.http.access.route_paths import CrossOriginPaths
 from mlx_dp.orchestrator.http.app import create_app
 from mlx_dp.orchestrator.options import HttpOptions
 from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
