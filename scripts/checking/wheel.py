@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prove an installed wheel in its own environment, away from the repository (see scripts/check)."""
+"""Check an installed wheel in its own environment, away from the repository (see scripts/check)."""
 
 import importlib
 import importlib.metadata
@@ -35,15 +35,15 @@ def check_imports() -> None:
 
 
 def check_neighbour() -> None:
-    """``proto`` is proto-plus' name: our folder of that name must not have replaced it."""
-    # In a child: our own sources may not say this import, and test_arrows would find it here.
+    """``proto`` is also proto-plus' package: our folder of that name must not have replaced it."""
+    # In a child: our own sources may not import it, and test_arrows would find the import here.
     code = "import proto; print(proto.__file__, hasattr(proto, 'Message'))"
     said = output_of(sys.executable, "-I", "-c", code).strip()
     assert said.endswith("True"), f"proto is not proto-plus' own: {said}"
 
 
 def check_controller_is_device_free() -> None:
-    """The whole controller loads without MLX, which would open the device."""
+    """Check that the whole controller loads without MLX, which would open the device."""
     code = (
         "import sys, mlx_dp.orchestrator.cli.commands;"
         "print([name for name in sys.modules if name.split('.')[0] in ('mlx', 'mlx_lm')])"

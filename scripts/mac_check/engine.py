@@ -1,4 +1,4 @@
-"""What scripts/mac-check sees of a worker's engine while it serves."""
+"""Measurements of a worker's engine while it serves."""
 
 import random
 import time
@@ -16,11 +16,11 @@ from scripts.mac_check.sizes import Sizes
 
 MEMORY_NBYTES = 4 * 2**30
 AIM = 2.5
-"""What a step with prompts may take, in steps without."""
+"""The allowed time of a step with prompts, in steps without."""
 FIRST_STEP_S = 1.0
 LOOKS = 4
 ANSWER = 2_000
-"""Tokens that rows may decode: more than are measured."""
+"""Response length, more than is measured."""
 
 
 def worker_of(folder: Path, sizes: Sizes, slots: int) -> OurBatch:
@@ -41,13 +41,13 @@ def prompt_of(name: str, length: int) -> list[int]:
 
 
 def buffers(folder: Path, sizes: Sizes) -> Part:
-    """Serve short requests that have nothing in common, and count what stays."""
+    """Serve short requests without common prefixes, and count the buffers that remain."""
     side = worker_of(folder, sizes, slots=4)
     engine = side.worker.engine
     limit = engine.facts.buffer_limit
     lines = [
         Line(
-            name="buffers that the device allows a process (resource_limit)",
+            name="buffers allowed per process (resource_limit)",
             value=str(mx.device_info().get("resource_limit", "not counted here")),
             good="499000 on Macs so far; a worker holds half of it at most",
         )
@@ -75,7 +75,7 @@ def buffers(folder: Path, sizes: Sizes) -> Part:
 
 
 def launches(folder: Path, sizes: Sizes) -> Part:
-    """Decode rows, let a long prompt join, and see what its chunks do to the steps."""
+    """Decode rows, let a long prompt join, and measure the steps that have its chunks."""
     side = worker_of(folder, sizes, slots=8)
     fill(side, [prompt_of(f"row {row}", 40) for row in range(4)], ANSWER)
     waits: list[bool] = []

@@ -23,12 +23,12 @@ from scripts.soaking.requests import RequestMaker, SoakRequest
 from tests.support.worker.fake_controller import FakeController, Request
 
 PATIENCE_TURNS = 5_000
-"""Turns without an event about any request, after which the worker counts as stuck."""
+"""Runs of the loop without a request's event after which the worker counts as stuck."""
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One request as it was drawn, and as it went. It is cancelled at the turn ``cancel_at``."""
+    """One request, as drawn and with its course. It is cancelled at the loop run ``cancel_at``."""
 
     request: SoakRequest
     record: Request
@@ -50,7 +50,7 @@ class Job:
 
 @dataclass(slots=True)
 class Counters:
-    """Counters of events, to see that the soak covered all cases."""
+    """Counters of events, to check that the soak covered all cases."""
 
     ended: int = 0
     cancelled: int = 0
@@ -65,8 +65,8 @@ class Counters:
 class SoakControl:
     """Keeps one worker's slots full, from a queue; preempted requests return to its front.
 
-    A request that was refused for lack of memory waits until another one ends, as it does in the
-    real controller; refused where nothing runs, it would wait forever, which is a fault.
+    A request that was refused for lack of memory waits until another one ends, as in the real
+    controller; refused on an idle worker, it would wait forever, which is a failure.
     """
 
     def __init__(self, worker: LocalWorker, maker: RequestMaker) -> None:
@@ -78,7 +78,7 @@ class SoakControl:
         self._controller = FakeController(self._put_back)
         self._queue: deque[Job] = deque()
         self._jobs: dict[int, Job] = {}
-        """Those that have not ended."""
+        """Requests that have not ended."""
         self._turn = self._moved_at = 0
         self._next_id = 1
         self._blocked = False
@@ -101,7 +101,7 @@ class SoakControl:
             self._hear(message)
         if self.running and self._turn - self._moved_at > PATIENCE_TURNS:
             open_ids = sorted(self._controller.open)
-            raise RuntimeError(f"nothing moves: {open_ids} of {self._slots} slots")
+            raise RuntimeError(f"no request progresses: {open_ids} of {self._slots} slots")
 
     def flush(self) -> Flushed:
         """Drop cached prefixes. Call it while idle."""
@@ -198,7 +198,7 @@ class SoakControl:
             self.counters.refused += 1
         job = self._jobs[request.request_id]
         if job.cancelled:
-            # The abort met a request that was gone, so that no end of it will be reported.
+            # The abort met a request that was gone, so no end of it will be reported.
             self._end(job)
         else:
             self._queue.appendleft(job)

@@ -151,7 +151,7 @@ def test_a_worker_that_never_moves_is_found_out(control, load, monkeypatch):
     soak = control(*[[]] * 4)
     for _ in range(3):
         soak.turn(more=True)
-    with pytest.raises(RuntimeError, match="nothing moves"):
+    with pytest.raises(RuntimeError, match="no request progresses"):
         soak.turn(more=True)
 
 

@@ -61,7 +61,7 @@ def test_a_copy_of_the_slab_at_each_step_is_not_good(
     monkeypatch.setattr(models, "copy_s", lambda nbytes, pieces: taken_s)
     monkeypatch.setattr(models, "copied_share", lambda loaded, form: 0.0)
     lines = models.slab_widths(tmp_path, sizes).lines
-    times = [line for line in lines if "time that the widest adds" in line.name]
+    times = [line for line in lines if "extra time with the widest slab" in line.name]
     found = [(line.value, line.verdict.value) for line in times]
     assert found == [in_place, with_tails]
 

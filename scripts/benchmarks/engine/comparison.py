@@ -1,6 +1,6 @@
 """Compare our engine with mlx-lm's BatchGenerator: one process, the same weights, rounds in turn.
 
-Ours runs as a worker runs it: the real start-up, scheduler and loop, only without a socket.
+Ours runs as in a worker: the real start-up, scheduler and loop, only without a socket.
 """
 
 import argparse
@@ -39,8 +39,8 @@ SECTIONS: Mapping[str, Callable[[Pair, Sizes], Section]] = {
 MODELS = ("dense", "hybrid")
 EPILOG = """\
 A cell is the median over the rounds; a ratio is the median of the ratios within each round. Dense
-is the model that --model names, or the demo model; hybrid is a random one, made each time. On a
-Linux CPU, OpenBLAS must be preloaded, as workers do it:
+is the model that --model names, or the demo model; hybrid is a random one, made at each run. On a
+Linux CPU, scripts/bench preloads OpenBLAS, as workers do.
 
 examples:
   scripts/bench engine --json engine.json        the full comparison
@@ -56,23 +56,27 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--model", help="what mlx-dp serve takes (default: the demo model)")
+    parser.add_argument("--model", help="as for mlx-dp serve (default: the demo model)")
     parser.add_argument(
-        "--models", nargs="+", choices=MODELS, default=list(MODELS), help="default: both"
+        "--models", nargs="+", choices=MODELS, default=list(MODELS), help="models (default: both)"
     )
     parser.add_argument(
-        "--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="default: all sections"
+        "--only",
+        nargs="+",
+        choices=SECTIONS,
+        default=list(SECTIONS),
+        help="sections to run (default: all)",
     )
     parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds (default 5)")
     parser.add_argument("--quick", action="store_true", help="tiny sizes and one round")
-    parser.add_argument("--seed", type=int, default=1, help="of the prompts (default 1)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the prompts (default 1)")
     parser.add_argument(
         "--chunk", type=int, default=512, help="our --chunked-prefill-size (default 512)"
     )
     parser.add_argument(
-        "--memory-gb", type=float, help="our worker's share (default: half of what is free)"
+        "--memory-gb", type=float, help="our worker's memory (default: half of the free memory)"
     )
-    parser.add_argument("--json", type=Path, help="where every round is written")
+    parser.add_argument("--json", type=Path, help="write every round to this file")
     return parser.parse_args(arguments)
 
 
@@ -100,7 +104,7 @@ def make_pair(directory: Path, options: argparse.Namespace) -> Pair:
 def run(
     name: str, directory: Path, options: argparse.Namespace, save: Callable[[str, Section], None]
 ) -> None:
-    """Run the chosen sections on one model, and print each table as soon as it is there."""
+    """Run the chosen sections on one model, and print each table as soon as it is complete."""
     print(f"\n## {name}: {directory.name}\n", flush=True)
     pair = make_pair(directory, options)
     for section in options.only:

@@ -47,7 +47,7 @@ def start_message(
     prefix_cache: bool,
     group: GroupPlace | None = None,
 ) -> Start:
-    """Return the Start of a worker that is alone or a rank of ``group``.
+    """Return the Start of a single worker, or of a rank of ``group``.
 
     The limits are divided as the controller divides them.
     """
@@ -118,7 +118,7 @@ class LocalWorker:
         return self.loop._scheduler._room.accounted_nbytes
 
     def send(self, command: Down) -> None:
-        """Queue a command for the next turn."""
+        """Queue a command for the next run of the loop."""
         self._channel.down.append(command)
 
     def turn(self) -> list[Up]:
