@@ -23,7 +23,7 @@ LENGTHS = (23, 90)
 """The shorter one fits in a chunk of 64, and neither in one of 7."""
 MAX_TOKENS = 8
 MIN_DISTINCT = 6
-"""Different tokens in the answers, at the least: one token for ever would hide mix-ups."""
+"""The least number of different tokens in the outputs: a constant token would hide mix-ups."""
 
 
 @pytest.mark.parametrize("architecture", installed_architectures())
@@ -37,7 +37,7 @@ def test_there_is_no_configuration_of_what_is_not_installed():
     assert known <= set(installed_architectures())
 
 
-# Of the tiny models, not of ours: CI sees each of them in tests/conformance.
+# Of the tiny models, not of ours: CI runs each of those in tests/conformance.
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_mlx_lm_answers_alike_whatever_the_chunk_size(name, tmp_path):

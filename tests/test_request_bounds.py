@@ -1,4 +1,4 @@
-"""What the edge accepts, a worker accepts: or a dropped frame leaves a client waiting.
+"""A worker accepts every field value that HTTP accepts; a dropped frame would hang a client.
 
 The bounds stand once in the request's fields, where they make a readable 400, and once in the
 messages, where they protect the worker.
@@ -30,7 +30,7 @@ SHARED = sorted(
 
 
 def extremes(name: str) -> list[float]:
-    """The least and the largest value that the edge lets through for a field."""
+    """The least and the largest value that HTTP accepts for a field."""
     whole = isinstance(getattr(SamplingParams(), name), int)
     least, most = -math.inf, math.inf
     for bound in bounds(name):
@@ -51,7 +51,7 @@ def bounds(name: str) -> list[object]:
 
 
 def _metadata(hint: object) -> Iterator[object]:
-    """All metadata of an annotation, and of the types inside of it."""
+    """All metadata of an annotation, and of its nested types."""
     for part in getattr(hint, "__metadata__", ()):
         yield from getattr(part, "metadata", [part])
     for inner in get_args(hint):

@@ -1,6 +1,6 @@
-"""Whatever happens to workers, wire and clients: every answer is exact, and nothing is left over.
+"""Every response is exact, and nothing is left, under any fault of workers, wire and clients.
 
-A run that fails says how to have it again.
+A run that fails reports the command that repeats it.
 """
 
 from dataclasses import replace
@@ -67,7 +67,7 @@ def test_every_invariant_holds_whatever_happens_to_frames(first: int) -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_a_rolling_restart_fails_no_request_and_turns_none_away(seed: int) -> None:
     schedule = undisturbed(seed)
-    # Right before a crowd comes: some of it finds nobody there, where one worker is all there are.
+    # Right before a burst of requests: with a single worker, some arrive while none serves.
     times = (schedule.arrivals[0].at - 0.05, schedule.arrivals[-1].at - 0.4)
     restarts = tuple(Fault(at=at, kind=FaultKind.RESTART, nth=2) for at in times)
     setting = replace(schedule.setting, max_queued=100)

@@ -1,4 +1,4 @@
-"""The whole service, as processes, as clients call it: the openai package, browsers, containers."""
+"""The whole service, as processes, called by the openai package, browsers and containers."""
 
 import http.client
 import json

@@ -28,7 +28,7 @@ def text_of(events: list[str]) -> str:
 
 
 class Load:
-    """Clients that stream one answer after another, all of them the same, until they are told."""
+    """Clients that stream the same response one after another, until they are stopped."""
 
     BODY = {"prompt": "hello", "max_tokens": 150, "ignore_eos": True, "seed": 7}  # noqa: RUF012
 

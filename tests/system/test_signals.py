@@ -137,7 +137,7 @@ def test_a_worker_that_is_stopped_does_not_hold_up_a_second_signal(served: Serve
     wait_until(lambda: not any(map(alive, workers)), "its workers are gone")
 
 
-# The modules that the program imports say when, and then wait.
+# The modules that the program imports report it, and then wait.
 INTERRUPTED_IMPORT = """
 import builtins, sys
 name = sys.argv.pop(1)

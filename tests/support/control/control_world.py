@@ -1,6 +1,6 @@
 """A controller's whole surroundings in one thread: clock, wire, processes and workers, all fake.
 
-Nothing happens by itself: tests turn workers, deliver messages and move the clock.
+Nothing happens by itself: tests run workers' loops, deliver messages and move the clock.
 """
 
 import random
@@ -30,7 +30,7 @@ from mlx_dp.proto.wire.controller_channel import NotConnectedError, PeerCongeste
 from tests.support.control.fake_worker import FakeWorker, ready
 
 made: list[RequestTable | ControlCore] = []
-"""What the present test has made; its invariants are checked when the test ends."""
+"""The worlds of the present test; their invariants are checked when it ends."""
 
 
 def request_table(options: QueueOptions | None = None) -> RequestTable:
@@ -83,7 +83,7 @@ class World:
         self.no_processes = False
         self.no_addresses = False
         self.meetings: list[int] = []
-        """The generations for which addresses were asked."""
+        """The generations for which addresses were requested."""
         self.readies: dict[int, Ready] = {}
         self.limits = limits or ControlLimits()
         self.core = ControlCore(
@@ -154,7 +154,7 @@ class World:
             peers=tuple(f"ipc://{port}-{rank}" for rank in range(size)),
         )
 
-    # What tests do.
+    # For tests.
 
     def ready_of(self, index: int) -> Ready:
         return self.readies.get(index, ready())
@@ -183,14 +183,14 @@ class World:
         self.core.on_arrival()
 
     def settle(self) -> None:
-        """Deliver what is under way in both directions."""
+        """Deliver all messages in flight, in both directions."""
         for worker in self.alive():
             worker.receive()
         self.core.on_arrival()
         self.core.check()
 
     def turn(self, times: int = 1) -> None:
-        """Every worker's loop turns, and everything is delivered."""
+        """Run every worker's loop once, and deliver everything."""
         for _ in range(times):
             for worker in self.alive():
                 worker.turn()
@@ -217,7 +217,7 @@ class World:
 
 
 class Reader:
-    """Reads an answer without an event loop, as far as it has come."""
+    """Reads a response stream without an event loop, up to its newest event."""
 
     def __init__(self, answer: BufferedStream) -> None:
         self.answer = answer

@@ -60,7 +60,7 @@ def ready(
     context: int = 1000,
     memory_tokens: int | None = None,
 ) -> Ready:
-    """``memory_tokens``: the budget in bytes, in tokens of what runs."""
+    """``memory_tokens``: the memory budget, in tokens of running requests."""
     return Ready(
         capacity=OwnerCapacity(
             request_slots=slots,
@@ -95,7 +95,7 @@ def generation(
 
 
 def expected(generation: Generation, num_tokens: int) -> list[int]:
-    """What any worker says to this request."""
+    """The next token of this request from any worker."""
     key = hash((generation.prompt_ids, generation.params.seed))
     return [(key + position * 7) % VOCAB for position in range(num_tokens)]
 
@@ -117,7 +117,7 @@ def _next_tokens(submit: Submit) -> int:
 
 
 class Site(Protocol):
-    """What a worker finds around it."""
+    """The surroundings of a worker."""
 
     auto_ready: bool
     """Whether a started worker becomes ready by itself."""
@@ -149,7 +149,7 @@ class FakeWorker:
     start: Start | None = None
     signals: list[str] = field(default_factory=list)
     cached: set[tuple[str, tuple[int, ...]]] = field(default_factory=set)
-    """Salts and prompts whose KV it has."""
+    """Salts and prompts whose KV is cached."""
 
     @property
     def halted(self) -> bool:
@@ -177,7 +177,7 @@ class FakeWorker:
         self.say(Hello(pid=self.pid))
 
     def receive(self) -> None:
-        """Read everything that was sent to it."""
+        """Read every message that was sent to it."""
         while self.inbox and self.alive and not self.stopped:
             self._receive(self.inbox.popleft())
 
@@ -233,7 +233,7 @@ class FakeWorker:
         self.say(Accepted(request_id=submit.request_id, epoch=submit.epoch, slot=0))
 
     def turn(self) -> None:
-        """One turn of the worker's loop: receive, then a token for everyone."""
+        """Run the worker's loop once: receive, then a token for every request."""
         if not self.alive or self.stopped:
             return
         self.receive()
@@ -268,13 +268,13 @@ class FakeWorker:
 
     @staticmethod
     def _logprobs(running: Running) -> tuple[TokenLogprob, ...]:
-        """Another one at each position, when the request asks for them."""
+        """Other log-probabilities at each position, when the request asks for them."""
         if running.submit.params.logprobs is None:
             return ()
         return (TokenLogprob(logprob=-float(running.num_tokens)),)
 
     def _make_room(self) -> None:
-        """Give up the youngest until the next step fits, as a worker does; never the last one."""
+        """Preempt the youngest request until the next step fits, as a worker does, but not all."""
         while len(self.running) > 1 and not self._fits(len(self.running)):
             self.preempt(next(reversed(self.running)))
 

@@ -1,4 +1,4 @@
-"""The fake controller itself: it takes nothing from a worker that the protocol does not allow."""
+"""The fake controller accepts only the events that the protocol allows."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A worker's loop with scripted verbs and a virtual clock; only waiting moves time."""
+"""A worker's loop with scripted commands and a virtual clock; only waiting moves time."""
 
 from typing import TypeVar
 
@@ -25,7 +25,7 @@ class VirtualTime:
 
 
 class FakeChannel:
-    """Hands over what a test queues, and keeps what is sent. A wait lasts its full time."""
+    """Delivers queued commands, and keeps sent events. A wait lasts its full time."""
 
     def __init__(self, time: VirtualTime) -> None:
         self._time = time
@@ -51,13 +51,13 @@ class FakeChannel:
         return [message for message in self.sent if isinstance(message, kind)]
 
     def take(self) -> list[Up]:
-        """What was sent since the last call."""
+        """The events since the last call."""
         sent, self.sent = self.sent, []
         return sent
 
 
 class Bench:
-    """A loop, and all that it is made of."""
+    """A loop, and all of its parts."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Bench:
         )
 
     def turn(self, *verbs: Down) -> list[Up]:
-        """Go round once with these verbs; return what was sent but for heartbeats."""
+        """Run the loop once with these commands; return the events except heartbeats."""
         self.channel.verbs.extend(verbs)
         assert self.loop.run_once() is None
         return [message for message in self.channel.take() if not isinstance(message, Heartbeat)]
@@ -109,7 +109,7 @@ def submit(
     output_ids: tuple[int, ...] = (),
     salt: str = "",
 ) -> Submit:
-    """``prompt`` are the token ids, or how many there are, all the same."""
+    """``prompt`` are the token ids, or a number of equal ones."""
     return Submit(
         request_id=request_id,
         epoch=1,
