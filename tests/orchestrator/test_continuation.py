@@ -1,7 +1,7 @@
-"""What a client reads does not show that an owner was lost: HTTP over a controller, at each token.
+"""Clients cannot see that an owner was lost: HTTP over a controller, at each token.
 
-The worker dies at token k, for every k, and the answer must be byte for byte that of a run without
-a death: text, stop strings, log-probabilities, usage, one role, one id, one end.
+The worker dies at token k, for every k, and the response must be byte for byte that of a run
+without a death: text, stop strings, log-probabilities, usage, one role, one id, one end.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""The commands that a start prints for other machines, as a shell takes them."""
+"""The printed commands for other machines, as a shell parses them."""
 
 import shlex
 from dataclasses import replace

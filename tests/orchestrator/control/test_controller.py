@@ -25,7 +25,7 @@ QUICK = ControlLimits(tick_s=0.01, stop_grace_s=0.2)
 
 
 class Stage:
-    """A controller over a fake world whose workers turn by themselves."""
+    """A controller over a fake world whose workers run by themselves."""
 
     def __init__(self, options: ServeOptions | None = None) -> None:
         self.world = World(options, limits=QUICK)
@@ -250,7 +250,7 @@ def test_a_cause_outside_the_workers_ends_the_service_with_its_words() -> None:
     play(act)
 
 
-def test_a_bug_of_ours_ends_the_service_loudly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_internal_error_ends_the_service_loudly(monkeypatch: pytest.MonkeyPatch) -> None:
     async def act(stage: Stage) -> None:
         await stage.ready()
 

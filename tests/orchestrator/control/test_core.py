@@ -271,7 +271,7 @@ def test_an_answer_that_was_complete_is_not_generated_again() -> None:
     for worker in world.alive():
         worker.turn()
         worker.turn()
-    # The reports of the ends are lost with the workers.
+    # The Finished events are lost with the workers.
     world.arrived = type(world.arrived)(
         (identity, fact) for identity, fact in world.arrived if fact.tag != "finished"
     )
@@ -314,7 +314,7 @@ def test_a_request_that_flees_to_the_next_victim_of_an_accident_is_no_poison() -
     assert world.core.counters.worker_deaths == 3
 
 
-def test_whoever_sits_beside_poison_once_is_not_put_beside_it_again() -> None:
+def test_a_request_is_put_beside_poison_only_once() -> None:
     world = World()
     world.readies = {0: ready(slots=4), 1: ready(slots=4)}
     world.bring_up()
@@ -349,7 +349,7 @@ def test_a_request_that_makes_progress_outlives_more_workers_than_it_has_attempt
     assert reader.ids == expected(generation(), 10)
 
 
-def test_one_poison_after_the_other_fails_nobody_beside_it() -> None:
+def test_one_poison_after_the_other_fails_no_request_beside_it() -> None:
     world = World()
     world.readies = {0: ready(slots=4), 1: ready(slots=4)}
     world.bring_up()
@@ -360,7 +360,7 @@ def test_one_poison_after_the_other_fails_nobody_beside_it() -> None:
         for death in range(2):
             world.settle()
             while len(poison.read().grants) <= death:
-                # Those that sat beside it are tried before it.
+                # Requests that ran beside it are tried before it.
                 world.turn(1)
             world.settle()
             world.worker(poison.read().grants[-1].owner).kill()
@@ -381,7 +381,7 @@ def test_a_grant_lost_before_it_was_accepted_is_no_attempt() -> None:
             world.pass_time(0.1)
             world.greet()
             for worker in world.alive():
-                # One that serves never reads what it is granted.
+                # A worker that serves but never reads its grants.
                 if not worker.serving:
                     worker.receive()
         world.worker(reader.grants[-1].owner).kill()
@@ -392,7 +392,7 @@ def test_a_grant_lost_before_it_was_accepted_is_no_attempt() -> None:
     assert world.core.counters.requests_replayed == 0
 
 
-def test_what_a_replaced_worker_says_changes_nothing() -> None:
+def test_events_of_a_replaced_worker_change_nothing() -> None:
     world = World(limits=None).bring_up()
     reader = submit(world, max_tokens=6)
     world.turn(2)
@@ -439,7 +439,7 @@ def test_repeated_tokens_are_dropped() -> None:
     assert world.core.counters.stale_events == world.core.counters.protocol_errors == 0
 
 
-def test_facts_of_another_epoch_are_stale() -> None:
+def test_events_of_another_epoch_are_stale() -> None:
     world = World().bring_up()
     reader = submit(world, max_tokens=4)
     world.turn(2)
@@ -454,7 +454,7 @@ def test_facts_of_another_epoch_are_stale() -> None:
 def test_a_malformed_message_replaces_the_worker() -> None:
     world = World().bring_up()
     world.arrived.append((world.worker(1).identity, ProtocolError("malformed")))
-    # What came in the same batch is not heard either.
+    # Later messages of the same batch are not read either.
     world.worker(1).say(Tokens(chunks=()))
     world.core.on_arrival()
     assert world.core.counters.protocol_errors == world.core.counters.malformed_frames == 1
@@ -626,7 +626,7 @@ def test_a_silent_worker_gets_no_new_requests_and_is_not_lost_at_once() -> None:
     assert readers[2].read().grants[0].owner == 0
 
 
-def test_nobody_is_judged_by_time_that_the_controller_slept() -> None:
+def test_no_worker_is_judged_by_time_that_the_controller_slept() -> None:
     world = World().bring_up()
     submit(world, max_tokens=50)
     world.turn()
@@ -692,7 +692,7 @@ def test_running_too_long_ends_with_request_timeout_and_frees_the_slot() -> None
 
 def test_a_request_that_found_no_slot_is_queued_again_in_its_place() -> None:
     world = World(serve_options(1)).bring_up()
-    # The worker has fewer slots than it said.
+    # The worker has fewer slots than it reported.
     world.readies = {0: ready(slots=1)}
     first, second = submit(world, (1,), 3), submit(world, (2,), 3)
     world.turn()
@@ -762,7 +762,7 @@ CHUNK = TokenChunk(request_id=1, epoch=1, index=0, ids=(1, 2))
         *("early_preempted", "lost_token_of_preempted", "hello", "ready"),
     ),
 )
-def test_facts_that_cannot_be_replace_the_worker(facts: tuple[Up, ...]) -> None:
+def test_impossible_events_replace_the_worker(facts: tuple[Up, ...]) -> None:
     world = World().bring_up()
     reader = submit(world)
     world.worker(0).inbox.clear()
@@ -790,7 +790,7 @@ def test_facts_that_cannot_be_replace_the_worker(facts: tuple[Up, ...]) -> None:
         replace(PREEMPTED, request_id=9),
     ],
 )
-def test_stale_facts_change_nothing(fact: Up) -> None:
+def test_stale_events_change_nothing(fact: Up) -> None:
     world = World().bring_up()
     reader = submit(world)
     world.turn()
@@ -828,7 +828,7 @@ def test_an_end_that_is_the_workers_own_is_an_error(reason: FinishReason, code: 
     assert ended(reader).code == code
 
 
-def test_what_waits_for_its_rank_holds_up_nobody_else() -> None:
+def test_a_request_that_waits_for_its_rank_delays_no_other() -> None:
     world = World().bring_up()
     for _ in range(2):
         submit(world, rank=0, max_tokens=50)
@@ -904,7 +904,7 @@ def test_a_worker_that_is_not_connected_when_granted_is_lost_and_the_request_goe
     assert world.worker(0).signals == ["kill"]
 
 
-def test_a_congested_worker_gets_nothing_until_it_is_heard() -> None:
+def test_a_congested_worker_gets_nothing_until_its_next_event() -> None:
     world = World().bring_up()
     identity = world.worker(0).identity
     world.congested.add(identity)
@@ -1157,7 +1157,7 @@ def test_a_salt_that_no_message_may_have_never_reaches_a_worker() -> None:
     assert len(world.worker(0).inbox) == 1
 
 
-def test_an_answer_that_is_complete_ends_as_stop_and_one_nobody_wants_as_abort() -> None:
+def test_a_complete_response_ends_as_stop_and_a_cancelled_one_as_abort() -> None:
     world = World().bring_up()
     complete, unwanted = submit(world), submit(world)
     world.turn()

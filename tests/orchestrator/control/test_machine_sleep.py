@@ -1,4 +1,4 @@
-"""The machine sleeps for an hour and wakes: nobody is judged by that hour.
+"""The machine sleeps for an hour and wakes: no worker is judged by that hour.
 
 On macOS the monotonic clock stands still in sleep, as on Linux. Where it does not, or where only
 the controller stood still, it jumps.

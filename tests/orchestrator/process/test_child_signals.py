@@ -1,4 +1,4 @@
-"""Children that do not die of what is sent to all processes of a service."""
+"""Children survive signals that are sent to all processes of a service."""
 
 import signal
 import subprocess

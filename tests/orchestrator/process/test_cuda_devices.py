@@ -1,4 +1,4 @@
-"""Which CUDA device each worker gets."""
+"""The CUDA device of each worker."""
 
 from pathlib import Path
 

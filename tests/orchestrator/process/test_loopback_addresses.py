@@ -1,4 +1,4 @@
-"""Where a group meets on one machine: free ports, and sockets in the controller's directory."""
+"""Addresses of a group on one machine: free ports, and sockets in the controller's directory."""
 
 import socket
 from pathlib import Path

@@ -55,7 +55,7 @@ def test_an_owner_that_does_not_answer_is_late() -> None:
     assert world.core.counters.protocol_errors == 0
 
 
-def test_an_owner_that_is_lost_meanwhile_is_not_waited_for() -> None:
+def test_the_flush_does_not_wait_for_a_lost_owner() -> None:
     world = World(serve_options(2)).bring_up()
     flush = world.core.begin_flush()
     world.worker(1).die(-9)
@@ -107,7 +107,7 @@ def test_two_flushes_have_their_own_answers() -> None:
     assert outcomes(world.core.flushes.end(first)) == ["timeout"]
 
 
-def test_an_answer_that_nobody_waits_for_is_stale() -> None:
+def test_an_answer_to_a_finished_flush_is_stale() -> None:
     world = World(serve_options(1)).bring_up()
     flush = world.core.begin_flush()
     world.settle()

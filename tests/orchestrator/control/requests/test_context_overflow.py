@@ -1,4 +1,4 @@
-"""How long an answer may be: what is left at its owner, wherever it goes and whatever is lost."""
+"""The length of a response: its owner's remaining space, wherever it runs and after losses."""
 
 import pytest
 
@@ -119,7 +119,7 @@ def test_limits_are_those_of_the_largest_owner_that_is_there_or_will_be_back() -
     limits = world.core.ranks.limits()
     assert limits is not None
     assert limits.max_request_tokens == 41
-    # A long prompt waits for its return, in place of being called too long for a while.
+    # A long prompt waits for its return, instead of being refused as too long meanwhile.
     assert submit(world, (1,) * 30, 5).read().ended is None
 
 

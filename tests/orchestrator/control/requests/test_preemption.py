@@ -1,4 +1,4 @@
-"""An owner whose memory runs short gives requests up; they go on later, and nobody notices."""
+"""An owner that is short of memory preempts requests; they resume later, unseen by clients."""
 
 from dataclasses import replace
 
@@ -63,7 +63,7 @@ def test_preemptions_are_neither_attempts_nor_suspicion() -> None:
 
 
 @pytest.mark.parametrize("prefilled", [True, False])
-def test_one_that_nobody_wants_any_longer_just_frees_its_slot(prefilled: bool) -> None:
+def test_a_cancelled_request_just_frees_its_slot(prefilled: bool) -> None:
     world = world_of(ready())
     reader = submit(world, max_tokens=9)
     worker = world.worker(0)
@@ -103,7 +103,7 @@ def test_it_does_not_bounce_at_once_to_the_owner_that_gave_it_up() -> None:
     world.worker(0).preempt(2)
     world.settle()
     assert len(young.read().grants) == 1
-    # Nor does anyone else get what it has given up.
+    # No other request gets the memory that it gave back either.
     other = submit(world, max_tokens=50)
     world.turn(2)
     assert not other.read().grants
@@ -112,7 +112,7 @@ def test_it_does_not_bounce_at_once_to_the_owner_that_gave_it_up() -> None:
     assert other.read().grants
 
 
-def test_it_is_asked_for_at_the_pace_of_beats_and_refused_without_being_prefilled() -> None:
+def test_it_is_offered_once_a_heartbeat_and_rejected_without_prefill() -> None:
     world = world_of(ready(slots=9, pool=None, memory_tokens=60))
     old = submit(world, (1,) * 10, 45)
     young = submit(world, (2,) * 10, 15)
@@ -155,7 +155,7 @@ def test_an_owner_that_refuses_in_a_row_is_asked_less_and_less_often() -> None:
     assert owner_of(world).shortages == 0
 
 
-def test_the_end_of_another_is_enough_without_a_beat() -> None:
+def test_the_end_of_another_request_is_enough_without_a_heartbeat() -> None:
     world = world_of(ready(slots=9, memory_tokens=40))
     submit(world, (1,) * 10, 12)
     young = submit(world, (2,) * 10, 25)
@@ -163,7 +163,7 @@ def test_the_end_of_another_is_enough_without_a_beat() -> None:
     assert len(young.read().grants) == 2
 
 
-def test_the_oldest_goes_first_whoever_was_preempted_last() -> None:
+def test_the_oldest_goes_first_in_any_order_of_preemption() -> None:
     world = world_of(ready(slots=2), ready(slots=2))
     readers = [submit(world, (n,), 50) for n in range(4)]
     waiting = submit(world, (9,), 50)
@@ -183,7 +183,7 @@ def test_the_oldest_goes_first_whoever_was_preempted_last() -> None:
 
 
 def drive(world: World, readers: list[tuple[Generation, Reader]], turns: int) -> int:
-    """Turn until all have ended, with a beat every ten turns, and return how many it took."""
+    """Run loops until all have ended, with a heartbeat every ten runs; return the runs."""
     for turn in range(turns):
         world.turn()
         if turn % 10 == 0:
@@ -196,7 +196,7 @@ def drive(world: World, readers: list[tuple[Generation, Reader]], turns: int) ->
 @pytest.mark.parametrize("owners", [1, 3])
 @pytest.mark.parametrize("pool", [None, 1500, 3000])
 def test_owners_that_answers_outgrow_still_finish_everything(owners: int, pool: int | None) -> None:
-    # Rows may well take twice what their tokens do.
+    # Rows may well take twice the memory of their tokens.
     world = world_of(*[ready(slots=8, pool=pool, memory_tokens=1500)] * owners)
     readers = []
     for n in range(12):

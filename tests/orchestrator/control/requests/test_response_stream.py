@@ -1,4 +1,4 @@
-"""One answer between the controller and its reader."""
+"""A response stream between the controller and its reader."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ ENDED = Ended(reason=FinishReason.STOP)
 
 @dataclass
 class Left:
-    """What was asked to end."""
+    """The ids of cancelled requests."""
 
     calls: list[tuple[str, int]] = field(default_factory=list)
 
@@ -95,7 +95,7 @@ def test_nothing_follows_the_end() -> None:
         made.push_tokens((1,), ())
 
 
-def test_cancelling_an_answer_that_has_ended_tells_nobody() -> None:
+def test_cancelling_an_ended_response_notifies_no_owner() -> None:
     left = Left()
     made = answer(left)
     made.cancel()
@@ -106,7 +106,7 @@ def test_cancelling_an_answer_that_has_ended_tells_nobody() -> None:
     assert left.calls == [("cancel", 7), ("complete", 7)]
 
 
-def test_conditions_wake_who_waits_for_what_is_the_case() -> None:
+def test_a_predicate_wakes_its_waiters_once_it_is_true() -> None:
     async def run() -> tuple[bool, bool, bool]:
         predicates = AwaitablePredicates()
         facts: set[str] = set()

@@ -1,4 +1,4 @@
-"""A grant that is not accepted in time is taken back, where another owner could run it."""
+"""A grant that is not accepted in time is withdrawn, if another owner could run the request."""
 
 import pytest
 
@@ -12,7 +12,7 @@ def submit(world: World, seed: int = 0, rank: int | None = None, max_tokens: int
 
 
 def stuck_world(owners: int = 2) -> World:
-    """Owner 0 has just been granted a request, and is in a long step that it told of before."""
+    """Owner 0 has just been granted a request, during a long step that it had announced."""
     world = World(serve_options(owners)).bring_up()
     world.worker(0).beat(step_tokens=512)
     world.core.on_arrival()
@@ -34,7 +34,7 @@ def test_a_request_moves_on_when_its_owner_does_not_take_it_in_time() -> None:
     assert reader.ids == expected(generation(), 30)
 
 
-def test_what_the_late_owner_then_says_changes_nothing_and_frees_its_slot() -> None:
+def test_later_events_of_the_late_owner_change_nothing_but_free_its_slot() -> None:
     world = stuck_world()
     reader = submit(world)
     world.pass_time(10.2)
@@ -56,7 +56,7 @@ def test_late_tokens_of_the_withdrawn_grant_are_dropped() -> None:
     world = stuck_world()
     reader = submit(world)
     world.pass_time(10.2)
-    # The abort is still under way while it runs the request for a few steps.
+    # The abort is in flight while it runs the request for a few steps.
     world.worker(0).inbox.pop()
     world.worker(0).stopped = False
     world.turn(10)
@@ -93,7 +93,7 @@ def test_the_owner_may_be_lost_while_it_holds_a_withdrawn_grant() -> None:
 
 
 @pytest.mark.parametrize("why", ["alone", "pinned", "full"])
-def test_it_stays_where_nobody_else_could_have_it(why: str) -> None:
+def test_it_stays_when_no_other_owner_could_run_it(why: str) -> None:
     world = stuck_world(1 if why == "alone" else 2)
     if why == "full":
         for seed in range(1, 3):

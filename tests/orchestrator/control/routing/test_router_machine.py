@@ -1,4 +1,4 @@
-"""A machine in which slots and tokens must add up, and the router be right, whatever happens."""
+"""A state machine: slots and tokens add up, and the router is right, under any events."""
 
 import random
 
@@ -26,18 +26,19 @@ from tests.support.control.control_world import request_table
 from tests.support.control.fake_worker import generation, ready
 
 FLAGS = ("closed", "suspicious", "congested", "short_of_memory")
-"""With any of them, an owner takes nothing."""
+"""Conditions under which an owner takes nothing."""
 LOADS = {
     "total_requests": len,
     "total_tokens": lambda grants: (sum(grant.held_tokens for grant in grants), len(grants)),
 }
-"""What has to be least of an owner's grants, by the method that says so."""
+"""The quantity that each routing method minimizes over the owners."""
 
 
 class BookMachine(RuleBasedStateMachine):
-    """Grants, releases and losses at random; nothing is handed out twice and nothing leaks.
+    """Grants, releases and losses at random; nothing is granted twice and nothing leaks.
 
-    Nobody waits who could go, and nobody goes where more is in hand than elsewhere.
+    No request waits that could be granted, and none goes to an owner with more load than
+    another.
     """
 
     method: str
@@ -60,7 +61,7 @@ class BookMachine(RuleBasedStateMachine):
 
     @rule(index=st.integers(0, 2), flag=st.sampled_from((None, *FLAGS)))
     def disturb(self, index: int, flag: str | None) -> None:
-        """Come or go, or begin or end to take nothing."""
+        """Join or leave, or start or stop accepting requests."""
         owner = self.ranks.get(index)
         if owner is None:
             self.come(index)
@@ -103,7 +104,7 @@ class BookMachine(RuleBasedStateMachine):
         self.held[entry.request_id] = (choice.owner, grant, entry)
 
     def able(self, prompt: int, max_tokens: int | None, rank: int | None) -> list[Owner]:
-        """The owners that could have such a request, by what is held of them here."""
+        """The owners that could take such a request, according to this model."""
         return [
             owner
             for owner in self.ranks.owners()
@@ -160,7 +161,7 @@ class BookMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_slots_and_tokens_add_up_and_nobody_waits_in_vain(method: str) -> None:
+def test_slots_and_tokens_add_up_and_no_request_waits_in_vain(method: str) -> None:
     machine = type("BookMachine", (BookMachine,), {"method": method})
     run_state_machine_as_test(
         machine, settings=settings(max_examples=30, stateful_step_count=40, deadline=None)

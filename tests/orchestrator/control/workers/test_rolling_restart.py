@@ -1,4 +1,4 @@
-"""Restarts that were asked for: one group after another, and no request is the worse for it."""
+"""Requested restarts: one group after another, and no request fails."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def pids(world: World) -> list[int]:
 
 
 def roll(world: World, seconds: float = 10.0, *, turns: bool = True) -> None:
-    """Let time pass, workers turn, and successors start, while all invariants are checked."""
+    """Let time pass, loops run, and successors start, while all invariants are checked."""
     for _ in range(round(seconds * 10)):
         world.pass_time(0.1)
         world.greet()
@@ -209,7 +209,7 @@ def test_a_successor_of_the_only_one_that_fails_ends_what_waits_with_the_cause()
         submit(world, 1)
 
 
-def test_nobody_waits_for_one_of_several_whose_successor_has_failed() -> None:
+def test_no_request_waits_for_one_of_several_whose_successor_failed() -> None:
     world = World().bring_up()
     world.core.restarts.request(0)
     world.auto_ready = False
@@ -283,7 +283,7 @@ def test_a_worker_that_is_not_ready_is_refused_and_left_out_of_all() -> None:
     assert world.core.restarts.request_all() == (1,)
 
 
-def test_nobody_is_taken_down_while_another_is_missing() -> None:
+def test_no_worker_is_taken_down_while_another_is_missing() -> None:
     world = World().bring_up()
     world.worker(0).die(-9)
     world.pass_time(0.1)
@@ -395,7 +395,7 @@ def test_a_drained_worker_is_sent_nothing_more() -> None:
     assert not [message for message in world.worker(0).inbox if isinstance(message, Submit)]
 
 
-def test_a_service_that_ends_replaces_nobody() -> None:
+def test_a_service_that_ends_replaces_no_worker() -> None:
     world = World(serve_options(1)).bring_up()
     submit(world, 0, 900)
     world.core.restarts.request(0)

@@ -1,4 +1,4 @@
-"""Of several ranks that look stuck, the one that the others wait for."""
+"""The stalled rank: of several ranks that look stuck, the one that the others wait for."""
 
 import pytest
 
@@ -19,8 +19,8 @@ def beat(awaits: int | None = None, *, silent_s: float = 0.0) -> Heartbeats:
 @pytest.mark.parametrize(
     ("heartbeats", "expected"),
     [
-        pytest.param([beat(1), beat(silent_s=11)], 1, id="one waits for one"),
-        pytest.param([beat(2), beat(2), beat(silent_s=11)], 2, id="all wait for one"),
+        pytest.param([beat(1), beat(silent_s=11)], 1, id="one rank waits for another"),
+        pytest.param([beat(2), beat(2), beat(silent_s=11)], 2, id="all wait for the same rank"),
         pytest.param(
             [beat(1), beat(2), beat(silent_s=11)],
             2,
@@ -29,25 +29,25 @@ def beat(awaits: int | None = None, *, silent_s: float = 0.0) -> Heartbeats:
         pytest.param(
             [beat(1), beat(silent_s=11), beat(silent_s=11)],
             1,
-            id="silence says less",
+            id="waiting outranks silence",
         ),
-        pytest.param([beat(), beat()], None, id="nobody waits"),
-        pytest.param([beat(1), beat(0)], None, id="they wait for each other"),
+        pytest.param([beat(), beat()], None, id="no rank waits"),
+        pytest.param([beat(1), beat(0)], None, id="ranks wait for each other"),
         pytest.param(
             [beat(2), beat(3), beat(), beat()],
             None,
-            id="two are waited for",
+            id="ranks wait for two others",
         ),
-        pytest.param([beat(1, silent_s=3), beat()], None, id="what was said is too old"),
-        pytest.param([beat(3), beat(), beat()], 3, id="waits for one that is not ready"),
+        pytest.param([beat(1, silent_s=3), beat()], None, id="stale heartbeat"),
+        pytest.param([beat(3), beat(), beat()], 3, id="waits for a rank that is not ready"),
     ],
 )
-def test_the_one_that_is_waited_for(heartbeats: list[Heartbeats], expected: int | None) -> None:
+def test_the_stalled_rank_is_found(heartbeats: list[Heartbeats], expected: int | None) -> None:
     found = stalled_rank(dict(enumerate(heartbeats)), LIMITS, lambda index: False, now=NOW)
     assert (None if found is None else found.index) == expected
 
 
-def test_a_stopped_process_is_the_one_although_all_are_silent() -> None:
+def test_a_stopped_process_is_the_stalled_rank_although_all_are_silent() -> None:
     heartbeats = {index: beat(silent_s=11) for index in range(3)}
     found = stalled_rank(heartbeats, LIMITS, lambda index: index == 2, now=NOW)
     assert found is not None
@@ -55,12 +55,12 @@ def test_a_stopped_process_is_the_one_although_all_are_silent() -> None:
     assert "stopped by a signal" in found.detail
 
 
-def test_several_stopped_processes_are_no_one_s_fault_alone() -> None:
+def test_several_stopped_processes_name_no_stalled_rank() -> None:
     heartbeats = {index: beat(silent_s=11) for index in range(3)}
     assert stalled_rank(heartbeats, LIMITS, lambda index: index > 0, now=NOW) is None
 
 
-def test_it_is_said_who_waits() -> None:
+def test_the_waiting_ranks_are_named() -> None:
     found = stalled_rank({0: beat(), 1: beat(0)}, LIMITS, lambda index: False, now=NOW)
     assert found is not None
     assert (found.index, found.detail) == (0, "worker 1 waits for it")

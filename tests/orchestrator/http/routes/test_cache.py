@@ -1,4 +1,4 @@
-"""POST /flush_cache: one result an owner, and 200 only when all have answered."""
+"""POST /flush_cache: one result per owner, and 200 only when all have answered."""
 
 from dataclasses import replace
 

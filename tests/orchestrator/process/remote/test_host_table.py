@@ -1,4 +1,4 @@
-"""The book of hosts, by a clock of the test's own."""
+"""The table of hosts, by a clock of the test's own."""
 
 import pytest
 
@@ -77,7 +77,7 @@ def test_an_exit_that_is_told_counts_once_and_for_its_own_worker_alone(running) 
     running.launched(2, "w2-b")
 
 
-def test_whoever_speaks_is_pinged_and_whoever_is_silent_is_given_up(running) -> None:
+def test_a_host_that_sends_is_pinged_and_a_silent_one_is_given_up(running) -> None:
     assert running.heartbeat(5.0) == [SendToHost("host-2-a", Ping())]
     assert running.handle("host-2-a", Alive(), 5.0) == []
     assert running.heartbeat(10.0) == [SendToHost("host-2-a", Ping())]
@@ -86,7 +86,7 @@ def test_whoever_speaks_is_pinged_and_whoever_is_silent_is_given_up(running) -> 
     assert running.record(2).link == ""
 
 
-def test_one_that_was_given_up_is_told_when_it_speaks_again(running) -> None:
+def test_a_lost_host_is_told_so_when_it_sends_again(running) -> None:
     running.heartbeat(10.0)
     (say,) = running.handle("host-2-a", Alive(), 11.0)
     assert isinstance(say.message, Deny)
@@ -105,7 +105,7 @@ def test_a_host_that_leaves_ends_what_ran_there(running) -> None:
     assert running.record(2).link == ""
 
 
-def test_nobody_is_silent_because_the_controller_slept(running) -> None:
+def test_no_host_is_silent_because_the_controller_slept(running) -> None:
     running.reset_silence(60.0)
     assert running.heartbeat(61.0) == [SendToHost("host-2-a", Ping())]
 

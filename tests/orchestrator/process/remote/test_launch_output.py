@@ -1,4 +1,4 @@
-"""What is made of the launcher's words, as it prints them."""
+"""Causes and log lines from the launcher's printed output."""
 
 import pytest
 

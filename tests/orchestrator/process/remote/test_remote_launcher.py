@@ -1,4 +1,4 @@
-"""Workers on other machines, as the controller sees them: a wire and hosts of the test's own."""
+"""Workers on other machines, from the controller's side: a wire and hosts of the test's own."""
 
 import asyncio
 
@@ -67,7 +67,7 @@ class World:
         return self.launcher.spawn(1, identity, "ipc://here", self.exits.append)
 
     def beat(self) -> None:
-        """One turn of the timer, without a loop that waits."""
+        """One run of the timer, without a loop that waits."""
 
         async def turn() -> None:
             self.launcher._heartbeat()
