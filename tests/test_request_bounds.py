@@ -63,7 +63,7 @@ def test_the_fields_that_matter_are_compared():
 
 
 @pytest.mark.parametrize("name", SHARED)
-def test_what_the_edge_accepts_a_worker_accepts(name):
+def test_a_worker_accepts_what_http_accepts(name):
     for value in extremes(name):
         assert math.isfinite(value)
         fields = CompletionRequest(prompt="hi", **{name: value})
@@ -73,7 +73,7 @@ def test_what_the_edge_accepts_a_worker_accepts(name):
         assert msgspec.convert(msgspec.to_builtins(made), SamplingParams) == made
 
 
-def test_the_longest_salt_that_the_edge_accepts_a_worker_accepts():
+def test_a_worker_accepts_the_longest_salt_that_http_accepts():
     longest = CompletionRequest(prompt="hi", cache_salt="s" * MAX_CACHE_SALT_CHARS).cache_salt
     with pytest.raises(ValidationError):
         CompletionRequest(prompt="hi", cache_salt="s" * (MAX_CACHE_SALT_CHARS + 1))

@@ -1,4 +1,4 @@
-"""What the rows of single workers, and the faults from within a worker, do and conclude."""
+"""Rows of single workers, and faults from within a worker: their effects and conclusions."""
 
 import asyncio
 import dataclasses
@@ -53,9 +53,7 @@ def test_a_slow_worker_pauses_over_and_over(hook, timers, monkeypatch):
     assert timers[-1] == hook.SLOW_TURN_S
 
 
-def test_a_slow_worker_is_its_old_self_when_told_so_in_the_middle_of_a_pause(
-    hook, timers, monkeypatch
-):
+def test_a_slow_worker_recovers_when_told_so_in_the_middle_of_a_pause(hook, timers, monkeypatch):
     monkeypatch.setattr(hook.time, "sleep", lambda _seconds: hook._slow(1))
     hook._slow(20)
     pause()
@@ -147,7 +145,7 @@ def test_kills_that_never_hit_a_stream_are_a_violation(load, stage, monkeypatch)
 
 
 def losses_of(load, monkeypatch, resumed) -> tuple[list[int], ModuleType]:
-    """Kills that do nothing, after each of which so many streams went on."""
+    """Kills that do nothing, after each of which this many streams resumed."""
     death = load("faults.rows.death")
     left = list(resumed)
 

@@ -1,4 +1,4 @@
-"""What the engine's benchmark and soak conclude from what they see."""
+"""Conclusions that the engine's benchmark and soak draw from their observations."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.mlx
 
 
 class WordyWorker:
-    """Says what a test put down for each turn, and keeps what it was told."""
+    """Sends scripted events at each loop run, and records its commands."""
 
     def __init__(self, said: tuple[list[Up], ...], slots: int) -> None:
         self._said = iter(said)
@@ -118,7 +118,7 @@ def test_a_preempted_request_goes_on_behind_what_it_had(control):
         pytest.param([finished(0, FinishReason.ABORT)], id="aborted unasked"),
     ],
 )
-def test_a_worker_that_says_what_cannot_be_is_not_believed(control, said):
+def test_impossible_events_of_a_worker_are_refused(control, said):
     with pytest.raises(AssertionError):
         control([accepted(), *said]).turn(more=True)
 
@@ -132,7 +132,7 @@ def test_a_worker_that_says_what_cannot_be_is_not_believed(control, said):
         pytest.param(rejected(RejectReason.NO_TOKENS), id="refused although nothing runs"),
     ],
 )
-def test_the_first_word_about_a_request_is_not_believed_either(control, said):
+def test_an_impossible_first_event_of_a_request_is_refused(control, said):
     with pytest.raises(AssertionError):
         control([said]).turn(more=True)
 
@@ -146,7 +146,7 @@ def test_only_a_lack_of_memory_may_refuse_a_slot_that_is_free(control):
     assert [verb.request_id for verb in soak._worker.told] == [1, 2], "it waits for an end"
 
 
-def test_a_worker_that_never_moves_is_found_out(control, load, monkeypatch):
+def test_a_worker_without_progress_is_found(control, load, monkeypatch):
     monkeypatch.setattr(load("soaking.control"), "PATIENCE_TURNS", 3)
     soak = control(*[[]] * 4)
     for _ in range(3):

@@ -74,7 +74,7 @@ def quiet(*arguments: str, redirection: str, stderr: int | None = None) -> Itera
         process.wait()
 
 
-def test_a_pipe_that_nobody_reads_freezes_nothing_and_its_losses_are_counted() -> None:
+def test_an_unread_pipe_freezes_nothing_and_lost_lines_are_counted() -> None:
     reading, writing = os.pipe()
     with quiet(*FAKE, "--log-level", "debug", redirection="1>&2", stderr=writing) as served:
         os.close(writing)
@@ -120,7 +120,7 @@ def test_a_reader_that_comes_back_is_told_what_it_missed_and_the_last_words() ->
         "2>&1 | head -n 1",
     ],
 )
-def test_it_starts_and_serves_whatever_became_of_its_log(redirection: str) -> None:
+def test_it_starts_and_serves_with_a_broken_log(redirection: str) -> None:
     if "|" in redirection:
         # The shell's own pipe, whose reader ends after one line: SIGPIPE must not end the
         # service.

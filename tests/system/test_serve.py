@@ -245,7 +245,7 @@ def test_owners_serve_with_their_share_of_the_limit(mode: tuple[str, ...], slots
         assert [load["max_running_requests"] for load in loads["loads"]] == [slots] * 4
 
 
-def test_the_last_workers_end_is_told_in_one_sentence() -> None:
+def test_the_last_workers_end_is_reported_in_one_sentence() -> None:
     with Served(*FAKE, "--max-restarts", "0") as served:
         served.wait_until_ready()
         (worker,) = served.workers()
@@ -256,7 +256,7 @@ def test_the_last_workers_end_is_told_in_one_sentence() -> None:
         assert "Traceback" not in served.output
 
 
-def test_the_service_outlives_whoever_read_its_logs() -> None:
+def test_the_service_outlives_the_reader_of_its_logs() -> None:
     with Served(*FAKE, "--log-level", "debug") as served:
         served.wait_until_ready()
         assert served.process.stdout is not None

@@ -1,4 +1,4 @@
-"""The loop with scripted verbs and a virtual clock; only waiting moves time."""
+"""The loop with scripted commands and a virtual clock; only waiting moves time."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -152,9 +152,9 @@ def test_a_step_with_prompt_tokens_is_announced_before_it_begins() -> None:
     bench.channel.verbs = [submit(1, prompt=200)]
     for _ in range(6):
         bench.loop.run_once()
-    # The chunk that was launched before may still be computed, so that both count.
+    # The chunk launched before may still run, so both count.
     assert told[:3] == [[64], [64, 128], [64, 128]]
-    # Once the prompt is in, it is told at once that nothing of it is under way.
+    # Once the prompt is prefilled, an event reports at once that none of it is in flight.
     assert told[-1] == [64, 128, 8]
     tags = [(message.tag, getattr(message, "step_tokens", None)) for message in bench.channel.sent]
     assert tags[-4:] == [("heartbeat", 8), ("prefilled", None), ("tokens", None), ("tokens", None)]
@@ -180,7 +180,7 @@ def test_a_drain_is_told_at_once_and_finishes_what_runs() -> None:
     assert beat.phase is WorkerPhase.DRAINING
     sent = [message for _ in range(3) for message in bench.turn()]
     assert sent[-1].tag == "finished"
-    # It stays, and says that it is empty, until the controller sends it away.
+    # It stays, and reports that it is empty, until the controller shuts it down.
     assert bench.turn() == []
 
 
@@ -242,7 +242,7 @@ def test_a_request_that_cannot_go_on_ends_alone_and_with_the_reason(prefix_cache
     last = bench.channel.sent_of(Tokens)[-1]
     assert [chunk.request_id for chunk in last.chunks] == [2]
     bench.scheduler.check()
-    # Its prompt was kept when that was in, and nothing since.
+    # Its prompt was kept once prefilled, and nothing since.
     assert bench.scheduler.cached_tokens == (7 if prefix_cache else 0)
 
 
@@ -269,7 +269,7 @@ def test_nothing_is_generated_while_the_controller_does_not_read() -> None:
     assert tokens.chunks[0].index == 0
 
 
-def test_verbs_are_obeyed_while_the_controller_does_not_read() -> None:
+def test_commands_are_handled_while_the_controller_does_not_read() -> None:
     bench = Bench()
     bench.turn(submit(1, max_tokens=50))
     bench.channel.congested = True

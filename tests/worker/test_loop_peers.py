@@ -1,4 +1,4 @@
-"""The loop of a rank: what it does for its peers, and what it says while it waits for one."""
+"""The loop of a rank: its part in peers' passes, and its heartbeats while it waits for a peer."""
 
 from collections.abc import Callable
 
@@ -23,7 +23,7 @@ FD = 77
 
 
 class FakePeers:
-    """Want as many passes as a test says, of so many tokens each."""
+    """Want as many passes as the test demands, of this many tokens each."""
 
     fd = FD
     totals = PassTotals(passes=0, idle_passes=0, waited_s=0.0)
@@ -50,7 +50,7 @@ class FakePeers:
 
 
 class RankChannel(FakeChannel):
-    """Notes what the loop waits for beside the controller."""
+    """Records the descriptors on which the loop waits beside the controller's."""
 
     def wait(self, timeout_s: float, beside: int | None = None) -> bool:
         assert beside == FD
@@ -111,7 +111,7 @@ def test_the_tokens_of_peers_are_told_before_their_pass_is_computed(bench: Bench
     bench.engine.peers.wants, bench.engine.peers.tokens = 1, 512
     bench.loop.run_once()
     assert [beat.step_tokens for beat in bench.channel.sent_of(Heartbeat)] == [0, 512]
-    # The pass may still be under way, and only when nothing follows is it over.
+    # The pass may still be in flight, and is over only when nothing follows.
     bench.time.sleep(1.0)
     bench.loop.run_once()
     assert bench.channel.sent_of(Heartbeat)[-1].step_tokens == 512
@@ -132,7 +132,7 @@ def test_heartbeats_tell_of_the_passes_so_far(bench: Bench) -> None:
     assert bench.channel.sent_of(Heartbeat)[-1].passes == bench.engine.peers.totals
 
 
-def test_while_it_waits_for_a_peer_a_rank_beats_and_names_it(bench: Bench) -> None:
+def test_while_it_waits_for_a_peer_a_rank_sends_heartbeats_that_name_it(bench: Bench) -> None:
     def late(watch: PassWatch) -> None:
         for _ in range(6):
             bench.time.sleep(0.5)
@@ -150,7 +150,7 @@ def test_while_it_waits_for_a_peer_a_rank_beats_and_names_it(bench: Bench) -> No
     assert bench.channel.sent_of(Heartbeat)[-1].awaits_rank is None
 
 
-def test_verbs_that_come_during_a_wait_are_obeyed_after_the_step(bench: Bench) -> None:
+def test_commands_during_a_wait_are_handled_after_the_step(bench: Bench) -> None:
     def late(watch: PassWatch) -> None:
         bench.channel.verbs.append(submit(2))
         watch.awaiting(1)

@@ -1,4 +1,4 @@
-"""Answers of a least length from real models: mlx-lm's own, and the same across owners."""
+"""Minimum length of real models' output: as in mlx-lm, and the same across owners."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -63,7 +63,7 @@ def submit(request_id: int, stops: Sequence[int], params: SamplingParams, **more
 
 
 def answers(directory: Path, submits: Sequence[Submit]) -> dict[int, tuple[int, ...]]:
-    """The whole answers of one worker to these requests, which meet in its batch."""
+    """The whole output of one worker to these requests, which meet in its batch."""
     script: list[tuple[int, Down]] = [(2 * at, each) for at, each in enumerate(submits)]
     channel = ScriptedChannel(mlx_start(directory, requests=len(submits)), script)
     assert run_worker(channel) is ExitCode.OK
@@ -77,7 +77,7 @@ def answers(directory: Path, submits: Sequence[Submit]) -> dict[int, tuple[int, 
     return {each.request_id: tuple(channel.received[each.request_id].ids) for each in submits}
 
 
-# One that is batched, a recurrent one, and one whose rows run one after another.
+# One batched, one recurrent, and one unbatched.
 @pytest.mark.parametrize("name", ["llama", "mamba", "llama_dynamic_rope"])
 def test_greedy_answers_are_those_of_mlx_lm(name: str, tmp_path: Path) -> None:
     directory = ARCHITECTURES[name].write(tmp_path)

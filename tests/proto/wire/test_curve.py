@@ -61,7 +61,7 @@ def connect(context, endpoint: str, keys: CurveKeys | None, server_public: str) 
 
 
 def refusal(context, endpoint: str, keys: CurveKeys | None, server_public: str) -> int:
-    """How a handshake ended, which is when nothing of it can arrive any more."""
+    """The result of a handshake, after which nothing of it can arrive any more."""
     socket = context.socket(zmq.DEALER)
     if keys is not None:
         join_curve(socket, keys, server_public)
@@ -71,7 +71,7 @@ def refusal(context, endpoint: str, keys: CurveKeys | None, server_public: str) 
     events = failed | zmq.EVENT_HANDSHAKE_SUCCEEDED
     monitor = context.keep(socket.get_monitor_socket(events))
     socket.connect(endpoint)
-    # Whoever was turned away already has nobody to send to.
+    # A rejected client already has no peer to send to.
     with suppress(zmq.Again):
         socket.send(b"let me in", zmq.NOBLOCK)
     assert monitor.poll(DEADLINE_MS), "the handshake neither failed nor succeeded"
@@ -92,18 +92,18 @@ def test_a_known_key_is_let_in(server, context) -> None:
 @pytest.mark.parametrize(
     ("keys", "server_public"),
     [
-        pytest.param(STRANGER, SERVER.public, id="a key that nobody gave out"),
+        pytest.param(STRANGER, SERVER.public, id="an unknown key"),
         pytest.param(GUEST, STRANGER.public, id="the key of another server"),
         pytest.param(None, "", id="no key"),
     ],
 )
-def test_everybody_else_stays_out(server, context, keys, server_public) -> None:
+def test_every_other_client_is_rejected(server, context, keys, server_public) -> None:
     endpoint = server.getsockopt_string(zmq.LAST_ENDPOINT)
     assert refusal(context, endpoint, keys, server_public) != zmq.EVENT_HANDSHAKE_SUCCEEDED
     assert not server.poll(0)
 
 
-def test_without_a_guard_nobody_is_let_in(context) -> None:
+def test_without_a_guard_no_client_is_let_in(context) -> None:
     with closing(context.socket(zmq.ROUTER)) as unguarded:
         unguarded.setsockopt(zmq.LINGER, 0)
         serve_curve(unguarded, SERVER)

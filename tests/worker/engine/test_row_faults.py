@@ -1,4 +1,4 @@
-"""A request that cannot be sampled fails alone; what concerns all of them ends the worker."""
+"""A request that cannot be sampled fails alone; an error of all requests ends the worker."""
 
 from pathlib import Path
 from typing import Any

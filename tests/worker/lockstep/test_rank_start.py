@@ -1,4 +1,4 @@
-"""How a rank starts: what it tells while it waits for others, and what it divides by them."""
+"""The start of a rank: its events while it waits for others, and limits divided by their number."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -88,7 +88,7 @@ def test_shutdown_ends_a_start_that_waits_for_a_peer(
     assert [message.tag for message in channel.sent] == ["hello", "heartbeat"]
 
 
-def test_what_was_said_during_the_start_is_obeyed_afterwards() -> None:
+def test_commands_during_the_start_are_handled_afterwards() -> None:
     channel = FakeChannel(VirtualTime())
     held = BufferedChannel(channel)
     channel.verbs = [submit(1)]

@@ -1,4 +1,4 @@
-"""When memory runs short: the prefix cache first, then the youngest, and the last one never."""
+"""Memory shortage: the prefix cache goes first, then the youngest request, never the last one."""
 
 from mlx_dp.proto.messages.protocol import (
     Finished,
@@ -36,7 +36,7 @@ def test_an_answer_that_grows_beyond_what_was_set_aside_preempts_the_youngest() 
     assert preempted.num_tokens == sum(chunk.request_id == 2 for chunk in emitted)
     (finished,) = [message for message in sent if isinstance(message, Finished)]
     assert (finished.request_id, finished.num_tokens) == (1, 500)
-    # Together they had all of the budget, but for what the step under way had in store.
+    # Together they had the whole budget, except for the reserve of the step in flight.
     assert 560 <= 20 + 2 * preempted.num_tokens <= 600
 
 
@@ -93,7 +93,7 @@ def test_the_last_request_goes_on_beyond_the_budget() -> None:
     sent = bench.turn(submit(1, prompt=30, max_tokens=30)) + until_idle(bench)
     assert not any(isinstance(message, Preempted) for message in sent)
     assert sent[-1].tag == "finished"
-    # Nothing of it is kept, as there is no room beside it.
+    # None of its KV is kept, as there is no memory beside it.
     assert bench.scheduler.cached_tokens == 0
 
 

@@ -1,4 +1,4 @@
-"""What is kept of a request, and what of its states nobody wants any more."""
+"""The kept prefixes of a request, and its states that are not needed any more."""
 
 from mlx_dp.kvcache.prefix.lease import Lease
 from mlx_dp.kvcache.prefix.prefix_cache import PrefixCache
@@ -103,6 +103,6 @@ def test_room_is_not_made_by_dropping_the_beginning_of_what_is_to_be_kept() -> N
     assert second.cached_tokens == 8
     desk.prefixes.hand_over(second)
     second.fill(8)
-    # Eight tokens more would fit without the first eight, but what then lacks is sixteen.
+    # Eight tokens more would fit without the first eight, but then sixteen are missing.
     assert desk.prefixes.insert_ended(second) is None
     assert desk.cache.num_tokens <= 12

@@ -1,4 +1,4 @@
-"""What the worker's loop takes from the prefix cache and leaves there, and in which order."""
+"""The worker loop's use of the prefix cache: reads, saves, and their order."""
 
 from collections.abc import Iterable
 
@@ -27,7 +27,7 @@ BOTH = pytest.mark.parametrize("options", [DENSE, HYBRID], ids=["dense", "hybrid
 
 
 class Watched(FakeEngine):
-    """Notes what it is told, in order."""
+    """Records its calls, in order."""
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
@@ -56,7 +56,7 @@ def watched(options: FakeEngineOptions = DENSE, **given: object) -> tuple[Bench,
 
 
 def run(bench: Bench, *verbs: Submit) -> list[Up]:
-    """Everything that is sent until these have ended."""
+    """All events until these requests have ended."""
     sent = bench.turn(*verbs)
     for _ in range(500):
         if not len(bench.scheduler.requests):
@@ -118,7 +118,7 @@ def test_equal_prompts_that_arrive_together_prefill_once(options: FakeEngineOpti
     assert answer(sent, 1) == answer(sent, 2) == answer(sent, 3)
 
 
-def test_one_who_waits_begins_in_the_plan_that_ends_the_prompt_it_waits_for() -> None:
+def test_a_waiting_request_begins_in_the_plan_that_ends_the_awaited_prompt() -> None:
     bench, engine = watched()
     bench.turn(submit(1, prompt=64), submit(2, prompt=64))
     assert [(chunk.slot, chunk.num_tokens) for chunk in engine.chunks] == [(0, 64)]
@@ -136,18 +136,18 @@ def test_a_prompt_that_shares_little_with_another_does_not_wait() -> None:
 
 
 @BOTH
-def test_who_waits_goes_on_when_the_other_is_gone(options: FakeEngineOptions) -> None:
+def test_a_waiting_request_goes_on_when_the_other_is_gone(options: FakeEngineOptions) -> None:
     bench, engine = watched(options)
     bench.turn(submit(1, prompt=300), submit(2, prompt=300))
     assert {chunk.slot for chunk in engine.chunks} == {0}
     sent = bench.turn(Abort(request_id=1, epoch=1))
     assert engine.chunks[-1].slot == 1
     sent += run(bench)
-    # What the aborted one had computed is not lost.
+    # The KV that the aborted one had computed is not lost.
     assert cached(sent) == {2: 64}
 
 
-def test_who_waits_can_be_aborted_and_has_nothing_to_keep() -> None:
+def test_a_waiting_request_can_be_aborted_and_keeps_nothing() -> None:
     bench, engine = watched()
     bench.turn(submit(1, prompt=300), submit(2, prompt=300))
     sent = bench.turn(Abort(request_id=2, epoch=1))
@@ -159,12 +159,12 @@ def test_who_waits_can_be_aborted_and_has_nothing_to_keep() -> None:
 def test_on_a_hybrid_only_what_will_have_a_state_is_worth_waiting_for() -> None:
     bench, engine = watched(HYBRID, chunk=512)
     common = (65,) * 100
-    # The first one's states will lie at 128 and 159: none that the other could begin with.
+    # The first one's states will lie at 128 and 159: the other could begin with neither.
     bench.turn(submit(1, prompt=common + (1,) * 60), submit(2, prompt=common + (2,) * 20))
     assert [(chunk.slot, chunk.num_tokens) for chunk in engine.chunks] == [(0, 128), (1, 64)]
 
 
-def test_nobody_waits_for_another_tenant() -> None:
+def test_no_request_waits_for_another_tenant() -> None:
     bench, engine = watched(HYBRID, chunk=512)
     bench.turn(submit(1, prompt=160, salt="one"), submit(2, prompt=160, salt="other"))
     assert [(chunk.slot, chunk.num_tokens) for chunk in engine.chunks] == [(0, 128), (1, 128)]
