@@ -123,7 +123,7 @@ def run_to(
     turn = 0
     while control.counters.ended < target or not control.idle:
         turn += 1
-        control.turn(more=control.counters.ended < target)
+        control.run_once(more=control.counters.ended < target)
         if turn % options.check_every == 0:
             worker.check()
         watch.look(worker.engine.held_nbytes, running=control.running)

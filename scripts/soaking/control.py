@@ -91,13 +91,13 @@ class SoakControl:
     def running(self) -> int:
         return len(self._controller.open)
 
-    def turn(self, *, more: bool) -> None:
+    def run_once(self, *, more: bool) -> None:
         """Grant, run the loop once, and handle its events; ``more``: draw new requests as well."""
         self._turn += 1
         self.finished.clear()
         self._cancel_due()
         self._grant(more=more)
-        for message in self._worker.turn():
+        for message in self._worker.run_once():
             self._hear(message)
         if self.running and self._turn - self._moved_at > PATIENCE_TURNS:
             open_ids = sorted(self._controller.open)
@@ -108,7 +108,7 @@ class SoakControl:
         flush = Flush(flush_id=self._turn)
         self._controller.sent(flush)
         self._worker.send(flush)
-        self.turn(more=False)
+        self.run_once(more=False)
         flushed = self._controller.flushed
         assert flushed is not None and flushed.flush_id == flush.flush_id, flushed
         return flushed
@@ -156,7 +156,7 @@ class SoakControl:
     def _hear(self, message: Up) -> None:
         if not isinstance(message, Heartbeat):
             self._moved_at = self._turn
-        self._controller.heard(message)
+        self._controller.receive(message)
         match message:
             case Tokens(chunks=chunks):
                 self.counters.answer_tokens += sum(len(chunk.ids) for chunk in chunks)

@@ -46,7 +46,7 @@ class Stage:
         )
         self.greeted: set[str] = set()
 
-    async def turn(self) -> None:
+    async def run_workers(self) -> None:
         while True:
             for worker in self.world.alive():
                 if worker.identity not in self.greeted:
@@ -57,13 +57,13 @@ class Stage:
                     self.dies_at = None
                     worker.die(-9)
                     continue
-                worker.turn()
-                worker.beat()
+                worker.run_once()
+                worker.send_heartbeat()
             self.world.on_arrival()
             await asyncio.sleep(0.001)
 
     async def ask(self, body: dict[str, Any]) -> httpx.Response:
-        turning = asyncio.create_task(self.turn())
+        turning = asyncio.create_task(self.run_workers())
         try:
             async with asyncio.timeout(20):
                 await self.controller.start()

@@ -9,11 +9,11 @@ def test_commands_received_in_a_step_are_handled_after_it_and_in_order() -> None
     channel = FakeChannel(VirtualTime())
     held = BufferedChannel(channel)
     first, second, third = submit(1), Abort(request_id=1, epoch=1), Drain()
-    channel.verbs = [first]
+    channel.commands = [first]
     held.listen()
-    channel.verbs = [second]
+    channel.commands = [second]
     held.listen()
-    channel.verbs = [third]
+    channel.commands = [third]
     assert held.drain() == [first, second, third]
     assert held.drain() == []
 
@@ -21,7 +21,7 @@ def test_commands_received_in_a_step_are_handled_after_it_and_in_order() -> None
 def test_shutdown_does_not_wait_for_the_step() -> None:
     channel = FakeChannel(VirtualTime())
     held = BufferedChannel(channel)
-    channel.verbs = [submit(1), Shutdown()]
+    channel.commands = [submit(1), Shutdown()]
     with pytest.raises(ShutdownRequestedError):
         held.listen()
 
@@ -29,7 +29,7 @@ def test_shutdown_does_not_wait_for_the_step() -> None:
 def test_waits_return_at_once_while_commands_are_buffered() -> None:
     channel = FakeChannel(VirtualTime())
     held = BufferedChannel(channel)
-    channel.verbs = [submit(1)]
+    channel.commands = [submit(1)]
     held.listen()
     assert held.wait(1.0)
     assert channel.waits == []
@@ -42,6 +42,6 @@ def test_a_controller_that_never_ends_is_not_read_without_end() -> None:
     channel = FakeChannel(VirtualTime())
     held = BufferedChannel(channel)
     for _ in range(5):
-        channel.verbs = [submit(i) for i in range(1_000)]
+        channel.commands = [submit(i) for i in range(1_000)]
         held.listen()
     assert len(held.drain()) <= 3_000

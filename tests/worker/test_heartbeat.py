@@ -64,7 +64,7 @@ def test_a_start_names_the_late_rank_once_an_interval() -> None:
 def test_shutdown_ends_a_start_that_waits_for_a_rank() -> None:
     start = Starting()
     start.heartbeats.enter(WorkerPhase.FORMING)
-    start.channel.verbs.append(Shutdown())
+    start.channel.commands.append(Shutdown())
     with pytest.raises(ShutdownRequestedError):
         start.heartbeats.awaiting(1)
 

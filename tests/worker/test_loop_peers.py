@@ -84,33 +84,33 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
 def test_an_idle_rank_takes_part_as_often_as_its_peers_want(bench: Bench) -> None:
     bench.engine.peers.wants = 3
     for _ in range(5):
-        assert bench.turn() == []
+        assert bench.run_once() == []
     assert bench.engine.peers.taken == 3
     assert bench.channel.waits == [1.0, 1.0]
 
 
 def test_a_rank_whose_controller_does_not_read_takes_part_all_the_same(bench: Bench) -> None:
-    bench.turn(submit(1, max_tokens=50))
+    bench.run_once(submit(1, max_tokens=50))
     bench.channel.congested = True
     bench.engine.peers.wants = 2
     for _ in range(3):
-        assert bench.turn() == []
+        assert bench.run_once() == []
     assert bench.engine.peers.taken == 2
     assert len(bench.channel.waits) == 1
 
 
 def test_a_busy_rank_has_passes_of_its_own(bench: Bench) -> None:
-    bench.turn(submit(1, max_tokens=50))
+    bench.run_once(submit(1, max_tokens=50))
     bench.engine.peers.wants = 2
     for _ in range(5):
-        bench.turn()
+        bench.run_once()
     assert bench.engine.peers.taken == 0
 
 
 def test_the_tokens_of_peers_are_told_before_their_pass_is_computed(bench: Bench) -> None:
     bench.engine.peers.wants, bench.engine.peers.tokens = 1, 512
     bench.loop.run_once()
-    assert [beat.step_tokens for beat in bench.channel.sent_of(Heartbeat)] == [0, 512]
+    assert [heartbeat.step_tokens for heartbeat in bench.channel.sent_of(Heartbeat)] == [0, 512]
     # The pass may still be in flight, and is over only when nothing follows.
     bench.time.sleep(1.0)
     bench.loop.run_once()
@@ -121,7 +121,7 @@ def test_the_tokens_of_peers_are_told_before_their_pass_is_computed(bench: Bench
 
 def test_the_passes_of_one_step_add_up(bench: Bench) -> None:
     bench.engine.in_step = lambda watch: [watch.agreed(100), watch.agreed(20)]
-    bench.channel.verbs = [submit(1, prompt=10)]
+    bench.channel.commands = [submit(1, prompt=10)]
     bench.loop.run_once()
     assert bench.channel.sent_of(Heartbeat)[-1].step_tokens == 130
 
@@ -139,11 +139,11 @@ def test_while_it_waits_for_a_peer_a_rank_sends_heartbeats_that_name_it(bench: B
             watch.awaiting(3)
 
     bench.engine.in_step = late
-    bench.channel.verbs = [submit(1)]
+    bench.channel.commands = [submit(1)]
     bench.loop.run_once()
-    beats = bench.channel.sent_of(Heartbeat)
-    assert [beat.awaits_rank for beat in beats[:4]] == [None, 3, 3, 3]
-    assert {beat.step for beat in beats[:4]} == {0}
+    heartbeats = bench.channel.sent_of(Heartbeat)
+    assert [heartbeat.awaits_rank for heartbeat in heartbeats[:4]] == [None, 3, 3, 3]
+    assert {heartbeat.step for heartbeat in heartbeats[:4]} == {0}
     bench.engine.in_step = lambda watch: None
     bench.time.sleep(1.0)
     bench.loop.run_once()
@@ -152,25 +152,25 @@ def test_while_it_waits_for_a_peer_a_rank_sends_heartbeats_that_name_it(bench: B
 
 def test_commands_during_a_wait_are_handled_after_the_step(bench: Bench) -> None:
     def late(watch: PassWatch) -> None:
-        bench.channel.verbs.append(submit(2))
+        bench.channel.commands.append(submit(2))
         watch.awaiting(1)
         bench.engine.in_step = lambda watch: None
 
     bench.engine.in_step = late
-    assert [message.tag for message in bench.turn(submit(1, max_tokens=50))] == ["accepted"]
-    accepted, *_ = bench.turn()
+    assert [message.tag for message in bench.run_once(submit(1, max_tokens=50))] == ["accepted"]
+    accepted, *_ = bench.run_once()
     assert not isinstance(accepted, Rejected)
     assert (accepted.tag, accepted.request_id) == ("accepted", 2)
 
 
 def test_shutdown_ends_a_wait_for_a_peer(bench: Bench) -> None:
     def late(watch: PassWatch) -> None:
-        bench.channel.verbs.append(Shutdown())
+        bench.channel.commands.append(Shutdown())
         watch.awaiting(1)
         raise AssertionError("the wait goes on")
 
     bench.engine.in_step = late
-    bench.channel.verbs = [submit(1)]
+    bench.channel.commands = [submit(1)]
     assert bench.loop.run() is ExitCode.OK
     assert not bench.channel.sent_of(Failed)
 
@@ -198,7 +198,7 @@ def test_a_lost_peer_is_told_as_such(
         raise error
 
     bench.engine.in_step = lost
-    bench.channel.verbs = [submit(1)]
+    bench.channel.commands = [submit(1)]
     assert bench.loop.run() is ExitCode.PEER_LOST
     assert bench.channel.sent_of(Failed) == [failed]
     assert not bench.channel.sent_of(Tokens)

@@ -17,7 +17,7 @@ from mlx_dp.proto.exit_codes import ExitCode
 from mlx_dp.proto.messages.protocol import Down, FinishReason, Submit
 from mlx_dp.proto.messages.sampling_params import SamplingParams
 from mlx_dp.worker.startup import run_worker
-from tests.support.models.oracle import solo_greedy
+from tests.support.models.oracle import greedy_alone
 from tests.support.models.tiny_models import ARCHITECTURES
 from tests.support.worker.scripted_channel import ScriptedChannel
 from tests.support.worker.worker_starts import mlx_start
@@ -82,7 +82,7 @@ def answers(directory: Path, submits: Sequence[Submit]) -> dict[int, tuple[int, 
 def test_greedy_answers_are_those_of_mlx_lm(name: str, tmp_path: Path) -> None:
     directory = ARCHITECTURES[name].write(tmp_path)
     model, _ = load_model(directory)
-    free = solo_greedy(model, PROMPT, MAX_TOKENS).ids
+    free = greedy_alone(model, PROMPT, MAX_TOKENS).ids
     stops = (free[0], free[2], 10**6)
     greedy = SamplingParams(temperature=0.0)
     expected = [own_answer(model, stops[:2], least) for least in LEAST]
@@ -98,7 +98,7 @@ def test_greedy_answers_are_those_of_mlx_lm(name: str, tmp_path: Path) -> None:
 def test_an_answer_goes_on_at_any_other_owner_as_it_would_have(tmp_path: Path) -> None:
     directory = ARCHITECTURES["llama"].write(tmp_path)
     model, _ = load_model(directory)
-    free = solo_greedy(model, PROMPT, MAX_TOKENS).ids
+    free = greedy_alone(model, PROMPT, MAX_TOKENS).ids
     stops = tuple(free[:3])
     for params in (
         SamplingParams(temperature=0.0, min_tokens=9),

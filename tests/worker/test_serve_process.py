@@ -179,10 +179,10 @@ submit = Submit(request_id=1, epoch=1, prompt_ids=(1, 2), max_tokens=5)
 class Wire:
     congested = False
     malformed_frames = 0
-    verbs = [[start], [submit], [], [], [], [], [], [], [Shutdown()]]
+    commands = [[start], [submit], [], [], [], [], [], [], [Shutdown()]]
     heard = []
     def send(self, message): self.heard.append(message.tag)
-    def drain(self): return self.verbs.pop(0)
+    def drain(self): return self.commands.pop(0)
     def wait(self, timeout_s): return True
 
 run_worker(Wire())

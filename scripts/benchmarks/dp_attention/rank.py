@@ -43,9 +43,9 @@ class RankProcess:
         """Execute orders until standard input ends."""
         tell({"weights_nbytes": self._batch.worker.engine.facts.shape.weights_nbytes})
         while (line := self._next_order()) is not None:
-            tell(self._obey(json.loads(line)))
+            tell(self._handle(json.loads(line)))
 
-    def _obey(self, order: dict[str, Any]) -> dict[str, Any]:
+    def _handle(self, order: dict[str, Any]) -> dict[str, Any]:
         match order:
             case {"do": "fill", "prompts": prompts}:
                 fill(self._batch, prompts, MANY)

@@ -98,8 +98,8 @@ class LocalWorker:
     def __init__(self, start: Start) -> None:
         self._channel = LocalChannel()
         held = BufferedChannel(self._channel)
-        beats = StartHeartbeats(held, start.heartbeat_interval_s, time.monotonic)
-        started = startup._bring_up(start, beats, time.monotonic)
+        heartbeats = StartHeartbeats(held, start.heartbeat_interval_s, time.monotonic)
+        started = startup._bring_up(start, heartbeats, time.monotonic)
         self.engine: Engine = started.engine
         self.capacity = started.capacity
         self.loop: WorkerLoop = startup._loop(start, started, held, time.monotonic)
@@ -121,7 +121,7 @@ class LocalWorker:
         """Queue a command for the next run of the loop."""
         self._channel.down.append(command)
 
-    def turn(self) -> list[Up]:
+    def run_once(self) -> list[Up]:
         """Run the loop once; return the worker's events."""
         ended = self.loop.run_once()
         assert ended is None, ended
@@ -168,7 +168,7 @@ class OurBatch:
     def step(self) -> list[Emitted]:
         tokens: dict[int, list[int]] = {}
         ended: set[int] = set()
-        for message in self.worker.turn():
+        for message in self.worker.run_once():
             match message:
                 case Tokens(chunks=chunks):
                     for chunk in chunks:

@@ -14,9 +14,9 @@ from scripts.faults.trials.loss import (
     RECOVERY_S,
     all_ready,
     by_length,
+    carry_out,
     kill,
     lose,
-    obeyed,
     total,
     victim,
 )
@@ -97,7 +97,7 @@ async def out_of_memory(stage: Stage) -> None:
 async def _run_short(stage: Stage, index: int) -> None:
     """Leave memory for one request only; its other requests are served by other workers."""
     before = total(await stage.service.counters(), "owner_preemptions_total")
-    await obeyed(stage, index, "lack-memory")
+    await carry_out(stage, index, "lack-memory")
     held = []
     for _ in range(LOOKS):
         await asyncio.sleep(LOOKS_S)

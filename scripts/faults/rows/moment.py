@@ -11,9 +11,9 @@ from scripts.faults.trials.loss import (
     DETECTION_S,
     RECOVERY_S,
     by_length,
+    carry_out,
     died_s,
     lost_alone,
-    obeyed,
     total,
 )
 from scripts.faults.trials.stage import Row, Stage
@@ -39,7 +39,7 @@ async def kill_at_a_moment(stage: Stage) -> None:
         lambda: all(seen.chunks_s for seen in others), EVENT_TIMEOUT_S
     ):
         raise ServiceError("the other workers do not stream")
-    await obeyed(stage, index, moment)
+    await carry_out(stage, index, moment)
     tasks.append(_ask(stage, harmed))
     lost = await service.wait_lost(index, since)
     await service.wait_ready(index, since)

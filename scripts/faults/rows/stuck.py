@@ -15,9 +15,9 @@ from scripts.faults.trials.loss import (
     Loss,
     all_ended,
     by_length,
+    carry_out,
     kill,
     lose,
-    obeyed,
     victim,
 )
 from scripts.faults.trials.stage import HANG_S, HEARTBEAT_S, Row, Stage
@@ -46,7 +46,7 @@ async def stopped(stage: Stage) -> None:
     if wakes == "to speak":
         # The kill ladder's first rung, which waits for the worker to continue, would end
         # it.
-        await obeyed(stage, index, "ignore-abort")
+        await carry_out(stage, index, "ignore-abort")
 
     def wake() -> None:
         with suppress(ProcessLookupError):
@@ -138,14 +138,14 @@ async def slow(stage: Stage) -> None:
     service, load = stage.service, stage.load
     index = await victim(stage)
     since = service.mark()
-    await obeyed(stage, index, f"slow {SLOW_FACTOR}")
+    await carry_out(stage, index, f"slow {SLOW_FACTOR}")
     slowed_s = time.monotonic()
     load.ended.clear()
     during = Seen(replace(by_length(stage)[0], rank=index))
     pinned = asyncio.create_task(service.client.stream(during.ask, during))
     await asyncio.sleep(SLOW_S)
     seen = [*load.ended, *(each for each in load.seen.values() if not each.ended_s)]
-    await obeyed(stage, index, "slow 1")
+    await carry_out(stage, index, "slow 1")
     healed_s = time.monotonic()
     _check_shift(stage, index, [each for each in seen if each.sent_s >= slowed_s])
     after = await service.client.stream(replace(by_length(stage)[0], rank=index))

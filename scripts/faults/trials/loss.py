@@ -91,7 +91,7 @@ def kill(stage: Stage, index: int, number: signal.Signals = signal.SIGKILL) -> N
     os.kill(stage.service.pids[index], number)
 
 
-async def obeyed(stage: Stage, index: int, words: str) -> None:
+async def carry_out(stage: Stage, index: int, words: str) -> None:
     """Send an order to a worker that survives it, and wait until it is carried out."""
     service = stage.service
     file = service.orders / str(service.pids[index])

@@ -195,7 +195,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
         return longest
 
     @invariant()
-    def the_books_agree(self) -> None:
+    def the_counts_agree(self) -> None:
         self.cache.check()
         for request_id, request in self.running.items():
             live = set() if request.live is None else {request.live}

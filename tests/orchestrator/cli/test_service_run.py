@@ -138,11 +138,11 @@ def test_an_internal_error_during_the_drain_is_no_clean_end() -> None:
         await asyncio.sleep(0)
         os.kill(os.getpid(), signal.SIGTERM)
         await run.until("drain 3")
-        run.control.bug = RuntimeError("the books are wrong")
+        run.control.bug = RuntimeError("the counts are wrong")
         run.control.dead.set()
         await asyncio.sleep(0)
         run.control.drained.set()
-        with pytest.raises(RuntimeError, match="books"):
+        with pytest.raises(RuntimeError, match="counts"):
             await run.ended()
 
     asyncio.run(scenario())

@@ -34,13 +34,13 @@ class Stage:
         )
         self.on_turn: Callable[[], None] = lambda: None
 
-    async def turn(self) -> None:
+    async def run_workers(self) -> None:
         while True:
             for worker in self.world.alive():
                 if not worker.serving and not worker.signals:
                     self.world_greet(worker)
-                worker.turn()
-                worker.beat()
+                worker.run_once()
+                worker.send_heartbeat()
             self.on_turn()
             self.world.on_arrival()
             await asyncio.sleep(0.001)
@@ -58,7 +58,7 @@ class Stage:
 def play(act: Callable[[Stage], Coroutine], options: ServeOptions | None = None) -> None:
     async def run() -> None:
         stage = Stage(options)
-        turning = asyncio.create_task(stage.turn())
+        turning = asyncio.create_task(stage.run_workers())
         try:
             async with asyncio.timeout(30):
                 await stage.controller.start()

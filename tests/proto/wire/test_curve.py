@@ -9,7 +9,7 @@ from mlx_dp.proto.wire.curve import KeyGuard, join_curve, make_keys, serve_curve
 
 DEADLINE_MS = 10_000
 SERVER = make_keys()
-GUEST = make_keys()
+CLIENT = make_keys()
 STRANGER = make_keys()
 
 
@@ -42,7 +42,7 @@ def context() -> Iterator[Clients]:
 @pytest.fixture
 def server() -> Iterator[zmq.Socket[bytes]]:
     context = zmq.Context()
-    guard = KeyGuard(context, frozenset({GUEST.public}))
+    guard = KeyGuard(context, frozenset({CLIENT.public}))
     socket = context.socket(zmq.ROUTER)
     serve_curve(socket, SERVER)
     socket.bind("tcp://127.0.0.1:0")
@@ -79,21 +79,21 @@ def refusal(context, endpoint: str, keys: CurveKeys | None, server_public: str) 
 
 
 def test_a_known_key_is_let_in(server, context) -> None:
-    guest = connect(context, server.getsockopt_string(zmq.LAST_ENDPOINT), GUEST, SERVER.public)
-    guest.send(b"hello")
+    client = connect(context, server.getsockopt_string(zmq.LAST_ENDPOINT), CLIENT, SERVER.public)
+    client.send(b"hello")
     assert server.poll(DEADLINE_MS)
     identity, frame = server.recv_multipart()
     assert frame == b"hello"
     server.send_multipart([identity, b"welcome"])
-    assert guest.poll(DEADLINE_MS)
-    assert guest.recv() == b"welcome"
+    assert client.poll(DEADLINE_MS)
+    assert client.recv() == b"welcome"
 
 
 @pytest.mark.parametrize(
     ("keys", "server_public"),
     [
         pytest.param(STRANGER, SERVER.public, id="an unknown key"),
-        pytest.param(GUEST, STRANGER.public, id="the key of another server"),
+        pytest.param(CLIENT, STRANGER.public, id="the key of another server"),
         pytest.param(None, "", id="no key"),
     ],
 )
@@ -109,7 +109,7 @@ def test_without_a_guard_no_client_is_let_in(context) -> None:
         serve_curve(unguarded, SERVER)
         unguarded.bind("tcp://127.0.0.1:0")
         endpoint = unguarded.getsockopt_string(zmq.LAST_ENDPOINT)
-        assert refusal(context, endpoint, GUEST, SERVER.public) != zmq.EVENT_HANDSHAKE_SUCCEEDED
+        assert refusal(context, endpoint, CLIENT, SERVER.public) != zmq.EVENT_HANDSHAKE_SUCCEEDED
         assert not unguarded.poll(0)
 
 
@@ -136,7 +136,7 @@ def test_an_endpoint_may_be_opened_after_a_closed_one_which_stays_closed(
     assert server.recv_multipart()[1] == b"from here"
     for keys in (STRANGER, None):
         assert refusal(context, closed, keys, SERVER.public) != zmq.EVENT_HANDSHAKE_SUCCEEDED
-    assert refusal(context, closed, GUEST, SERVER.public) == zmq.EVENT_HANDSHAKE_SUCCEEDED
+    assert refusal(context, closed, CLIENT, SERVER.public) == zmq.EVENT_HANDSHAKE_SUCCEEDED
 
 
 def test_keys_are_text_and_the_secret_is_not_shown() -> None:

@@ -41,14 +41,14 @@ def run_step(
     *,
     decode: bool = True,
 ) -> None:
-    """One step of the batch, with or without the guests' chunks and the rows."""
-    guests = [guest.chunk(num_tokens) for guest, num_tokens in chunks]
-    order = batch.begin_step(guests, decode=decode)
+    """One step of the batch, with or without the prompts' chunks and the rows."""
+    mixed = [prompt.chunk(num_tokens) for prompt, num_tokens in chunks]
+    order = batch.begin_step(mixed, decode=decode)
     assert sorted(order) == (sorted(rows) if decode else [])
     tokens = [_Token(rows[key], rows[key].length + 1) for key in order]
-    for guest, num_tokens in chunks:
-        done = guest.row.length
-        tokens += [_Token(guest.row, done + at + 1) for at in range(num_tokens)]
+    for prompt, num_tokens in chunks:
+        done = prompt.row.length
+        tokens += [_Token(prompt.row, done + at + 1) for at in range(num_tokens)]
     step = batch.caches[0].step
     expect_places(step, [rows[key].length for key in order])
     for layer, cache in enumerate(batch.caches):

@@ -185,7 +185,7 @@ class Client:
         return enough or late
 
     def send(self, message: Up) -> None:
-        self._controller.heard(message)
+        self._controller.receive(message)
         if isinstance(message, Finished):
             # No ask has stop tokens.
             assert message.reason in (FinishReason.LENGTH, FinishReason.ABORT), message

@@ -12,7 +12,7 @@ from tests.support.models.oracle import (
     Ties,
     assert_greedy,
     first_difference,
-    solo_greedy,
+    greedy_alone,
 )
 from tests.support.models.tiny_models import ARCHITECTURES
 
@@ -55,7 +55,7 @@ class ModelUnderTest:
         """Return the longest output so far, of at least this many tokens."""
         known = self._answers.get(prompt)
         if known is None or len(known.ids) < length:
-            known = self._answers[prompt] = solo_greedy(self._model, prompt, length)
+            known = self._answers[prompt] = greedy_alone(self._model, prompt, length)
         return known
 
 

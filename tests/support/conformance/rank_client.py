@@ -27,9 +27,9 @@ class RankClient(Client):
         return super().wait(timeout_s)
 
     def drain(self) -> list[Down]:
-        verbs = super().drain()
-        if any(isinstance(verb, Shutdown) for verb in verbs) and not self._all_done():
+        commands = super().drain()
+        if any(isinstance(command, Shutdown) for command in commands) and not self._all_done():
             self.idle_turns += 1
             self._turn = 0
             return []
-        return verbs
+        return commands

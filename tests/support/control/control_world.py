@@ -72,7 +72,7 @@ class World:
     ) -> None:
         self.clock = Clock()
         self.arrived: deque[tuple[str, Up | ProtocolError]] = deque()
-        self.heard: set[str] = set()
+        self.readable: set[str] = set()
         self.unknown_frames = 0
         self.workers: list[FakeWorker] = []
         self.started: list[int] = []
@@ -101,10 +101,10 @@ class World:
     endpoint = "fake://"
 
     def expect(self, identity: str) -> None:
-        self.heard.add(identity)
+        self.readable.add(identity)
 
     def forget(self, identity: str) -> None:
-        self.heard.discard(identity)
+        self.readable.discard(identity)
 
     def send(self, identity: str, message: Down) -> None:
         worker = next((each for each in self.workers if each.identity == identity), None)
@@ -112,14 +112,14 @@ class World:
             raise NotConnectedError(f"{identity}: not connected")
         if identity in self.congested:
             raise PeerCongestedError(f"{identity}: full")
-        worker.inbox.append(decode_down(encode(message)))
+        worker.commands.append(decode_down(encode(message)))
 
     def drain(self) -> list[tuple[str, Up | ProtocolError]]:
         arrived = []
         while self.arrived:
-            identity, fact = self.arrived.popleft()
-            if identity in self.heard:
-                arrived.append((identity, fact))
+            identity, event = self.arrived.popleft()
+            if identity in self.readable:
+                arrived.append((identity, event))
             else:
                 self.unknown_frames += 1
         return arrived
@@ -189,22 +189,22 @@ class World:
         self.core.on_arrival()
         self.core.check()
 
-    def turn(self, times: int = 1) -> None:
+    def run_workers(self, times: int = 1) -> None:
         """Run every worker's loop once, and deliver everything."""
         for _ in range(times):
             for worker in self.alive():
-                worker.turn()
+                worker.run_once()
             self.core.on_arrival()
             self.core.check()
 
-    def pass_time(self, seconds: float, *, beats: bool = True) -> None:
+    def pass_time(self, seconds: float, *, heartbeats: bool = True) -> None:
         """Move the clock on in ticks, with heartbeats twice a second."""
         ticks = max(1, round(seconds / self.limits.tick_s))
         for tick in range(ticks):
             self.clock.now += self.limits.tick_s
-            if beats and tick % 5 == 0:
+            if heartbeats and tick % 5 == 0:
                 for worker in self.alive():
-                    worker.beat()
+                    worker.send_heartbeat()
             self.core.tick()
             self.core.check()
 

@@ -55,7 +55,7 @@ class Ties:
         return "\n".join(lines)
 
 
-def solo_greedy(
+def greedy_alone(
     model: Any,
     prompt_ids: Sequence[int],
     max_tokens: int,
@@ -153,7 +153,9 @@ def assert_greedy(
     """Compare a whole output with the oracle's, and continue after every tie."""
     done = 0
     while True:
-        oracle = solo_greedy(model, [*prompt_ids, *ours[:done]], max_tokens - done, stop_ids, chunk)
+        oracle = greedy_alone(
+            model, [*prompt_ids, *ours[:done]], max_tokens - done, stop_ids, chunk
+        )
         tie = assert_same(ours[done:], oracle, ties, offset=done, tie_gap=tie_gap)
         if tie is None:
             return

@@ -167,10 +167,10 @@ def tokens_of_an_answer_go_missing_at_its_end(patch: Patch) -> None:
     tokens = OpenStreams.tokens
 
     def but_the_last(
-        desk: OpenStreams, entry: RequestEntry, chunk: TokenChunk, *, before: float | None
+        streams: OpenStreams, entry: RequestEntry, chunk: TokenChunk, *, before: float | None
     ) -> None:
         if len(entry.emitted) != entry.max_tokens or entry.epoch == 1:
-            tokens(desk, entry, chunk, before=before)
+            tokens(streams, entry, chunk, before=before)
 
     patch.setattr(OpenStreams, "tokens", but_the_last)
 

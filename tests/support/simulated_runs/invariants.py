@@ -40,14 +40,14 @@ class Invariants:
         core = self._host.core
         assert core.failure is None, core.failure
         core.check()
-        self._books_agree()
+        self._grants_agree()
         self._the_lost_are_not_heard()
         self._counters_reconcile()
         self._group_is_one()
         self._starts_are_bounded()
         self._deadlines.each()
 
-    def _books_agree(self) -> None:
+    def _grants_agree(self) -> None:
         """I1, I2: the controller's grants are the grants that the wire has shown."""
         core = self._host.core
         granted = {

@@ -141,43 +141,43 @@ class GrantWatch:
         late = self._agenda.now - grant.sent_at > self._accept_timeout_s
         return late and not grant.accepted
 
-    def heard(self, identity: str, fact: Up | ProtocolError) -> None:
+    def received(self, identity: str, event: Up | ProtocolError) -> None:
         """The controller receives a message of an incarnation that it knows."""
         if identity in self.lost:
             return
-        match fact:
+        match event:
             case Ready():
                 self.ready.add(identity)
             case Failed():
                 self.failed.add(identity)
             case Tokens():
-                self._emitted(identity, fact)
+                self._emitted(identity, event)
             case Prefilled():
-                self._prefilled(identity, fact)
+                self._prefilled(identity, event)
             case Accepted():
-                grant = self._grant(identity, fact.request_id, fact.epoch)
+                grant = self._grant(identity, event.request_id, event.epoch)
                 if grant is not None:
                     grant.accepted = True
             case Rejected():
-                grant = self._grant(identity, fact.request_id, fact.epoch)
+                grant = self._grant(identity, event.request_id, event.epoch)
                 if grant is not None and not grant.accepted:
-                    self._release(grant, fact.request_id)
+                    self._release(grant, event.request_id)
             case Finished() | Preempted():
-                self._given_back(identity, fact)
+                self._given_back(identity, event)
             case _:
                 pass
 
-    def _prefilled(self, identity: str, fact: Prefilled) -> None:
-        grant = self._grant(identity, fact.request_id, fact.epoch)
+    def _prefilled(self, identity: str, event: Prefilled) -> None:
+        grant = self._grant(identity, event.request_id, event.epoch)
         if grant is None or grant.prefilled or not grant.accepted:
             return
         grant.prefilled = True
-        life = self._current(identity, fact.request_id, fact.epoch)
+        life = self._current(identity, event.request_id, event.epoch)
         if life is not None and life.cached is None:
-            life.cached = min(fact.cached_tokens, len(life.prompt))
+            life.cached = min(event.cached_tokens, len(life.prompt))
 
-    def _emitted(self, identity: str, fact: Tokens) -> None:
-        for chunk in fact.chunks:
+    def _emitted(self, identity: str, event: Tokens) -> None:
+        for chunk in event.chunks:
             life = self._current(identity, chunk.request_id, chunk.epoch)
             if life is None or life.grant is None:
                 continue
@@ -189,14 +189,14 @@ class GrantWatch:
                 life.grant.fruitful = True
                 life.losses = life.silent_losses = 0
 
-    def _given_back(self, identity: str, fact: Finished | Preempted) -> None:
-        grant = self._grant(identity, fact.request_id, fact.epoch)
+    def _given_back(self, identity: str, event: Finished | Preempted) -> None:
+        grant = self._grant(identity, event.request_id, event.epoch)
         if grant is None or not grant.accepted:
             return
-        life = self._current(identity, fact.request_id, fact.epoch)
+        life = self._current(identity, event.request_id, event.epoch)
         # With tokens missing, it ends the owner and not the request.
-        if life is None or fact.num_tokens == len(life.emitted):
-            self._release(grant, fact.request_id)
+        if life is None or event.num_tokens == len(life.emitted):
+            self._release(grant, event.request_id)
 
     def _grant(self, identity: str, request_id: int, epoch: int) -> Grant | None:
         grant = self.grants.get((identity, request_id))

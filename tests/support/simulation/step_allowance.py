@@ -50,7 +50,7 @@ def stop_after_prompt(seed: int) -> None:
     """A worker that stops at the first tokens after a long prompt is lost like any other."""
     rng = random.Random(f"{seed} after")
     bench = _bench(rng)
-    bench.channel.verbs.append(submit(1, prompt=rng.randint(900, 9_000), max_tokens=50))
+    bench.channel.commands.append(submit(1, prompt=rng.randint(900, 9_000), max_tokens=50))
     while not bench.channel.sent or bench.channel.sent[-1].tag != "tokens":
         bench.loop.run_once()
     for _ in range(rng.randint(0, 8)):
@@ -65,7 +65,7 @@ def stop_within_prompt(seed: int) -> None:
     bench = _bench(rng, CHUNKS[:3])
     _run_some(bench, rng, turns=100)
     _drain(bench)
-    bench.channel.verbs.append(_request(rng, 1, tokens=9_000))
+    bench.channel.commands.append(_request(rng, 1, tokens=9_000))
     for _ in range(rng.randint(6, 16)):
         bench.loop.run_once()
     # Two steps may be in flight, and the reported time may be doubled.
@@ -98,7 +98,7 @@ def _bench(rng: random.Random, chunks: tuple[int, ...] = CHUNKS) -> Bench:
 def _warmed(rng: random.Random) -> Bench:
     """At first the pace is not known, and the machine is as fast as it can be."""
     bench = _bench(rng)
-    bench.channel.verbs.append(_request(rng, 1, tokens=2_000))
+    bench.channel.commands.append(_request(rng, 1, tokens=2_000))
     _drain(bench)
     return bench
 
@@ -115,12 +115,12 @@ def _run_some(bench: Bench, rng: random.Random, *, turns: int) -> None:
         if rng.random() < 0.06:
             bench.engine.device.change()
         if len(bench.scheduler.requests) < 4 and rng.random() < 0.1:
-            bench.channel.verbs.append(_request(rng, 10 + turn))
+            bench.channel.commands.append(_request(rng, 10 + turn))
         bench.loop.run_once()
 
 
 def _drain(bench: Bench) -> None:
-    while bench.engine.busy or bench.channel.verbs or len(bench.scheduler.requests):
+    while bench.engine.busy or bench.channel.commands or len(bench.scheduler.requests):
         bench.loop.run_once()
 
 

@@ -24,9 +24,9 @@ class Arrivals(list[tuple[str, Up | ProtocolError]]):
     watch: GrantWatch
 
     def __iter__(self) -> Iterator[tuple[str, Up | ProtocolError]]:
-        for identity, fact in super().__iter__():
-            self.watch.heard(identity, fact)
-            yield identity, fact
+        for identity, event in super().__iter__():
+            self.watch.received(identity, event)
+            yield identity, event
 
 
 class Link:

@@ -124,7 +124,7 @@ class FakeController:
             case _:
                 assert_never(command)
 
-    def heard(self, message: Up) -> None:
+    def receive(self, message: Up) -> None:
         """Check and record an event."""
         match message:
             case Accepted():

@@ -45,7 +45,7 @@ class ScriptedChannel:
         return due
 
     def send(self, message: Up) -> None:
-        self.controller.heard(message)
+        self.controller.receive(message)
         assert self.controller.failed is None, message
 
     def wait(self, timeout_s: float) -> bool:

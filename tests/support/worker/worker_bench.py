@@ -29,7 +29,7 @@ class FakeChannel:
 
     def __init__(self, time: VirtualTime) -> None:
         self._time = time
-        self.verbs: list[Down] = []
+        self.commands: list[Down] = []
         self.sent: list[Up] = []
         self.congested = False
         self.malformed_frames = 0
@@ -39,8 +39,8 @@ class FakeChannel:
         self.sent.append(message)
 
     def drain(self) -> list[Down]:
-        verbs, self.verbs = self.verbs, []
-        return verbs
+        commands, self.commands = self.commands, []
+        return commands
 
     def wait(self, timeout_s: float) -> bool:
         self.waits.append(timeout_s)
@@ -94,9 +94,9 @@ class Bench:
             self.time.clock,
         )
 
-    def turn(self, *verbs: Down) -> list[Up]:
+    def run_once(self, *commands: Down) -> list[Up]:
         """Run the loop once with these commands; return the events except heartbeats."""
-        self.channel.verbs.extend(verbs)
+        self.channel.commands.extend(commands)
         assert self.loop.run_once() is None
         return [message for message in self.channel.take() if not isinstance(message, Heartbeat)]
 

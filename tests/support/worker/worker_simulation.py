@@ -176,7 +176,7 @@ class WorkerSimulation:
 
     def _say(self) -> None:
         if self.queue and self.rng.random() < 0.7:
-            self.wire.verbs.append(self.controller.grant(self.queue.popleft()))
+            self.wire.commands.append(self.controller.grant(self.queue.popleft()))
         if self.controller.open and self.rng.random() < self.setting.aborts:
             self._send(self.rng.choice(list(self.controller.open.values())).abort)
         if self.rng.random() < self.setting.flushes:
@@ -184,10 +184,10 @@ class WorkerSimulation:
 
     def _send(self, command: Down) -> None:
         self.controller.sent(command)
-        self.wire.verbs.append(command)
+        self.wire.commands.append(command)
 
     def _hear(self, message: Up) -> None:
-        self.controller.heard(message)
+        self.controller.receive(message)
         assert self.controller.failed is None, message
         if isinstance(message, Finished):
             ids = tuple(self.controller.requests[message.request_id].ids)

@@ -78,14 +78,14 @@ def slow_share(engine: type[CommandBuffers]) -> float:
     )
     numbers = count()
     for _ in range(4):
-        bench.turn(submit(next(numbers), prompt=8, max_tokens=4_000))
+        bench.run_once(submit(next(numbers), prompt=8, max_tokens=4_000))
     for _ in range(100):
-        bench.turn()
+        bench.run_once()
     for _ in range(5):
         lengths = [rng.randint(300, 1_500) for _ in range(8)]
-        bench.turn(*(submit(next(numbers), prompt=n, max_tokens=4) for n in lengths))
+        bench.run_once(*(submit(next(numbers), prompt=n, max_tokens=4) for n in lengths))
         for _ in range(80):
-            bench.turn()
+            bench.run_once()
     found = [seconds for prefilled, seconds in bench.engine.steps[100:] if prefilled]
     assert len(found) > 300, len(found)
     return sum(seconds > AIM * DECODE_S for seconds in found) / len(found)

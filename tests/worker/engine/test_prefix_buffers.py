@@ -51,7 +51,7 @@ class Owner:
 
     def serve(self, number: int, prompt: tuple[int, ...]) -> int:
         """Run one request, and return the number of its tokens from the cache."""
-        self.channel.verbs.append(submit(number, prompt=prompt, max_tokens=2))
+        self.channel.commands.append(submit(number, prompt=prompt, max_tokens=2))
         sent: list[Up] = []
         while True:
             assert self.loop.run_once() is None
@@ -61,12 +61,14 @@ class Owner:
                 break
         return next(m.cached_tokens for m in sent if isinstance(m, Prefilled))
 
-    def beat(self) -> Heartbeat:
+    def heartbeat(self) -> Heartbeat:
         """The next heartbeat."""
         self.time.sleep(1.0)
         assert self.loop.run_once() is None
-        (beat,) = (message for message in self.channel.take() if isinstance(message, Heartbeat))
-        return beat
+        (heartbeat,) = (
+            message for message in self.channel.take() if isinstance(message, Heartbeat)
+        )
+        return heartbeat
 
 
 def prompt_of(number: int) -> tuple[int, ...]:
@@ -97,7 +99,7 @@ def test_distinct_short_requests_stay_within_half_of_the_buffers(name, requests,
     assert owner.serve(requests + 6, prompt_of(0)) == 0
     assert owner.engine.held_nbytes <= settled
     assert owner.most_buffers <= RESOURCE_LIMIT // 2
-    assert owner.beat().held_buffers == owner.engine.held_buffers > 0
+    assert owner.heartbeat().held_buffers == owner.engine.held_buffers > 0
 
 
 def test_a_device_that_counts_none_holds_what_its_bytes_allow(tmp_path):

@@ -62,7 +62,7 @@ class Channel(ScriptedChannel):
         return self.controller.failed
 
     def send(self, message: Up) -> None:
-        self.controller.heard(message)
+        self.controller.receive(message)
 
 
 def submit(request_id: int, params: SamplingParams, **changes: Any) -> Submit:

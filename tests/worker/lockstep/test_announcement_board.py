@@ -91,7 +91,7 @@ class Rank:
         self.announced: int | None = None
         self.agreed: list[tuple[int, ...]] = []
 
-    def turn(self) -> Announcement | None:
+    def run_once(self) -> Announcement | None:
         """Do everything that is possible now; return the announcements for all peers."""
         if self.announced is not None:
             if not self.board.missing:
@@ -126,7 +126,7 @@ def test_all_ranks_run_the_same_passes_in_whatever_order_they_hear_of_them(seed:
             continue
         rank = rng.choice(ranks)
         before = len(rank.agreed)
-        announcement = rank.turn()
+        announcement = rank.run_once()
         if announcement is not None:
             for (sender, _), queue in on_the_way.items():
                 if sender == rank.rank:

@@ -410,7 +410,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         del self.unfilled[slot]
 
     @invariant()
-    def books_balance(self) -> None:
+    def counts_agree(self) -> None:
         self.owner.check()
         assert len(self.owner.requests) == len(self.slots) == self.owner.auxiliary_used
         waiting = sum(unfilled > 0 for unfilled in self.unfilled.values())

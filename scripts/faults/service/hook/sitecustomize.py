@@ -165,7 +165,7 @@ def _die_of_poison() -> None:
     _wrap_send(swallowed)
 
 
-def _obey(_signal: int, _frame: FrameType | None) -> None:
+def _handle(_signal: int, _frame: FrameType | None) -> None:
     file = ORDERS / str(os.getpid())
     order, *arguments = file.read_text().split()
     match order:
@@ -199,7 +199,7 @@ def _arm() -> None:
         os._exit(int(boot.read_text()))
     if (ORDERS / "poison").exists():
         _die_of_poison()
-    signal.signal(signal.SIGUSR2, _obey)
+    signal.signal(signal.SIGUSR2, _handle)
 
 
 if "mlx_dp.worker" in sys.orig_argv and "--identity" in sys.orig_argv:

@@ -44,7 +44,7 @@ def granted(reader: Reader) -> tuple[int, str]:
 def served(world: World, prompt: tuple[int, ...], **wanted) -> tuple[int, str]:
     """Send one request, and wait for its end."""
     reader = ask(world, prompt, **wanted)
-    world.turn(4)
+    world.run_workers(4)
     assert reader.read().ended is not None
     return granted(reader)
 
@@ -62,7 +62,7 @@ def test_an_answer_is_part_of_what_its_owner_holds() -> None:
     world = world_of(2)
     first = ask(world, (3,) * 60, max_tokens=200)
     other = ask(world, (3,) * 60, max_tokens=1)
-    world.turn(200)
+    world.run_workers(200)
     assert [granted(first)[0], granted(other)[0]] == [0, 1]
     history = ((3,) * 60) + tuple(first.ids)
     assert served(world, (*history, 9)) == (0, HIT)
@@ -71,9 +71,9 @@ def test_an_answer_is_part_of_what_its_owner_holds() -> None:
 def test_tokens_of_a_cancelled_request_are_held_too() -> None:
     world = world_of(2)
     left = ask(world, (3,) * 60, max_tokens=900)
-    world.turn(200)
+    world.run_workers(200)
     left.answer.cancel()
-    world.turn(2)
+    world.run_workers(2)
     assert served(world, (1,)) == (1, COLD)
     assert served(world, (*(3,) * 60, *left.read().ids, 9)) == (0, HIT)
 
@@ -116,7 +116,7 @@ def test_work_ahead_outweighs_a_prefix() -> None:
     assert granted(busy) == (0, EXPLICIT_RANK)
     # The prefix would save less than the wait would cost.
     assert granted(ask(world, (*LONG, 7))) == (1, LOAD)
-    world.turn(4)
+    world.run_workers(4)
     assert granted(ask(world, (*LONG, 8))) == (0, HIT)
 
 
@@ -167,7 +167,7 @@ class Load:
                 wanted = generation(self.prefix + own, self.random.randint(5, 40), seed=turn)
                 self.open.append((wanted, Reader(self.world.core.submit(wanted))))
                 self.measure()
-            self.world.turn()
+            self.world.run_workers()
             if turn % 2 == 0:
                 self.world.pass_time(0.1)
             self.collect()
@@ -205,7 +205,7 @@ def test_many_conversations_stay_where_they_are_while_the_load_is_even() -> None
     homes: list[set[int]] = [set() for _ in talks]
     for turn in range(6):
         readers = [ask(world, talk, max_tokens=3, seed=n) for n, talk in enumerate(talks)]
-        world.turn(6)
+        world.run_workers(6)
         for n, reader in enumerate(readers):
             owner, reason = granted(reader)
             homes[n].add(owner)

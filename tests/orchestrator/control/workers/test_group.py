@@ -28,12 +28,12 @@ def begun(size: int = 2, *, say_hello: bool = True) -> World:
 
 
 def enter(worker: FakeWorker, phase: WorkerPhase) -> None:
-    worker.beat(phase=phase)
+    worker.send_heartbeat(phase=phase)
     worker.world.core.on_arrival()
 
 
 def wait(world: World, seconds: float) -> None:
-    world.pass_time(seconds, beats=False)
+    world.pass_time(seconds, heartbeats=False)
 
 
 def wait_for_loss(world: World, within_s: float) -> str:
@@ -206,7 +206,7 @@ def test_only_what_the_culprit_ran_is_suspect() -> None:
     world = group().bring_up()
     lost = watch_losses(world)
     readers = [Reader(world.core.submit(generation((n,), 6, seed=n))) for n in range(2)]
-    world.turn(2)
+    world.run_workers(2)
     world.worker(1).die(-11)
     wait(world, 0.1)
     assert [(gone.index, gone.culprit, gone.loss.kind) for gone in lost] == [
@@ -214,7 +214,7 @@ def test_only_what_the_culprit_ran_is_suspect() -> None:
         (1, True, "exit"),
     ]
     world.recover()
-    world.turn(6)
+    world.run_workers(6)
     for n, reader in enumerate(readers):
         assert reader.read().ids == expected(generation((n,), seed=n), 6)
 
@@ -222,11 +222,11 @@ def test_only_what_the_culprit_ran_is_suspect() -> None:
 def test_a_rank_that_others_wait_for_is_to_blame_and_shows_its_stacks() -> None:
     world = group(3).bring_up()
     Reader(world.core.submit(generation((1,), 500)))
-    world.turn(2)
+    world.run_workers(2)
     lost = watch_losses(world)
     for _ in range(140):
         for worker in world.workers[:2]:
-            worker.beat(awaits_rank=2)
+            worker.send_heartbeat(awaits_rank=2)
         wait(world, 0.1)
         if lost:
             break
@@ -248,12 +248,12 @@ def test_a_stopped_rank_is_to_blame_although_it_silences_all() -> None:
 def test_a_rank_that_waits_reads_no_requests_and_is_not_to_blame_for_that() -> None:
     world = group().bring_up()
     Reader(world.core.submit(generation((1,), 50)))
-    waiting = next(worker for worker in world.workers if worker.inbox)
-    waiting.inbox.clear()
+    waiting = next(worker for worker in world.workers if worker.commands)
+    waiting.commands.clear()
     lost = watch_losses(world)
     while not lost:
         for worker in world.alive():
-            worker.beat(awaits_rank=1 - waiting.index if worker is waiting else None)
+            worker.send_heartbeat(awaits_rank=1 - waiting.index if worker is waiting else None)
         wait(world, 0.1)
     assert {gone.index: gone.culprit for gone in lost} == {
         waiting.index: False,
@@ -329,7 +329,7 @@ def test_a_killed_rank_is_to_blame_where_a_request_finds_it_gone_first() -> None
     assert {gone.index: gone.culprit for gone in lost} == {0: True, 1: False}
     world.cut.clear()
     world.recover()
-    world.turn(6)
+    world.run_workers(6)
     assert reader.read().ids == expected(generation((1,)), 6)
 
 

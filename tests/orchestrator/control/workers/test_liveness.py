@@ -49,10 +49,10 @@ def verdict(heartbeats: Heartbeats, now: float) -> LivenessVerdict:
 
 
 def test_an_idle_worker_with_heartbeats_lives_for_ever() -> None:
-    beating = heartbeats()
+    received = heartbeats()
     for second in range(100):
-        beating.note_heartbeat(heartbeat(), float(second))
-    assert verdict(beating, 99.5) is LivenessVerdict.ALIVE
+        received.note_heartbeat(heartbeat(), float(second))
+    assert verdict(received, 99.5) is LivenessVerdict.ALIVE
 
 
 def test_four_missed_heartbeats_are_overdue_and_the_time_out_is_silence() -> None:
@@ -171,16 +171,16 @@ def test_heartbeats_without_a_step_are_no_hang_while_the_first_step_may_last() -
 
 
 def test_a_message_is_overdue_only_once_the_loop_has_run_since() -> None:
-    beating = heartbeats()
-    beating.num_received = 7
-    assert not ignores_message(beating, since=0.0, heartbeats_before=7, timeout_s=10.0, now=60.0)
+    received = heartbeats()
+    received.num_received = 7
+    assert not ignores_message(received, since=0.0, heartbeats_before=7, timeout_s=10.0, now=60.0)
     # Both heartbeats of one loop run, which may have read its messages before this one was
     # sent.
-    beating.num_received = 9
-    assert not ignores_message(beating, since=0.0, heartbeats_before=7, timeout_s=10.0, now=60.0)
-    beating.num_received = 10
-    assert ignores_message(beating, since=0.0, heartbeats_before=7, timeout_s=10.0, now=60.0)
-    assert not ignores_message(beating, since=0.0, heartbeats_before=7, timeout_s=10.0, now=10.0)
+    received.num_received = 9
+    assert not ignores_message(received, since=0.0, heartbeats_before=7, timeout_s=10.0, now=60.0)
+    received.num_received = 10
+    assert ignores_message(received, since=0.0, heartbeats_before=7, timeout_s=10.0, now=60.0)
+    assert not ignores_message(received, since=0.0, heartbeats_before=7, timeout_s=10.0, now=10.0)
 
 
 @pytest.mark.parametrize(("late_s", "missed_s"), [(0.0, 0.0), (0.9, 0.0), (60.0, 60.0)])

@@ -11,7 +11,7 @@ LIMITS = LivenessLimits()
 NOW = 100.0
 
 
-def beat(awaits: int | None = None, *, silent_s: float = 0.0) -> Heartbeats:
+def record(awaits: int | None = None, *, silent_s: float = 0.0) -> Heartbeats:
     heard_at = NOW - silent_s
     return Heartbeats(heard_at=heard_at, progressed_at=0.0, last=heartbeat(awaits_rank=awaits))
 
@@ -19,27 +19,29 @@ def beat(awaits: int | None = None, *, silent_s: float = 0.0) -> Heartbeats:
 @pytest.mark.parametrize(
     ("heartbeats", "expected"),
     [
-        pytest.param([beat(1), beat(silent_s=11)], 1, id="one rank waits for another"),
-        pytest.param([beat(2), beat(2), beat(silent_s=11)], 2, id="all wait for the same rank"),
+        pytest.param([record(1), record(silent_s=11)], 1, id="one rank waits for another"),
         pytest.param(
-            [beat(1), beat(2), beat(silent_s=11)],
+            [record(2), record(2), record(silent_s=11)], 2, id="all wait for the same rank"
+        ),
+        pytest.param(
+            [record(1), record(2), record(silent_s=11)],
             2,
             id="a chain ends at the last",
         ),
         pytest.param(
-            [beat(1), beat(silent_s=11), beat(silent_s=11)],
+            [record(1), record(silent_s=11), record(silent_s=11)],
             1,
             id="waiting outranks silence",
         ),
-        pytest.param([beat(), beat()], None, id="no rank waits"),
-        pytest.param([beat(1), beat(0)], None, id="ranks wait for each other"),
+        pytest.param([record(), record()], None, id="no rank waits"),
+        pytest.param([record(1), record(0)], None, id="ranks wait for each other"),
         pytest.param(
-            [beat(2), beat(3), beat(), beat()],
+            [record(2), record(3), record(), record()],
             None,
             id="ranks wait for two others",
         ),
-        pytest.param([beat(1, silent_s=3), beat()], None, id="stale heartbeat"),
-        pytest.param([beat(3), beat(), beat()], 3, id="waits for a rank that is not ready"),
+        pytest.param([record(1, silent_s=3), record()], None, id="stale heartbeat"),
+        pytest.param([record(3), record(), record()], 3, id="waits for a rank that is not ready"),
     ],
 )
 def test_the_stalled_rank_is_found(heartbeats: list[Heartbeats], expected: int | None) -> None:
@@ -48,7 +50,7 @@ def test_the_stalled_rank_is_found(heartbeats: list[Heartbeats], expected: int |
 
 
 def test_a_stopped_process_is_the_stalled_rank_although_all_are_silent() -> None:
-    heartbeats = {index: beat(silent_s=11) for index in range(3)}
+    heartbeats = {index: record(silent_s=11) for index in range(3)}
     found = stalled_rank(heartbeats, LIMITS, lambda index: index == 2, now=NOW)
     assert found is not None
     assert found.index == 2
@@ -56,11 +58,11 @@ def test_a_stopped_process_is_the_stalled_rank_although_all_are_silent() -> None
 
 
 def test_several_stopped_processes_name_no_stalled_rank() -> None:
-    heartbeats = {index: beat(silent_s=11) for index in range(3)}
+    heartbeats = {index: record(silent_s=11) for index in range(3)}
     assert stalled_rank(heartbeats, LIMITS, lambda index: index > 0, now=NOW) is None
 
 
 def test_the_waiting_ranks_are_named() -> None:
-    found = stalled_rank({0: beat(), 1: beat(0)}, LIMITS, lambda index: False, now=NOW)
+    found = stalled_rank({0: record(), 1: record(0)}, LIMITS, lambda index: False, now=NOW)
     assert found is not None
     assert (found.index, found.detail) == (0, "worker 1 waits for it")

@@ -262,11 +262,11 @@ class Stage:
     client: httpx.AsyncClient
     silent: bool = False
 
-    async def turn(self) -> None:
+    async def run_workers(self) -> None:
         while True:
             if not self.silent:
                 self.world.greet()
-                self.world.turn()
+                self.world.run_workers()
             await asyncio.sleep(0)
 
 
@@ -283,7 +283,7 @@ def play(act: Callable[[Stage], Coroutine]) -> None:
         stage = Stage(world, controller, app, client)
         async with asyncio.timeout(20), client:
             await controller.start()
-            turning = asyncio.create_task(stage.turn())
+            turning = asyncio.create_task(stage.run_workers())
             try:
                 while any(owner.status != "ready" for owner in controller.state().owners):
                     await asyncio.sleep(0)

@@ -26,31 +26,31 @@ JOIN = Join(rank=2, host="mac2", pid=7)
 
 
 @pytest.fixture
-def book() -> HostTable:
+def table() -> HostTable:
     return HostTable({2, 3}, TIMES)
 
 
 @pytest.fixture
-def running(book: HostTable) -> HostTable:
-    book.handle("host-2-a", JOIN, 0.0)
-    book.launched(2, "w2-a")
-    return book
+def running(table: HostTable) -> HostTable:
+    table.handle("host-2-a", JOIN, 0.0)
+    table.launched(2, "w2-a")
+    return table
 
 
-def test_a_host_that_joins_has_the_place_of_its_rank(book) -> None:
-    assert book.record(2).link == ""
-    assert book.handle("host-2-a", JOIN, 0.0) == [SendToHost("host-2-a", WELCOME)]
-    assert (book.record(2).link, book.record(2).host) == ("host-2-a", "mac2")
-    assert book.record(3).link == ""
+def test_a_host_that_joins_has_the_place_of_its_rank(table) -> None:
+    assert table.record(2).link == ""
+    assert table.handle("host-2-a", JOIN, 0.0) == [SendToHost("host-2-a", WELCOME)]
+    assert (table.record(2).link, table.record(2).host) == ("host-2-a", "mac2")
+    assert table.record(3).link == ""
 
 
-def test_a_repeated_join_is_answered_again(book) -> None:
-    book.handle("host-2-a", JOIN, 0.0)
-    assert book.handle("host-2-a", JOIN, 0.5) == [SendToHost("host-2-a", WELCOME)]
+def test_a_repeated_join_is_answered_again(table) -> None:
+    table.handle("host-2-a", JOIN, 0.0)
+    assert table.handle("host-2-a", JOIN, 0.5) == [SendToHost("host-2-a", WELCOME)]
 
 
-def test_a_rank_of_ours_is_refused_for_good_and_told_which_are_free(book) -> None:
-    (say,) = book.handle("host-0-a", Join(rank=0, host="mac2", pid=7), 0.0)
+def test_a_rank_of_ours_is_refused_for_good_and_told_which_are_free(table) -> None:
+    (say,) = table.handle("host-0-a", Join(rank=0, host="mac2", pid=7), 0.0)
     reason = "--rank 0 is not for another machine: use --rank 2 or 3"
     assert say == SendToHost("host-0-a", Deny(reason=reason, final=True))
 
@@ -61,12 +61,12 @@ def test_the_ranks_that_there_are_are_said_as_a_user_would(ranks, said) -> None:
     assert say.message.reason.endswith(f": use {said}")
 
 
-def test_a_second_host_of_a_rank_may_try_again_once_the_first_is_gone(book) -> None:
-    book.handle("host-2-a", JOIN, 0.0)
-    (say,) = book.handle("host-2-b", JOIN, 1.0)
+def test_a_second_host_of_a_rank_may_try_again_once_the_first_is_gone(table) -> None:
+    table.handle("host-2-a", JOIN, 0.0)
+    (say,) = table.handle("host-2-b", JOIN, 1.0)
     assert say == SendToHost("host-2-b", Deny(reason=TAKEN, final=False))
-    book.heartbeat(5.5)
-    assert book.handle("host-2-b", JOIN, 6.0) == [SendToHost("host-2-b", WELCOME)]
+    table.heartbeat(5.5)
+    assert table.handle("host-2-b", JOIN, 6.0) == [SendToHost("host-2-b", WELCOME)]
 
 
 def test_an_exit_that_is_told_counts_once_and_for_its_own_worker_alone(running) -> None:

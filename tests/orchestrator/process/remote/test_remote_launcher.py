@@ -66,7 +66,7 @@ class World:
     def spawn(self, identity: str = "w1-a"):
         return self.launcher.spawn(1, identity, "ipc://here", self.exits.append)
 
-    def beat(self) -> None:
+    def tick(self) -> None:
         """One run of the timer, without a loop that waits."""
 
         async def turn() -> None:
@@ -135,7 +135,7 @@ def test_a_silent_host_counts_as_the_end_of_its_worker(world) -> None:
     world.join()
     world.spawn()
     world.launcher._expected_at = world.now = 5.1
-    world.beat()
+    world.tick()
     assert world.exits == [ExitCode.HOST_LOST]
     assert world.launcher.host_of(1) is None
 
@@ -144,7 +144,7 @@ def test_a_host_is_not_silent_because_the_controller_slept(world) -> None:
     world.join()
     world.spawn()
     world.launcher._expected_at, world.now = 0.5, 60.0
-    world.beat()
+    world.tick()
     assert world.exits == []
     assert world.wire.sent[-1] == (LINK, Ping())
 
