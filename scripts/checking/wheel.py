@@ -38,8 +38,8 @@ def check_neighbour() -> None:
     """``proto`` is also proto-plus' package: our folder of that name must not have replaced it."""
     # In a child: our own sources may not import it, and test_arrows would find the import here.
     code = "import proto; print(proto.__file__, hasattr(proto, 'Message'))"
-    said = output_of(sys.executable, "-I", "-c", code).strip()
-    assert said.endswith("True"), f"proto is not proto-plus' own: {said}"
+    output = output_of(sys.executable, "-I", "-c", code).strip()
+    assert output.endswith("True"), f"proto is not proto-plus' own: {output}"
 
 
 def check_controller_is_device_free() -> None:
@@ -56,8 +56,8 @@ def check_commands() -> None:
     console = Path(sys.executable).parent / "mlx-dp"
     assert "serve" in output_of(console, "--help")
     version = importlib.metadata.version("mlx-dp")
-    said = output_of(console, "--version")
-    assert version in said, f"mlx-dp --version says {said!r}, the wheel is {version}"
+    output = output_of(console, "--version")
+    assert version in output, f"mlx-dp --version says {output!r}, the wheel is {version}"
     assert "usage" in output_of(sys.executable, "-m", "mlx_dp.worker", "--help").lower()
 
 

@@ -90,9 +90,9 @@ def launches(folder: Path, sizes: Sizes) -> Part:
     return Part(
         name="launches",
         lines=(
-            told("decode step of 4 rows", f"{one * 1e3:.2f} ms"),
-            told("decode steps whose launch waited", f"{decode_waits} of {len(decode)}"),
-            told("steps with a prompt whose launch waited", f"{sum(waits)} of {len(waits)}"),
+            unjudged("decode step of 4 rows", f"{one * 1e3:.2f} ms"),
+            unjudged("decode steps whose launch waited", f"{decode_waits} of {len(decode)}"),
+            unjudged("steps with a prompt whose launch waited", f"{sum(waits)} of {len(waits)}"),
             judged(
                 "median step with a prompt, in decode steps",
                 median(ratios),
@@ -100,7 +100,7 @@ def launches(folder: Path, sizes: Sizes) -> Part:
                 why=f"running streams slow down by no more than {AIM}",
             ),
             judged("such steps that took longer", over / len(ratios), most=0.2, why="a few may"),
-            told("the longest of them, in decode steps", f"{max(ratios):.1f}"),
+            unjudged("the longest of them, in decode steps", f"{max(ratios):.1f}"),
         ),
     )
 
@@ -124,7 +124,7 @@ def joining_s(side: OurBatch, request: int, waits: list[bool]) -> list[float]:
             return taken
 
 
-def told(name: str, value: str) -> Line:
+def unjudged(name: str, value: str) -> Line:
     return Line(name=name, value=value, good="for comparison")
 
 
@@ -132,7 +132,7 @@ def first_steps(folder: Path, sizes: Sizes) -> Part:
     """First steps of each number of rows after the warm-up, and the first one after idle time."""
     begun = time.perf_counter()
     side = worker_of(folder, sizes, slots=max(sizes.rows))
-    lines = [told("load and warm-up", f"{time.perf_counter() - begun:.1f} s")]
+    lines = [unjudged("load and warm-up", f"{time.perf_counter() - begun:.1f} s")]
     for rows in sizes.rows:
         fresh = [side.submit(prompt_of(f"{rows}/{row}", 20), ANSWER) for row in range(rows)]
         begun = time.perf_counter()

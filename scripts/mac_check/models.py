@@ -95,7 +95,7 @@ def slab_widths(folder: Path, sizes: Sizes) -> Part:
     for form in (BatchForm(split=True), BatchForm(split=True, tails=True)):
         times = {width: decode_s(loaded, form, width, sizes.steps) for width in sizes.widths}
         lines += [
-            told(
+            unjudged(
                 f"{form}: decode step, {ROWS} rows of {PROMPT} tokens, slab {width} wide",
                 f"{taken * 1e3:.2f} ms",
             )
@@ -122,7 +122,7 @@ def slab_widths(folder: Path, sizes: Sizes) -> Part:
     return Part(name="slabs", lines=tuple(lines))
 
 
-def told(name: str, value: str) -> Line:
+def unjudged(name: str, value: str) -> Line:
     return Line(name=name, value=value, good="the same at all widths")
 
 

@@ -197,8 +197,8 @@ class LiveTimes:
     async def __aexit__(self, *_: object) -> None:
         if self._program.returncode is None:
             self._program.terminate()
-        said = (await self._program.communicate())[0]
-        self._seconds = [float(line) for line in said.decode().splitlines()]
+        output = (await self._program.communicate())[0]
+        self._seconds = [float(line) for line in output.decode().splitlines()]
 
     def measured(self, beside: str, slack: float) -> Measured:
         """Check the p99. A request without a response has no sample, and exceeds the bound."""

@@ -82,7 +82,7 @@ def ask(body: dict[str, Any], dies_at: int | None = None) -> httpx.Response:
     stage = Stage(dies_at)
     response = asyncio.run(stage.ask(body))
     assert response.status_code == 200, response.text
-    assert stage.dies_at is None, "nobody died"
+    assert stage.dies_at is None, "no worker died"
     return response
 
 

@@ -125,8 +125,8 @@ class LocalWorker:
         """Run the loop once; return the worker's events."""
         ended = self.loop.run_once()
         assert ended is None, ended
-        said, self._channel.up = self._channel.up, []
-        return said
+        sent, self._channel.up = self._channel.up, []
+        return sent
 
     def check(self) -> None:
         """Assert that the scheduler, the prefix tree and the pools are consistent."""

@@ -86,9 +86,13 @@ async def _others_serve(stage: Stage, service: ChaosService) -> None:
 async def _cause_is_shown(stage: Stage, service: ChaosService, status: int) -> None:
     """A service with fewer workers than requested reports that, and the cause."""
     health = await service.client.http.get("/health")
-    told = health.json()
-    if (health.status_code, told["status"], told["owners"]["0"]) != (200, "degraded", "failed"):
-        stage.result.violate(f"health says {health.status_code} {health.text}")
+    health_body = health.json()
+    if (health.status_code, health_body["status"], health_body["owners"]["0"]) != (
+        200,
+        "degraded",
+        "failed",
+    ):
+        stage.result.violate(f"health returned {health.status_code} {health.text}")
     # The last loss is the cause, not the SIGKILL before it.
     last = f"status {status}"
     cause = (await service.get("/workers"))["workers"][0]["last_cause"] or ""

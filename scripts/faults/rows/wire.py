@@ -56,10 +56,10 @@ async def _strangers_speak(stage: Stage) -> None:
                 stranger.send_multipart(frames, zmq.DONTWAIT)
                 sent += 1
 
-        async def heard() -> bool:
+        async def counted() -> bool:
             return (await service.counters())[UNKNOWN] - counters[UNKNOWN] >= sent
 
-        if not await eventually(heard):
+        if not await eventually(counted):
             found = (await service.counters())[UNKNOWN] - counters[UNKNOWN]
             stage.result.violate(f"of {sent} frames from strangers {found} were counted")
         if stage.rng.random() < LARGEST_SHARE:

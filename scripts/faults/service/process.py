@@ -144,7 +144,7 @@ class ChaosService:
     def last_words(self) -> str:
         return "\n".join(line.text for line in self.lines[-15:])
 
-    def said(self) -> list[str]:
+    def log_lines(self) -> list[str]:
         """The whole log, with seconds since its first line, after the service's arguments."""
         begun_s = self.lines[0].time_s if self.lines else 0.0
         head = f"mlx-dp serve {' '.join(self._arguments)}"

@@ -194,8 +194,8 @@ class Stage:
             self._keep_violations()
 
     def _keep_violations(self) -> None:
-        said = [line for service in self._made for line in service.said()]
-        self._record.write(self.result.violations, said)
+        log = [line for service in self._made for line in service.log_lines()]
+        self._record.write(self.result.violations, log)
 
     async def _run_shared(self) -> None:
         service = self._service = self.new_service()

@@ -28,14 +28,14 @@ class ViolationRecord:
         fresh = violations[self._written :]
         if not fresh:
             return
-        said = "\n".join(log)
+        log_text = "\n".join(log)
         self._directory.mkdir(parents=True, exist_ok=True)
         for text in fresh:
             self._written += 1
             if self._written > MOST_FILES:
                 continue
             path = self._free_path()
-            path.write_text(f"{text}\n\nagain: {self._again}\n\nlog of the services:\n{said}\n")
+            path.write_text(f"{text}\n\nagain: {self._again}\n\nlog of the services:\n{log_text}\n")
             print(f"violation: {text}\n  see {path}", file=sys.stderr, flush=True)
 
     def _free_path(self) -> Path:

@@ -49,7 +49,7 @@ def test_an_unread_pipe_stalls_nothing_and_lost_lines_are_counted(
     for number in range(20_000):
         stream.write(f"line {number:06}\n")
     assert time.monotonic() - began_s < DEADLINE_S
-    assert not stream.drain(0.01), "nobody reads"
+    assert not stream.drain(0.01), "no reader"
     dropped = stream.dropped_lines
     assert dropped > 10_000
     said = read_all(pipe[0], b"line 019999\n").decode().splitlines()

@@ -78,7 +78,7 @@ class Injection:
                 link.up.extra_s = link.down.extra_s = fault.for_s
                 self._agenda.after(fault.for_s, link.hurry)
             case _:
-                raise AssertionError(f"{fault.kind} strikes nobody")
+                raise AssertionError(f"{fault.kind} hits no worker")
 
     def _restart(self, fault: Fault) -> None:
         restarts = self._host.core.restarts

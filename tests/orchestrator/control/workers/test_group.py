@@ -43,7 +43,7 @@ def wait_for_loss(world: World, within_s: float) -> str:
         wait(world, 0.1)
         if lost:
             return next(f"{gone.index}: {gone.loss.detail}" for gone in lost if gone.culprit)
-    raise AssertionError("nobody was lost")
+    raise AssertionError("no worker was lost")
 
 
 def watch_losses(world: World) -> list[RemoveOwner]:

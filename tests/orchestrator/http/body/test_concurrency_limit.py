@@ -33,7 +33,7 @@ def test_one_too_many_is_refused_and_places_are_given_back() -> None:
             async with limit.enter():
                 with pytest.raises(ApiError, match="too many things") as caught:
                     async with limit.enter():
-                        raise AssertionError("nobody gets here")
+                        raise AssertionError("no second request enters")
                 assert refusal(caught) == (429, {"retry-after": "1"})
             async with limit.enter():
                 assert limit.waiting == 2
