@@ -1,1 +1,1 @@
-"""Tests, in the folders of the product that they test, and what they share, in ``support``."""
+"""Tests, in the folders of the product that they test, and their shared code, in ``support``."""

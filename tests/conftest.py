@@ -15,7 +15,7 @@ pytest_plugins = ["tests.support.models.model_fixtures", "tests.support.conforma
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
 
-# Children inherit what is ignored, as under nohup or behind a shell's &, and tests send these.
+# Children inherit ignored signals, as under nohup or behind a shell's &, and tests send these.
 for _number in (signal.SIGINT, signal.SIGHUP):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, signal.SIG_DFL)

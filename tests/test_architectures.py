@@ -12,7 +12,7 @@ from mlx_lm.utils import load_model
 
 from tests.support.architectures.broken import BROKEN_IN_MLX_LM, CHUNK_DEPENDENT, Broken
 from tests.support.models.installed_architectures import installed_architectures
-from tests.support.models.oracle import TIE_GAP, SoloAnswer, first_difference, solo_greedy
+from tests.support.models.oracle import TIE_GAP, SoloAnswer, first_difference, greedy_alone
 from tests.support.models.tiny_models import ARCHITECTURES
 from tests.support.text.tiny_tokenizer import VOCAB_SIZE
 
@@ -23,7 +23,7 @@ LENGTHS = (23, 90)
 """The shorter one fits in a chunk of 64, and neither in one of 7."""
 MAX_TOKENS = 8
 MIN_DISTINCT = 6
-"""Different tokens in the answers, at the least: one token for ever would hide mix-ups."""
+"""The least number of different tokens in the outputs: a constant token would hide mix-ups."""
 
 
 @pytest.mark.parametrize("architecture", installed_architectures())
@@ -37,7 +37,7 @@ def test_there_is_no_configuration_of_what_is_not_installed():
     assert known <= set(installed_architectures())
 
 
-# Of the tiny models, not of ours: CI sees each of them in tests/conformance.
+# Of the tiny models, not of ours: CI runs each of those in tests/conformance.
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_mlx_lm_answers_alike_whatever_the_chunk_size(name, tmp_path):
@@ -47,7 +47,7 @@ def test_mlx_lm_answers_alike_whatever_the_chunk_size(name, tmp_path):
     seen: set[int] = set()
     for length in LENGTHS:
         prompt = [rng.randrange(VOCAB_SIZE) for _ in range(length)]
-        answers = [solo_greedy(model, prompt, MAX_TOKENS, chunk=chunk) for chunk in CHUNKS]
+        answers = [greedy_alone(model, prompt, MAX_TOKENS, chunk=chunk) for chunk in CHUNKS]
         for answer in answers:
             assert all(math.isfinite(gap) for gap in answer.gaps), answer
             seen |= set(answer.ids)
@@ -62,7 +62,7 @@ def equal_or_tied(answer: SoloAnswer, other: SoloAnswer) -> bool:
 
 
 def run(broken: Broken) -> None:
-    solo_greedy(broken.tiny.build(), [5, 9, 70], 2)
+    greedy_alone(broken.tiny.build(), [5, 9, 70], 2)
 
 
 @pytest.mark.parametrize("name", BROKEN_IN_MLX_LM)

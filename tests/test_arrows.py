@@ -25,8 +25,9 @@ ALLOWED: Final[Mapping[str, frozenset[str]]] = {
 DEVICE: Final = frozenset({"mlx", "mlx_lm"})
 # Where the device library may not be named at all.
 DEVICE_FREE_FOLDERS: Final = frozenset({"orchestrator", "proto"})
-# What a worker with ``--engine fake`` loads: importing these must not load the device library, not
-# even through other modules of ours. ``__main__`` must watch its parent before MLX loads.
+# The modules that a worker with ``--engine fake`` loads: importing them must not load the device
+# library, not even through other modules of ours. ``__main__`` must watch its parent before MLX
+# loads.
 DEVICE_FREE_FILES: Final = frozenset(
     f"worker/{name}.py"
     for name in (
@@ -69,7 +70,7 @@ def imported_names(tree: ast.AST) -> Iterator[str]:
 
 
 def violations(path: str, source: str) -> list[str]:
-    """What the file at ``path`` (relative to the root) may not import, as sentences."""
+    """The forbidden imports of the file at ``path`` (relative to the root), as sentences."""
     folder = path.split("/")[0]
     found: list[str] = []
     for name in imported_names(ast.parse(source)):
@@ -172,7 +173,7 @@ def test_imports_follow_the_arrows(sources: dict[str, str]) -> None:
 
 
 def test_every_file_named_in_the_rules_exists() -> None:
-    # A renamed file would otherwise leave the rule without a sound.
+    # Otherwise the rule would silently miss a renamed file.
     assert package_sources().keys() >= DEVICE_FREE_FILES
 
 

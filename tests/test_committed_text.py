@@ -9,7 +9,7 @@ import pytest
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 
-# Assembled, so that this file does not name them either.
+# Assembled, so that this file does not contain them either.
 MACHINE_PATH: Final = re.compile(rf"(?<![\w.~-])/(?:{'|'.join(('work', 'root'))})/")
 
 

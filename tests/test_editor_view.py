@@ -34,7 +34,7 @@ def imports() -> Iterator[str]:
 
 
 def faults(lines: list[str], file: Path) -> set[str]:
-    """The lines that pyright finds fault with, by the project's settings."""
+    """Pyright's complaints, with the project's settings."""
     file.write_text("\n".join(lines) + "\n", encoding="utf-8")
     found = subprocess.run(
         [sys.executable, "-m", "pyright", "--outputjson", str(file)],
@@ -57,7 +57,7 @@ def test_pyright_follows_all_imports_and_finds_broken_ones(tmp_path: Path) -> No
 
 
 def test_the_settings_name_the_link_of_each_folder() -> None:
-    # Of their parent alone, pyright would check nothing and report success.
+    # Given only their parent, pyright would check nothing and report success.
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["pyright"]
     assert settings["include"] == [f"build/typing/mlx_dp/{folder}" for folder in FOLDERS]
     assert "build/typing" in settings["extraPaths"]

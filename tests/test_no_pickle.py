@@ -37,7 +37,7 @@ def is_banned_module(name: str) -> bool:
 
 
 def unpickling(source: str) -> Iterator[str]:
-    """What in ``source`` may unpickle: modules, names, calls, and strings that are such a name."""
+    """Everything in ``source`` that may unpickle: modules, names, calls, and such strings."""
     for node in ast.walk(ast.parse(source)):
         match node:
             case ast.Import():

@@ -1,4 +1,4 @@
-"""What the wheel holds, and what the metadata promises.
+"""The contents of the wheel, and the promises of the metadata.
 
 A folder missing from ``packages`` is invisible in an editable install and absent from the wheel.
 """

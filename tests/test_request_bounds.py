@@ -1,4 +1,4 @@
-"""What the edge accepts, a worker accepts: or a dropped frame leaves a client waiting.
+"""A worker accepts every field value that HTTP accepts; a dropped frame would hang a client.
 
 The bounds stand once in the request's fields, where they make a readable 400, and once in the
 messages, where they protect the worker.
@@ -30,7 +30,7 @@ SHARED = sorted(
 
 
 def extremes(name: str) -> list[float]:
-    """The least and the largest value that the edge lets through for a field."""
+    """The least and the largest value that HTTP accepts for a field."""
     whole = isinstance(getattr(SamplingParams(), name), int)
     least, most = -math.inf, math.inf
     for bound in bounds(name):
@@ -51,7 +51,7 @@ def bounds(name: str) -> list[object]:
 
 
 def _metadata(hint: object) -> Iterator[object]:
-    """All metadata of an annotation, and of the types inside of it."""
+    """All metadata of an annotation, and of its nested types."""
     for part in getattr(hint, "__metadata__", ()):
         yield from getattr(part, "metadata", [part])
     for inner in get_args(hint):
@@ -63,7 +63,7 @@ def test_the_fields_that_matter_are_compared():
 
 
 @pytest.mark.parametrize("name", SHARED)
-def test_what_the_edge_accepts_a_worker_accepts(name):
+def test_a_worker_accepts_what_http_accepts(name):
     for value in extremes(name):
         assert math.isfinite(value)
         fields = CompletionRequest(prompt="hi", **{name: value})
@@ -73,7 +73,7 @@ def test_what_the_edge_accepts_a_worker_accepts(name):
         assert msgspec.convert(msgspec.to_builtins(made), SamplingParams) == made
 
 
-def test_the_longest_salt_that_the_edge_accepts_a_worker_accepts():
+def test_a_worker_accepts_the_longest_salt_that_http_accepts():
     longest = CompletionRequest(prompt="hi", cache_salt="s" * MAX_CACHE_SALT_CHARS).cache_salt
     with pytest.raises(ValidationError):
         CompletionRequest(prompt="hi", cache_salt="s" * (MAX_CACHE_SALT_CHARS + 1))

@@ -1,4 +1,4 @@
-"""Run one benchmark by its name; each explains itself with --help."""
+"""Run one benchmark by its name; each has its own --help."""
 
 import argparse
 import importlib
@@ -9,7 +9,7 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """A module with ``main(arguments)``. It is imported when it is chosen: some need MLX."""
+    """A module with ``main(arguments)``, imported only when chosen: some modules need MLX."""
 
     module: str
     summary: str
@@ -17,11 +17,13 @@ class Benchmark:
 
 BENCHMARKS: Final = {
     "serve": Benchmark("serving.comparison", "mlx-dp against mlx_lm.server, over HTTP"),
-    "control": Benchmark("control", "what the control plane costs, with fake engines"),
+    "control": Benchmark("control", "the cost of the control plane, with fake engines"),
     "engine": Benchmark("engine.comparison", "our engine against mlx-lm's BatchGenerator"),
-    "batch": Benchmark("engine.batch", "slabs by length, and prefill chunks in decode steps"),
-    "dp-attention": Benchmark("dp_attention.comparison", "the replica modes and one process"),
-    "templates": Benchmark("templates", "what the bounds on chat templates cost"),
+    "batch": Benchmark(
+        "engine.batch", "slabs by length, and mixed chunks (prefill in decode steps)"
+    ),
+    "dp-attention": Benchmark("dp_attention.comparison", "DP attention, replicas and one process"),
+    "templates": Benchmark("templates", "the cost of the sandbox for chat templates"),
 }
 
 EPILOG: Final = "\n".join(
@@ -37,7 +39,7 @@ EPILOG: Final = "\n".join(
 
 
 def parse(arguments: list[str]) -> tuple[Benchmark, list[str]]:
-    """The benchmark that is named first, and the arguments after it."""
+    """The name of the benchmark, and the arguments after it."""
     parser = argparse.ArgumentParser(
         prog="scripts/bench",
         usage="scripts/bench [-h] NAME [arguments of the benchmark]",

@@ -1,9 +1,9 @@
-"""Measure what the control plane costs: fake engines behind the real HTTP endpoint, no model.
+"""Measure the cost of the control plane: fake engines behind the real HTTP server, no model.
 
-Two services are measured. One has engines at full speed, which shows the most tokens per second
-that controller, protocol and endpoint carry, and the CPU time of the controller for them. The
-other has engines of a fixed rate, where the time of a request is known beforehand, which shows
-what the control plane adds to it.
+Two services are measured. The engines of the first run at full speed, which shows the highest rate
+of tokens that HTTP, controller and protocol carry, and the controller's CPU time for them. The
+engines of the second run at a fixed rate, so that a request's time is known beforehand, which shows
+the latency that the control plane adds.
 """
 
 import argparse
@@ -50,9 +50,14 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         metavar="N",
         help="concurrent streams (default 1 8 64)",
     )
-    parser.add_argument("--tokens", type=int, default=256, help="tokens of an answer (default 256)")
     parser.add_argument(
-        "--requests-per-stream", type=int, default=4, help="one after another (default 4)"
+        "--tokens", type=int, default=256, help="tokens of a response (default 256)"
+    )
+    parser.add_argument(
+        "--requests-per-stream",
+        type=int,
+        default=4,
+        help="successive requests of a stream (default 4)",
     )
     parser.add_argument(
         "--rate",
@@ -60,7 +65,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         default=50.0,
         help="steps per second of the engines whose latency is measured (default 50)",
     )
-    parser.add_argument("--quick", action="store_true", help="short answers, one per stream")
+    parser.add_argument("--quick", action="store_true", help="short responses, one per stream")
     parser.add_argument(
         "--json",
         type=Path,
@@ -71,7 +76,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 async def measure(server: Server, streams: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Run the streams, and say what they, the controller and the clients took."""
+    """Run the streams, and return their times and the CPU time of controller and clients."""
     request = Request(
         prompt=PROMPT,
         prompt_tokens=len(PROMPT),
@@ -104,7 +109,7 @@ async def measure(server: Server, streams: int, options: argparse.Namespace) -> 
 
 
 async def measure_all(options: argparse.Namespace, rate: float, log: Path) -> list[dict[str, Any]]:
-    """Start a service whose engines have this rate (0: full speed), and measure it."""
+    """Measure a service whose engines have this decode rate (0: full speed)."""
     arguments = ["--engine", "fake", "--served-model-name", "bench"]
     arguments += ["--dp-size", str(options.dp_size), "--fake-decode-rate", str(rate)]
     name = f"rate {rate:g}" if rate else "full speed"
@@ -139,7 +144,7 @@ def speed_table(runs: Sequence[dict[str, Any]]) -> str:
 
 
 def latency_table(runs: Sequence[dict[str, Any]], rate: float, tokens: int) -> str:
-    """Added is what is beyond the steps: none for the first token, as prompts cost no time here."""
+    """The time added to the steps; for the first token, all of it, as prompts cost no time here."""
     engine_s = (tokens - 1) / rate
     rows = [
         [

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prove an installed wheel in its own environment, away from the repository (see scripts/check)."""
+"""Check an installed wheel in its own environment, away from the repository (see scripts/check)."""
 
 import importlib
 import importlib.metadata
@@ -35,15 +35,15 @@ def check_imports() -> None:
 
 
 def check_neighbour() -> None:
-    """``proto`` is proto-plus' name: our folder of that name must not have replaced it."""
-    # In a child: our own sources may not say this import, and test_arrows would find it here.
+    """``proto`` is also proto-plus' package: our folder of that name must not have replaced it."""
+    # In a child: our own sources may not import it, and test_arrows would find the import here.
     code = "import proto; print(proto.__file__, hasattr(proto, 'Message'))"
-    said = output_of(sys.executable, "-I", "-c", code).strip()
-    assert said.endswith("True"), f"proto is not proto-plus' own: {said}"
+    output = output_of(sys.executable, "-I", "-c", code).strip()
+    assert output.endswith("True"), f"proto is not proto-plus' own: {output}"
 
 
 def check_controller_is_device_free() -> None:
-    """The whole controller loads without MLX, which would open the device."""
+    """Check that the whole controller loads without MLX, which would open the device."""
     code = (
         "import sys, mlx_dp.orchestrator.cli.commands;"
         "print([name for name in sys.modules if name.split('.')[0] in ('mlx', 'mlx_lm')])"
@@ -56,8 +56,8 @@ def check_commands() -> None:
     console = Path(sys.executable).parent / "mlx-dp"
     assert "serve" in output_of(console, "--help")
     version = importlib.metadata.version("mlx-dp")
-    said = output_of(console, "--version")
-    assert version in said, f"mlx-dp --version says {said!r}, the wheel is {version}"
+    output = output_of(console, "--version")
+    assert version in output, f"mlx-dp --version says {output!r}, the wheel is {version}"
     assert "usage" in output_of(sys.executable, "-m", "mlx_dp.worker", "--help").lower()
 
 

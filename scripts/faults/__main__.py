@@ -1,7 +1,7 @@
 """Inject random faults into a real service, again and again, and check that no client notices.
 
 Each row of the fault matrix starts `mlx-dp serve`, lets clients stream from it, and harms it at
-random tokens. Every answer is compared with what it should have been, character by character.
+random tokens. Every response is compared with its expectation, character by character.
 """
 
 import argparse
@@ -21,11 +21,14 @@ from scripts.faults.verdicts.verdict import RowResult, matrix
 
 ENDED_BY_SIGNAL: Final = 130
 RUNS_A_TRIAL: Final = 10
-"""Of the rows that are simulated, for which a run takes about 20 ms."""
+"""Runs per trial of a simulated row; a run takes about 20 ms."""
 FAKE_ONLY: Final = frozenset({"F15", "F16", "F19", "F26"})
 """Rows that need the fake engine's rates, or its groups, which start at once."""
 
 EPILOG: Final = """\
+rows:
+{rows}
+
 examples:
   scripts/chaos --quick --jobs 2                     a look at every row
   scripts/chaos --rows F2 F5 --trials 200            two rows at full length
@@ -33,22 +36,37 @@ examples:
   scripts/chaos --rows F2 --trials 200 --seed 7      other choices; the machine's timing differs
 
 Times are shortened: a heartbeat every 0.1 s, hung after 1 s, restarts without long delays; not
-those of F28. F21, F25 and F29 are shown by the simulation in tests/faults, 10 runs for each trial.
+those of F28. F21, F25 and F29 run in the simulation (tests/faults), 10 runs for each trial.
 """
 
 
+def _known_rows() -> dict[str, str]:
+    titles = {name: row.title for name, row in ROWS.items()}
+    titles |= {name: f"{title}, simulated" for name, title in SIMULATED.items()}
+    return {name: titles[name] for name in sorted(titles, key=row_number)}
+
+
 def parse(arguments: list[str]) -> argparse.Namespace:
+    known = _known_rows()
     parser = argparse.ArgumentParser(
         prog="scripts/chaos",
         description=__doc__,
-        epilog=EPILOG,
+        epilog=EPILOG.format(
+            rows="\n".join(f"  {name:<5}{title}" for name, title in known.items())
+        ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    known = (*ROWS, *SIMULATED)
     parser.add_argument(
-        "--rows", nargs="+", choices=known, default=None, metavar="F", help="default: all"
+        "--rows",
+        nargs="+",
+        choices=known,
+        default=None,
+        metavar="F",
+        help="rows to run (default: all)",
     )
-    parser.add_argument("--trials", type=_positive, default=200, help="of each row (default 200)")
+    parser.add_argument(
+        "--trials", type=_positive, default=200, help="trials of each row (default 200)"
+    )
     parser.add_argument(
         "--quick", dest="trials", action="store_const", const=3, help="3 trials of each row"
     )
@@ -56,28 +74,32 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         "--mlx",
         type=Path,
         metavar="MODEL",
-        help=f"a model directory, in place of fake engines; without {' '.join(sorted(FAKE_ONLY))}",
+        help=f"use this model directory, no fake engine; not for {' '.join(sorted(FAKE_ONLY))}",
     )
-    parser.add_argument("--workers", type=_positive, default=3, help="(default 3)")
-    parser.add_argument("--streams", type=_positive, default=6, help="clients (default 6)")
+    parser.add_argument(
+        "--workers", type=_positive, default=3, help="workers of a service (default 3)"
+    )
+    parser.add_argument(
+        "--streams", type=_positive, default=6, help="concurrent clients (default 6)"
+    )
     parser.add_argument(
         "--jobs",
         type=_positive,
         default=1,
-        help="rows at a time, each with a service of its own; most rows mainly wait (default 1)",
+        help="concurrent rows, each with its own service; most rows mainly wait (default 1)",
     )
-    parser.add_argument("--seed", type=int, default=1, help="of every choice (default 1)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of every choice (default 1)")
     parser.add_argument(
         "--slack",
         type=float,
         default=1.0,
-        help="bounds of time are multiplied by it, for a machine that does other work (default 1)",
+        help="factor for every time bound, for a machine with other work (default 1)",
     )
     parser.add_argument(
         "--findings",
         type=Path,
         default=FINDINGS,
-        help="where each violation gets a file with its seed and the log (default build/chaos)",
+        help="folder of violations: seed and log in one file each (default build/chaos)",
     )
     parser.add_argument("--json", type=Path, help="write all measurements to this file")
     return parser.parse_args(arguments)
@@ -86,7 +108,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 def _positive(text: str) -> int:
     number = int(text)
     if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+        raise argparse.ArgumentTypeError(f"{text} is too small: use 1 or more")
     return number
 
 
@@ -133,7 +155,7 @@ async def _run_row(row: Row, settings: Settings, room: asyncio.Semaphore) -> Row
 
 
 def _run_simulated(name: str, options: argparse.Namespace) -> RowResult:
-    """The runs of a simulated row are its trials."""
+    """The runs of a simulated row count as its trials."""
     began_s = time.monotonic()
     runs = RUNS_A_TRIAL * options.trials
     result = RowResult(name, f"{SIMULATED[name]}, simulated", trials=runs)
@@ -159,7 +181,7 @@ def _values(result: RowResult) -> dict[str, object]:
 
 
 def main(arguments: list[str]) -> int:
-    """Return the exit status: 1 when a promise was broken, 130 after a signal."""
+    """Return the exit status: 1 when a check failed, 130 after a signal."""
     options = parse(arguments)
     try:
         results = asyncio.run(run(options))

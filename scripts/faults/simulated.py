@@ -1,4 +1,4 @@
-"""Rows that cannot be provoked on a real machine: they are simulated, see tests/faults."""
+"""Rows that cannot be provoked on a real machine: the simulation in tests/faults runs them."""
 
 import sys
 from collections.abc import Callable
@@ -14,11 +14,11 @@ DRAWN: Final = {"F21": "frames", "F25": "sleeps"}
 
 
 def simulate(name: str, seed: int, runs: int) -> list[str]:
-    """Run so many schedules of one row, and say what is wrong, and how to have it again.
+    """Simulate this many schedules of one row; report each violation with its seed.
 
-    In this process, so that it ends with it.
+    Runs in this process, so that it ends with it.
     """
-    # The simulation imports the whole product, which the other rows need not wait for.
+    # The simulation imports the whole product, which the other rows do not need.
     from tests.support.simulated_runs.quiet_log import quiet_log
     from tests.support.simulated_runs.replay import SimulationError
 

@@ -1,7 +1,7 @@
 """Measure what depends on a Mac: buffers, batches, launches, writes of KV, first steps.
 
-Runs the tests that compute, then each part with a small random model, and writes a report that
-names neither people nor machines. On Linux it runs as well, and tells less.
+Runs the tests that compute, then each part with a small random model, and writes a report without
+names of people or machines. It also runs on Linux, where it shows less.
 """
 
 import argparse
@@ -32,8 +32,16 @@ PARTS: Mapping[str, Measure] = {
     "first-steps": first_steps,
 }
 EPILOG = """\
-Leave the machine alone meanwhile: it measures times. Writes report.md and report.json; please
-attach both to an issue. Exits with 1 when a part failed, whatever the others found.
+Leave the machine idle meanwhile: the check measures times. Writes report.md and report.json; please
+attach both to an issue. Exits with 1 when a part failed; the other parts run anyway.
+
+parts:
+  tests        the tests that run MLX kernels
+  buffers      buffers that remain after many requests, against the device's limit
+  batches      rows of a batch against single rows, and the rounding of this device
+  launches     steps whose launch waits, and the slowdown by a prompt's chunks
+  slabs        decode steps by slab width, and writes to KV
+  first-steps  first steps after the warm-up and after idle time
 
 examples:
   scripts/mac-check                           all parts
@@ -50,16 +58,20 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--only", nargs="+", choices=PARTS, help="default: all parts")
-    parser.add_argument("--skip", nargs="+", choices=PARTS, default=[])
-    parser.add_argument("--all", action="store_true", help="every test that is marked mlx")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, and no idle time")
+    parser.add_argument(
+        "--only", nargs="+", choices=PARTS, metavar="PART", help="parts to run (default: all)"
+    )
+    parser.add_argument(
+        "--skip", nargs="+", choices=PARTS, metavar="PART", default=[], help="parts to leave out"
+    )
+    parser.add_argument("--all", action="store_true", help="run every test that is marked mlx")
+    parser.add_argument("--quick", action="store_true", help="use tiny sizes, and no idle time")
     parser.add_argument("--idle-s", type=float, help="idle seconds before a step (default 70)")
     parser.add_argument(
         "--output",
         type=Path,
         default=ROOT / "build" / "mac-check",
-        help="the folder of the report (default build/mac-check)",
+        help="folder of the report (default build/mac-check)",
     )
     return parser.parse_args(arguments)
 
@@ -70,7 +82,7 @@ def sizes_of(options: argparse.Namespace) -> Sizes:
 
 
 def run_part(name: str, sizes: Sizes, options: argparse.Namespace) -> Part:
-    """Run one part; what goes wrong in it is told, and keeps no other part from running."""
+    """Run one part; its failure is reported, and the other parts run anyway."""
     if name in options.skip or name not in (options.only or PARTS):
         return Part(name=name, skipped="by --only or --skip")
     print(f"mac-check: {name}", file=sys.stderr, flush=True)
@@ -83,7 +95,7 @@ def run_part(name: str, sizes: Sizes, options: argparse.Namespace) -> Part:
 
 
 def described() -> dict[str, object]:
-    """The machine, MLX's words for its device, and what changes its arithmetic."""
+    """The machine, MLX's description of its device, and the settings that change its arithmetic."""
     return {
         **machine(),
         **{f"device {name}": value for name, value in sorted(mx.device_info().items())},

@@ -1,4 +1,4 @@
-"""What scripts/mac-check sees of a worker's engine while it serves."""
+"""Measurements of a worker's engine while it serves."""
 
 import random
 import time
@@ -16,11 +16,11 @@ from scripts.mac_check.sizes import Sizes
 
 MEMORY_NBYTES = 4 * 2**30
 AIM = 2.5
-"""What a step with prompts may take, in steps without."""
+"""The allowed time of a step with prompts, in steps without."""
 FIRST_STEP_S = 1.0
 LOOKS = 4
 ANSWER = 2_000
-"""Tokens that rows may decode: more than are measured."""
+"""Response length, more than is measured."""
 
 
 def worker_of(folder: Path, sizes: Sizes, slots: int) -> OurBatch:
@@ -41,13 +41,13 @@ def prompt_of(name: str, length: int) -> list[int]:
 
 
 def buffers(folder: Path, sizes: Sizes) -> Part:
-    """Serve short requests that have nothing in common, and count what stays."""
+    """Serve short requests without common prefixes, and count the buffers that remain."""
     side = worker_of(folder, sizes, slots=4)
     engine = side.worker.engine
     limit = engine.facts.buffer_limit
     lines = [
         Line(
-            name="buffers that the device allows a process (resource_limit)",
+            name="buffers allowed per process (resource_limit)",
             value=str(mx.device_info().get("resource_limit", "not counted here")),
             good="499000 on Macs so far; a worker holds half of it at most",
         )
@@ -75,7 +75,7 @@ def buffers(folder: Path, sizes: Sizes) -> Part:
 
 
 def launches(folder: Path, sizes: Sizes) -> Part:
-    """Decode rows, let a long prompt join, and see what its chunks do to the steps."""
+    """Decode rows, let a long prompt join, and measure the steps that have its chunks."""
     side = worker_of(folder, sizes, slots=8)
     fill(side, [prompt_of(f"row {row}", 40) for row in range(4)], ANSWER)
     waits: list[bool] = []
@@ -90,9 +90,9 @@ def launches(folder: Path, sizes: Sizes) -> Part:
     return Part(
         name="launches",
         lines=(
-            told("decode step of 4 rows", f"{one * 1e3:.2f} ms"),
-            told("decode steps whose launch waited", f"{decode_waits} of {len(decode)}"),
-            told("steps with a prompt whose launch waited", f"{sum(waits)} of {len(waits)}"),
+            unjudged("decode step of 4 rows", f"{one * 1e3:.2f} ms"),
+            unjudged("decode steps whose launch waited", f"{decode_waits} of {len(decode)}"),
+            unjudged("steps with a prompt whose launch waited", f"{sum(waits)} of {len(waits)}"),
             judged(
                 "median step with a prompt, in decode steps",
                 median(ratios),
@@ -100,7 +100,7 @@ def launches(folder: Path, sizes: Sizes) -> Part:
                 why=f"running streams slow down by no more than {AIM}",
             ),
             judged("such steps that took longer", over / len(ratios), most=0.2, why="a few may"),
-            told("the longest of them, in decode steps", f"{max(ratios):.1f}"),
+            unjudged("the longest of them, in decode steps", f"{max(ratios):.1f}"),
         ),
     )
 
@@ -124,7 +124,7 @@ def joining_s(side: OurBatch, request: int, waits: list[bool]) -> list[float]:
             return taken
 
 
-def told(name: str, value: str) -> Line:
+def unjudged(name: str, value: str) -> Line:
     return Line(name=name, value=value, good="for comparison")
 
 
@@ -132,7 +132,7 @@ def first_steps(folder: Path, sizes: Sizes) -> Part:
     """First steps of each number of rows after the warm-up, and the first one after idle time."""
     begun = time.perf_counter()
     side = worker_of(folder, sizes, slots=max(sizes.rows))
-    lines = [told("load and warm-up", f"{time.perf_counter() - begun:.1f} s")]
+    lines = [unjudged("load and warm-up", f"{time.perf_counter() - begun:.1f} s")]
     for rows in sizes.rows:
         fresh = [side.submit(prompt_of(f"{rows}/{row}", 20), ANSWER) for row in range(rows)]
         begun = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What scripts/mac-check sees of batches: their differences from single rows, their writes."""
+"""Measurements of batches: their differences from single rows, their writes."""
 
 import time
 from pathlib import Path
@@ -39,7 +39,7 @@ def loaded_of(folder: Path, sizes: Sizes, dtype: str) -> LoadedModel:
 
 
 def batch_forms(folder: Path, sizes: Sizes) -> Part:
-    """The form that the worker would choose, and the noise of this device's matmuls."""
+    """The batch form that the worker would choose, and the noise of this device's matmuls."""
     lines: list[Line] = []
     for dtype in DTYPES:
         loaded = loaded_of(folder, sizes, dtype)
@@ -76,7 +76,7 @@ def decoded(loaded: LoadedModel, rows: int) -> list[mx.array]:
 def slab_widths(folder: Path, sizes: Sizes) -> Part:
     """Decode the same rows in slabs of several widths, with KV written in place and to tails.
 
-    Nothing but a copy of the slab depends on its width.
+    Only the time of copying a slab depends on its width.
     """
     loaded = loaded_of(folder, sizes, "float16")
     if loaded.batch is None:
@@ -95,7 +95,7 @@ def slab_widths(folder: Path, sizes: Sizes) -> Part:
     for form in (BatchForm(split=True), BatchForm(split=True, tails=True)):
         times = {width: decode_s(loaded, form, width, sizes.steps) for width in sizes.widths}
         lines += [
-            told(
+            unjudged(
                 f"{form}: decode step, {ROWS} rows of {PROMPT} tokens, slab {width} wide",
                 f"{taken * 1e3:.2f} ms",
             )
@@ -103,17 +103,17 @@ def slab_widths(folder: Path, sizes: Sizes) -> Part:
         ]
         added = (times[last] - times[first]) / copied
         share = copied_share(loaded, form)
-        # What the form that is not chosen costs is worth knowing, and no fault.
+        # The cost of the form that is not chosen is reported, not judged.
         judge = judged if form.tails == chosen.tails else compared
         lines += [
             judge(
-                f"{form}: time that the widest adds, in copies of it ({copied * 1e3:.2f} ms)",
+                f"{form}: extra time with the widest slab, in copies of it ({copied * 1e3:.2f} ms)",
                 added,
                 most=COPIES,
                 why="about 0 where steps copy nothing, 1 where each step copies the slab",
             ),
             judge(
-                f"{form}: memory that a wider slab adds to steps, in its own bytes",
+                f"{form}: extra memory of steps with a wider slab, in the slab's bytes",
                 share,
                 most=COPIED,
                 why="0 where steps copy nothing, 1 where they copy all; above it tails are chosen",
@@ -122,19 +122,19 @@ def slab_widths(folder: Path, sizes: Sizes) -> Part:
     return Part(name="slabs", lines=tuple(lines))
 
 
-def told(name: str, value: str) -> Line:
+def unjudged(name: str, value: str) -> Line:
     return Line(name=name, value=value, good="the same at all widths")
 
 
 def compared(name: str, value: float, *, most: float, why: str) -> Line:
-    """A line of a form that is not in use, which is not judged."""
+    """A line about a form that is not in use, which is not judged."""
     return Line(
         name=name, value=f"{value:.4g}", good=f"not in use; good is at most {most:g}: {why}"
     )
 
 
 def copy_s(nbytes: int, pieces: int) -> float:
-    """How long writes to arrays take that something else holds, so that each is copied whole."""
+    """Time of writes to arrays with a second reference, each of which copies the whole array."""
     arrays = [mx.zeros(nbytes // pieces // 2, dtype=mx.float16) for _ in range(pieces)]
     one, start = mx.ones(1, dtype=mx.float16), mx.array([0])
     mx.eval(arrays)
@@ -147,7 +147,7 @@ def copy_s(nbytes: int, pieces: int) -> float:
 
 
 def decode_s(loaded: LoadedModel, form: BatchForm, width: int, steps: int) -> float:
-    """The median step, each launched before the one before it is read, as the engine does it."""
+    """The median step, each launched before the previous one is read, as in the engine."""
     assert loaded.batch is not None, "there are no slabs"
     batch = BatchCaches(loaded.layout, form, loaded.batch.state_sizes)
     for row in range(ROWS):

@@ -1,4 +1,4 @@
-"""What scripts/mac-check found, as markdown and as JSON, without names of people and machines."""
+"""The findings of scripts/mac-check, as markdown and JSON, without names of people or machines."""
 
 import getpass
 import json
@@ -21,7 +21,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One thing that was measured. ``good`` says what a good value is."""
+    """One measurement. ``good`` describes a good value."""
 
     name: str
     value: str
@@ -38,7 +38,7 @@ def judged(name: str, value: float, *, most: float, unit: str = "", why: str) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One part of the check: its lines, or why it has none."""
+    """One part of the check: its lines, or the reason for having none."""
 
     name: str
     lines: tuple[Line, ...] = ()
@@ -47,14 +47,14 @@ class Part:
 
     @property
     def sentence(self) -> str:
-        """Why there is nothing to show; empty where there is."""
+        """The reason for having no lines; empty when there are lines."""
         if self.failed:
             return f"failed: {self.failed}"
         return f"skipped: {self.skipped}" if self.skipped else ""
 
 
 def as_markdown(machine: Mapping[str, Any], parts: Sequence[Part]) -> str:
-    """The report for people."""
+    """The report in markdown."""
     text = ["# mac-check", ""]
     text += [f"- {name}: {value}" for name, value in machine.items()]
     for part in parts:
@@ -71,13 +71,13 @@ def as_markdown(machine: Mapping[str, Any], parts: Sequence[Part]) -> str:
 
 
 def as_json(machine: Mapping[str, Any], parts: Sequence[Part]) -> str:
-    """The same for programs."""
+    """The report in JSON."""
     body = {"machine": dict(machine), "parts": [asdict(part) for part in parts]}
     return impersonal(json.dumps(body, indent=1, default=lambda value: value.value) + "\n")
 
 
 def impersonal(text: str) -> str:
-    """Replace the folders, the user and the machine by words that tell nothing of them."""
+    """Replace folders, user and machine by anonymous words."""
     for found, word in (
         (str(ROOT), "REPOSITORY"),
         (str(Path(tempfile.gettempdir()).resolve()), "TEMPORARY"),
@@ -86,7 +86,7 @@ def impersonal(text: str) -> str:
         (socket.gethostname(), "MACHINE"),
         (_user(), "USER"),
     ):
-        # Shorter ones are parts of other words.
+        # Shorter names occur inside other words.
         if len(found) > 4:
             text = text.replace(found, word)
     return text
@@ -96,5 +96,5 @@ def _user() -> str:
     try:
         return getpass.getuser()
     except (KeyError, OSError):
-        # A user without a name.
+        # A user id without a name.
         return ""

@@ -1,4 +1,4 @@
-"""How much scripts/mac-check measures, and the models that it makes."""
+"""The sizes of scripts/mac-check's measurements, and the models that it makes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -18,12 +18,12 @@ DENSE: Mapping[str, Any] = {
     "tie_word_embeddings": True,
     "torch_dtype": "float32",
 }
-"""Many layers, since buffers and launches go by layers; little arithmetic."""
+"""Many layers, since buffers and launches are per layer; little arithmetic."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """``layers`` of the model, ``requests`` for the buffers, ``steps`` that a time is taken of."""
+    """``layers`` of the model, ``requests`` for the buffers, ``steps`` per measured time."""
 
     layers: int
     requests: int
@@ -44,7 +44,7 @@ class Sizes:
         return replace(self, output=output)
 
     def asked(self, *, all_tests: bool, idle_s: float | None) -> Self:
-        """With what was asked for on the command line."""
+        """The sizes, with the options of the command line."""
         return replace(self, all_tests=all_tests, idle_s=self.idle_s if idle_s is None else idle_s)
 
 

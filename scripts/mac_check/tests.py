@@ -10,7 +10,7 @@ from scripts.mac_check.sizes import Sizes
 
 
 def run_tests(_: Path, sizes: Sizes) -> Part:
-    """Run those that were chosen. The whole output stays on this machine, in tests.log."""
+    """Run the chosen tests. The whole output stays on this machine, in tests.log."""
     command = [sys.executable, "-m", "pytest", "-q", "-m", "mlx"]
     command += ["tests"] if sizes.all_tests else sizes.tests
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
@@ -19,13 +19,13 @@ def run_tests(_: Path, sizes: Sizes) -> Part:
 
 
 def lines_of(output: str, status: int) -> tuple[Line, ...]:
-    """The counts that pytest ends with, and the names of the tests that failed."""
+    """Pytest's final counts, and the names of the failed tests."""
     ended = output.strip().rpartition("\n")[2]
     counts = ", ".join(re.findall(r"\d+ (?:passed|failed|errors?|skipped)", ended))
     whole = Line(
         name="tests that run MLX kernels",
         value=counts or f"none ran, status {status}",
-        good="none failed; what skips needs the demo model, or another system",
+        good="none failed; skipped tests need the demo model, or another system",
         verdict=Verdict.BAD if status else Verdict.GOOD,
     )
     failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)

@@ -1,6 +1,6 @@
 """Measure the reliability figures, each against its bound.
 
-The services are real, with fake engines, so the control plane is measured.
+The services are real, with fake engines, so that the control plane is measured.
 """
 
 import argparse
@@ -24,6 +24,13 @@ UNROUTABLE_S: Final = 0.1
 NEXT_TOKEN_S: Final = 1.0
 
 EPILOG: Final = """\
+measures:
+  kill      SIGKILL of workers under load: time to unroutable, time to the next token elsewhere
+  rolling   rolling restarts under load: failed requests, time for each worker
+  garbage   garbage on the workers' socket and over HTTP: the controller's memory
+  crowd     idle connections and concurrent streams: memory, failures, response times
+  soak      load and kills for a long time: growth of memory and files
+
 examples:
   scripts/measure --trials 20                    all but the soak, quickly
   scripts/measure --only kill --trials 200
@@ -33,7 +40,7 @@ examples:
 
 
 async def measure_kill(options: argparse.Namespace) -> list[Measured]:
-    """SIGKILL of a worker that streams: when it is seen, and when its streams go on."""
+    """SIGKILL of a worker that streams: the times until its loss is seen and its streams resume."""
     result = await Stage(row_of("kill", streaming_kill), _settings(options)).run()
     found = [
         Measured.bounded(f"{name} p99", quantile(values_s, 0.99), bound_s, milliseconds)
@@ -56,7 +63,7 @@ async def measure_kill(options: argparse.Namespace) -> list[Measured]:
 
 
 async def measure_rolling(options: argparse.Namespace) -> list[Measured]:
-    """Every worker restarted in turn, under load."""
+    """A rolling restart of every worker, under load."""
     result = await Stage(row_of("rolling", rolling_restart), _settings(options)).run()
     print(*result.violations, sep="\n", file=sys.stderr)
     text = f"failed of {result.requests} requests in {result.trials} rolling restarts"
@@ -99,16 +106,27 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         nargs="+",
         choices=MEASURES,
         default=[name for name in MEASURES if name != "soak"],
-        help="default: all but the soak",
+        metavar="MEASURE",
+        help="measures to run (default: all but soak)",
     )
-    parser.add_argument("--trials", type=int, default=200, help="kills, rolls (default 200)")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--workers", type=int, default=3, help="(default 3)")
-    parser.add_argument("--clients", type=int, default=6, help="streams at a time (default 6)")
-    parser.add_argument("--minutes", type=float, default=30.0, help="of the soak (default 30)")
-    parser.add_argument("--idle", type=int, default=10_000, help="open connections of the crowd")
-    parser.add_argument("--streams", type=int, default=2_000, help="streams of the crowd")
-    parser.add_argument("--megabytes", type=int, default=100, help="of garbage (default 100)")
+    parser.add_argument(
+        "--trials", type=int, default=200, help="kills and rolling restarts (default 200)"
+    )
+    parser.add_argument("--seed", type=int, default=1, help="seed of every choice (default 1)")
+    parser.add_argument("--workers", type=int, default=3, help="workers of a service (default 3)")
+    parser.add_argument("--clients", type=int, default=6, help="concurrent streams (default 6)")
+    parser.add_argument(
+        "--minutes", type=float, default=30.0, help="length of the soak (default 30)"
+    )
+    parser.add_argument(
+        "--idle", type=int, default=10_000, help="idle connections of the crowd (default 10000)"
+    )
+    parser.add_argument(
+        "--streams", type=int, default=2_000, help="streams of the crowd (default 2000)"
+    )
+    parser.add_argument(
+        "--megabytes", type=int, default=100, help="amount of garbage (default 100)"
+    )
     parser.add_argument("--json", type=Path, help="write all measurements to this file")
     return parser.parse_args(arguments)
 
@@ -123,7 +141,7 @@ async def run(options: argparse.Namespace) -> list[Measured]:
 
 
 def main(arguments: list[str]) -> int:
-    """Return the exit status: 1 when a bound was not kept."""
+    """Return the exit status: 1 when a bound was exceeded."""
     options = parse(arguments)
     found = asyncio.run(run(options))
     print(table(("measure", "value", "bound", ""), [each.cells() for each in found]))

@@ -22,7 +22,7 @@ from scripts.measuring.value import Measured
 TOKENS: Final = 20
 STEPS_PER_S: Final = 1.0
 PER_CONNECTION: Final = 64 * 1024
-"""The bound for an open connection. A stream may cost as much again for its text."""
+"""The bound per open connection. A stream may cost as much again for its text."""
 SPARE_FDS: Final = 1000
 CONNECT_AT_A_TIME: Final = 200
 LIVE_S: Final = 0.1
@@ -41,7 +41,7 @@ async def measure_crowd(options: argparse.Namespace) -> list[Measured]:
     )
     row = Row(name="crowd", title="", trial=_nothing, rate=STEPS_PER_S)
     service = Stage(row, settings).new_service(
-        # All run at once, so that all stream at once.
+        # All are granted at once, so that all stream at once.
         *("--max-running-requests", str(options.streams)),
         *("--max-queued-requests", str(options.streams), "--hang-timeout", "30"),
     )
@@ -96,7 +96,7 @@ def _raise_open_files(wanted: int) -> None:
 
 
 async def _connect(service: ChaosService, count: int) -> list[socket.socket]:
-    """Open connections, no more at a time than the backlog takes.
+    """Open connections, at most a backlog of them at once.
 
     Each sends one request, since the service closes silent connections early.
     """
@@ -119,7 +119,7 @@ async def _open(client: socket.socket, place: tuple[str, int]) -> None:
 
 
 def _closed(client: socket.socket) -> bool:
-    """Whether the service has closed the connection, after the rest of its answer."""
+    """Whether the service has closed the connection, after the rest of its response."""
     try:
         while client.recv(4096):
             pass
@@ -131,7 +131,7 @@ def _closed(client: socket.socket) -> bool:
 
 
 class Crowd:
-    """Concurrent streams, and the service's responses to other requests meanwhile."""
+    """Concurrent streams, and the service's response times to other requests meanwhile."""
 
     def __init__(self, service: ChaosService) -> None:
         self._service: Final = service
@@ -140,7 +140,7 @@ class Crowd:
         self._most_running = 0
 
     async def stream(self, count: int) -> int:
-        """Return how many failed."""
+        """Return the number of failed streams."""
         looking = asyncio.create_task(self._look())
         try:
             ended = await asyncio.gather(
@@ -150,7 +150,7 @@ class Crowd:
             looking.cancel()
             await asyncio.wait({looking})
         if not looking.cancelled():
-            # It ends by itself only when the service did not answer.
+            # The process ends by itself only when the service did not answer.
             looking.result()
         causes = Counter(repr(each) for each in ended if isinstance(each, BaseException))
         for cause, streams in causes.items():
@@ -170,7 +170,7 @@ class Crowd:
             await asyncio.sleep(SAMPLE_S)
 
     def measured(self, streams: int) -> list[Measured]:
-        """What was seen of ``streams`` streams."""
+        """The results of ``streams`` streams."""
         text = f"time of a stream of {TOKENS} tokens"
         most = self._most_running
         return [
@@ -197,11 +197,11 @@ class LiveTimes:
     async def __aexit__(self, *_: object) -> None:
         if self._program.returncode is None:
             self._program.terminate()
-        said = (await self._program.communicate())[0]
-        self._seconds = [float(line) for line in said.decode().splitlines()]
+        output = (await self._program.communicate())[0]
+        self._seconds = [float(line) for line in output.decode().splitlines()]
 
     def measured(self, beside: str, slack: float) -> Measured:
-        """Check the p99. A request without an answer has no sample, and breaks the bound."""
+        """Check the p99. A request without a response has no sample, and exceeds the bound."""
         ended_itself = self._program.returncode != -signal.SIGTERM
         p99_s = float("nan") if ended_itself else quantile(self._seconds, 0.99)
         text = f"/live beside {beside}, p99 of {len(self._seconds)}"

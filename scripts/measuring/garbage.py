@@ -21,7 +21,7 @@ from scripts.measuring.value import Measured
 GROWTH: Final = 50 * 2**20
 CHUNK: Final = 2**20
 WHOLE: Final = 1.25
-"""The bound for a message of many parts, by its size: libzmq collects all of them, we none."""
+"""The bound per byte of a many-part message: libzmq collects all parts before we drop it."""
 PATIENCE_S: Final = 60.0
 SETTLE_S: Final = 1.0
 
@@ -71,14 +71,14 @@ async def _nothing(_stage: Stage) -> None:
 
 
 class Peak:
-    """Samples the controller's memory while something goes on."""
+    """Samples the controller's memory during some work."""
 
     def __init__(self, service: ChaosService) -> None:
         self._service = service
         self.rss_nbytes = 0
 
     async def during(self, work: Coroutine[None, None, int]) -> int:
-        """Return what the work returns, a moment after its end."""
+        """Return the work's result, a moment after its end."""
         task = asyncio.create_task(work)
         ends_s: float | None = None
         while ends_s is None or time.monotonic() < ends_s:
@@ -90,7 +90,10 @@ class Peak:
 
 
 class Strangers:
-    """Raw sockets where the workers connect. ``messages``: those not too big to be read."""
+    """Sends raw frames to the workers' endpoint.
+
+    ``messages``: the number of messages below the size limit.
+    """
 
     def __init__(self, service: ChaosService, rng: random.Random) -> None:
         self._service: Final = service
@@ -98,7 +101,7 @@ class Strangers:
         self.messages = 0
 
     async def arrived(self) -> int:
-        """How many the controller has counted, once they are all there or time is up."""
+        """How many the controller has counted: all of them, or those until the time-out."""
         counted = 0
 
         async def all_are_there() -> bool:
@@ -110,7 +113,7 @@ class Strangers:
         return counted
 
     async def flood(self, nbytes: int) -> int:
-        """Send half in frames small enough to be read, half in one frame that is too big."""
+        """Send half in frames within the size limit, half in one frame beyond it."""
         small = nbytes // CHUNK
         with self._socket("stranger") as stranger:
             for _ in range(small):
@@ -119,12 +122,12 @@ class Strangers:
             await self.arrived()
         with self._socket("giant") as giant:
             await self._send(giant, [self._rng.randbytes(nbytes // 2)])
-            # What lies in our own queues has not arrived yet.
+            # Messages in our own queues have not arrived yet.
             await asyncio.sleep(SETTLE_S)
         return small * (CHUNK // 2) + nbytes // 2
 
     async def flood_parts(self, nbytes: int) -> int:
-        """Parts that are small enough each, in one message that no limit of libzmq's stops."""
+        """Send one message of many small parts: each passes the size limit of libzmq."""
         parts = nbytes // CHUNK
         with self._socket("parts") as stranger:
             await self._send(stranger, [self._rng.randbytes(CHUNK)] * parts)
@@ -155,7 +158,7 @@ class Strangers:
 
 
 async def _flood_http(service: ChaosService, rng: random.Random, nbytes: int) -> int:
-    """A header without end, a body that announces itself, one that does not, and plain noise."""
+    """An endless header, a body with a length, one without, and random bytes."""
     head = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
     part = nbytes // 4
     openings = (
@@ -166,7 +169,7 @@ async def _flood_http(service: ChaosService, rng: random.Random, nbytes: int) ->
     )
     sent = 0
     for opening in openings:
-        # As many connections as it takes, since each is closed early.
+        # As many connections as needed, since each is closed early.
         goal = sent + part
         ends_s = time.monotonic() + PATIENCE_S
         while sent < goal and time.monotonic() < ends_s:
@@ -189,7 +192,7 @@ async def _send_until_closed(
                 sent += len(noise)
                 await asyncio.sleep(0)
     except OSError:
-        # The server closed the connection, as it should. Data under way counts as sent.
+        # The server closed the connection, as it should. Data in flight counts as sent.
         sent += CHUNK
     finally:
         writer.transport.abort()

@@ -1,6 +1,6 @@
-"""Request /live of a service at intervals, from a process that does nothing else.
+"""Request /live of a service at intervals, from a process of its own.
 
-Prints the seconds that each answer took, one a line, until it is ended.
+Prints the seconds of each response, one per line, until it is terminated.
 """
 
 import http.client
@@ -13,13 +13,13 @@ TIMEOUT_S: Final = 60.0
 
 
 def ask(connection: http.client.HTTPConnection) -> float:
-    """Return the seconds that an answer takes. Raises OSError where it is not the right one."""
+    """Return the seconds of one response. Raises OSError when the response is wrong."""
     began_s = time.monotonic()
     connection.request("GET", "/live")
     answer = connection.getresponse()
     answer.read()
     if answer.status != http.client.OK:
-        raise OSError(f"/live says {answer.status}")
+        raise OSError(f"GET /live returned {answer.status}")
     return time.monotonic() - began_s
 
 

@@ -19,13 +19,13 @@ from scripts.measuring.value import Measured, row_of
 SAMPLE_S: Final = 5.0
 KILL_EVERY_S: Final = 10.0
 KILLS_A_MINUTE: Final = 3
-"""At least, with all the time that a killed worker takes to come back."""
+"""The shortest time between kills, long enough for a killed worker to restart."""
 WARM_UP: Final = 0.2
-"""The part of the time whose samples do not count: caches and pools fill."""
+"""The first part of the time, whose samples do not count: caches and pools fill."""
 WARM_UP_REQUESTS: Final = 1_000
 NBYTES_A_REQUEST: Final = 512
 SPARE_NBYTES: Final = 4 * 2**20
-"""What the allocator may hold more at one time than at another."""
+"""The variation of the allocator's memory between two samples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,7 @@ def flatness(samples: Sequence[Sample]) -> list[Measured]:
 
 
 class Soak:
-    """The trial of a row, which judges the streams and what is held after them as for any other."""
+    """The trial of a row, so that streams and leftovers are judged like any other row's."""
 
     def __init__(self, minutes: float) -> None:
         self._minutes: Final = minutes
@@ -102,7 +102,8 @@ class Soak:
                 group.create_task(self._take_samples(stage))
                 group.create_task(self._kill_now_and_then(stage))
         except ExceptionGroup as failed:
-            # The first says what went wrong; the other task was only ended with it.
+            # The first exception is the cause; the other task was only cancelled
+            # because of it.
             raise failed.exceptions[0] from failed
         self._deaths = stage.service.deaths(0)
 
@@ -122,7 +123,7 @@ class Soak:
             await service.wait_ready(index, since)
 
     def measured(self) -> list[Measured]:
-        """Whether the faults happened, and what they left."""
+        """Whether the faults happened, and what they left behind."""
         least = int(KILLS_A_MINUTE * self._minutes)
         unasked = abs(self._deaths - self.kills)
         return [
@@ -133,7 +134,7 @@ class Soak:
 
 
 async def measure_soak(options: argparse.Namespace) -> list[Measured]:
-    """Stream from the service for the time. Whatever breaks it is a violation."""
+    """Stream from the service for this time. An exception is a violation."""
     settings = Settings(
         trials=1,
         seed=options.seed,

@@ -1,4 +1,4 @@
-"""One measured value, with the bound that it is held to."""
+"""One measured value, with its bound."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from scripts.faults.trials.stage import Row, Stage
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A value as it is shown. Without a bound it is there to be read."""
+    """A formatted value. Without a bound it is for information only."""
 
     name: str
     value: str
@@ -19,7 +19,7 @@ class Measured:
     def bounded(
         cls, name: str, value: float, bound: float, show: Callable[[float], str]
     ) -> "Measured":
-        """Hold a value to its upper bound; what was not measured (NaN) does not keep it."""
+        """Compare a value with its upper bound; a value that was not measured (NaN) fails."""
         return cls(name, show(value), f"<= {show(bound)}", value <= bound)
 
     def cells(self) -> list[str]:

@@ -1,8 +1,8 @@
 """Run thousands of random requests through a worker with little memory, and check everything.
 
-Prompts share beginnings, repeat, and continue earlier answers, under several salts. Requests are
-cancelled at random times, and preempted, since the budget is small. All invariants are checked as
-it runs, some greedy answers are compared with mlx-lm's own, and memory must not grow.
+Prompts share beginnings, repeat, and continue earlier chats, under several salts. Requests are
+cancelled at random times, and preempted, since the budget is small. All invariants are checked
+meanwhile, some greedy responses are compared with mlx-lm's own, and memory must not grow.
 """
 
 import argparse
@@ -25,9 +25,9 @@ from tests.support.models.oracle import Ties, assert_greedy
 
 MODELS = ("dense", "hybrid")
 SOAKED_HYBRID = {**HYBRID, "mamba_d_state": 16, "num_key_value_heads": 6}
-"""Small states and much KV, or a budget with room for all states would never be short."""
+"""Small states and much KV: a budget with room for all states would never be short."""
 EPILOG = """\
-Exits with 1 when memory grew or an answer differs, and with a traceback when an invariant broke.
+Exits with 1 when memory grew or a response differs, with a traceback when an invariant broke.
 
 examples:
   OPENBLAS_NUM_THREADS=2 scripts/soak
@@ -42,33 +42,39 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--model", help="what mlx-dp serve takes (default: the demo model)")
+    parser.add_argument("--model", help="as for mlx-dp serve (default: the demo model)")
     parser.add_argument(
-        "--models", nargs="+", choices=MODELS, default=list(MODELS), help="default: both"
+        "--models", nargs="+", choices=MODELS, default=list(MODELS), help="models (default: both)"
     )
-    parser.add_argument("--requests", type=int, default=5000, help="per model (default 5000)")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--slots", type=int, default=12, help="at once (default 12)")
     parser.add_argument(
-        "--tokens", type=int, default=3000, help="the budget, as --max-total-tokens (default 3000)"
+        "--requests", type=int, default=5000, help="requests per model (default 5000)"
+    )
+    parser.add_argument("--seed", type=int, default=1, help="seed of every choice (default 1)")
+    parser.add_argument("--slots", type=int, default=12, help="concurrent requests (default 12)")
+    parser.add_argument(
+        "--tokens", type=int, default=3000, help="budget, as --max-total-tokens (default 3000)"
     )
     parser.add_argument(
         "--memory-gb",
         type=float,
         default=2.5,
-        help="the worker's share, a tenth of which MLX may keep for reuse (default 2.5)",
+        help="memory of the worker; MLX may keep a tenth of it for reuse (default 2.5)",
     )
-    parser.add_argument("--chunk", type=int, default=256, help="--chunked-prefill-size (256)")
-    parser.add_argument("--no-prefix-cache", action="store_true")
-    parser.add_argument("--check-every", type=int, default=20, help="turns (default 20)")
     parser.add_argument(
-        "--verify", type=int, default=100, help="greedy answers to compare (default 100)"
+        "--chunk", type=int, default=256, help="as --chunked-prefill-size (default 256)"
+    )
+    parser.add_argument("--no-prefix-cache", action="store_true", help="disable the prefix cache")
+    parser.add_argument(
+        "--check-every", type=int, default=20, help="loop runs between checks (default 20)"
+    )
+    parser.add_argument(
+        "--verify", type=int, default=100, help="greedy responses to compare (default 100)"
     )
     return parser.parse_args(arguments)
 
 
 def soak(directory: Path, options: argparse.Namespace) -> list[str]:
-    """Run all requests on one model; return what was wrong, as sentences."""
+    """Run all requests on one model; return the failures, as sentences."""
     start = start_message(
         directory,
         Limits(max_running_requests=options.slots, max_total_tokens=options.tokens),
@@ -100,7 +106,7 @@ def soak(directory: Path, options: argparse.Namespace) -> list[str]:
 
 
 def checkpoints(requests: int) -> list[int]:
-    """100, 500, 1,000, and so on every 500."""
+    """Counts of requests after which a sample is taken: 100, 500, 1,000, then every 500."""
     return [*(at for at in (100, *range(500, requests, 500)) if at < requests), requests]
 
 
@@ -111,13 +117,13 @@ def run_to(
     watch: BudgetWatch,
     options: argparse.Namespace,
 ) -> list[Job]:
-    """Run until so many requests have ended and nothing runs; return answers to compare."""
+    """Run until this many requests have ended and none runs; return responses to compare."""
     kept: list[Job] = []
     every = max(1, options.requests // (2 * max(1, options.verify)))
     turn = 0
     while control.counters.ended < target or not control.idle:
         turn += 1
-        control.turn(more=control.counters.ended < target)
+        control.run_once(more=control.counters.ended < target)
         if turn % options.check_every == 0:
             worker.check()
         watch.look(worker.engine.held_nbytes, running=control.running)
@@ -146,7 +152,7 @@ def emptied(worker: LocalWorker, control: SoakControl) -> list[str]:
 
 
 def compare(directory: Path, jobs: Sequence[Job], options: argparse.Namespace) -> list[str]:
-    """Compare greedy answers with mlx-lm's own; ties of the two best tokens are counted."""
+    """Compare greedy responses with mlx-lm's own; ties of the two best tokens are counted."""
     model, _ = load_model(directory)
     ties, wrong = Ties(), []
     for job in jobs[: options.verify]:

@@ -22,12 +22,12 @@ from scripts.soaking.requests import RequestMaker, SoakRequest
 from tests.support.worker.fake_controller import FakeController, Request
 
 PATIENCE_TURNS = 5_000
-"""Turns without an event about any request, after which the worker counts as stuck."""
+"""Runs of the loop without a request's event after which the worker counts as stuck."""
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One request as it was drawn, and as it went. It is cancelled at the turn ``cancel_at``."""
+    """One request, as drawn and with its course. It is cancelled at the loop run ``cancel_at``."""
 
     request: SoakRequest
     record: Request
@@ -49,7 +49,7 @@ class Job:
 
 @dataclass(slots=True)
 class Counters:
-    """Counters of events, to see that the soak covered all cases."""
+    """Counters of events, to check that the soak covered all cases."""
 
     ended: int = 0
     cancelled: int = 0
@@ -64,8 +64,8 @@ class Counters:
 class SoakControl:
     """Keeps one worker's slots full, from a queue; preempted requests return to its front.
 
-    A request that was refused for lack of memory waits until another one ends, as it does in the
-    real controller; refused where nothing runs, it would wait forever, which is a fault.
+    A request that was refused for lack of memory waits until another one ends, as in the real
+    controller; refused on an idle worker, it would wait forever, which is a failure.
     """
 
     def __init__(self, worker: LocalWorker, maker: RequestMaker) -> None:
@@ -77,7 +77,7 @@ class SoakControl:
         self._controller = FakeController(self._put_back)
         self._queue: deque[Job] = deque()
         self._jobs: dict[int, Job] = {}
-        """Those that have not ended."""
+        """Requests that have not ended."""
         self._turn = self._moved_at = 0
         self._next_id = 1
         self._blocked = False
@@ -90,24 +90,24 @@ class SoakControl:
     def running(self) -> int:
         return len(self._controller.open)
 
-    def turn(self, *, more: bool) -> None:
+    def run_once(self, *, more: bool) -> None:
         """Grant, run the loop once, and handle its events; ``more``: draw new requests as well."""
         self._turn += 1
         self.finished.clear()
         self._cancel_due()
         self._grant(more=more)
-        for message in self._worker.turn():
+        for message in self._worker.run_once():
             self._hear(message)
         if self.running and self._turn - self._moved_at > PATIENCE_TURNS:
             open_ids = sorted(self._controller.open)
-            raise RuntimeError(f"nothing moves: {open_ids} of {self._slots} slots")
+            raise RuntimeError(f"no request progresses: {open_ids} of {self._slots} slots")
 
     def flush(self) -> Flushed:
         """Drop cached prefixes. Call it while idle."""
         flush = Flush(flush_id=self._turn)
         self._controller.sent(flush)
         self._worker.send(flush)
-        self.turn(more=False)
+        self.run_once(more=False)
         flushed = self._controller.flushed
         assert flushed is not None and flushed.flush_id == flush.flush_id, flushed
         return flushed
@@ -155,7 +155,7 @@ class SoakControl:
     def _hear(self, message: Up) -> None:
         if not isinstance(message, Heartbeat):
             self._moved_at = self._turn
-        self._controller.heard(message)
+        self._controller.receive(message)
         match message:
             case Tokens(chunks=chunks):
                 self.counters.answer_tokens += sum(len(chunk.ids) for chunk in chunks)
@@ -197,7 +197,7 @@ class SoakControl:
             self.counters.refused += 1
         job = self._jobs[request.request_id]
         if job.cancelled:
-            # The abort met a request that was gone, so that no end of it will be reported.
+            # The abort met a request that was gone, so no end of it will be reported.
             self._end(job)
         else:
             self._queue.appendleft(job)

@@ -9,7 +9,7 @@ import psutil
 ALLOWED_GROWTH: Final = 1.05
 FULL: Final = 0.9
 ALLOWED_OVERSHOOT: Final = 1.05
-"""Of the budget, between two turns: an end leaves copies to the cache before its row is gone."""
+"""Allowed excess over the budget between loop runs: an ending request has copies in the cache."""
 
 
 @dataclass(slots=True)
@@ -20,7 +20,7 @@ class BudgetWatch:
     most_nbytes: int = 0
 
     def look(self, held_nbytes: int, *, running: int) -> None:
-        # The last running request is never preempted, so that it alone may go beyond the budget.
+        # The last running request is never preempted, so it alone may exceed the budget.
         if running > 1:
             self.most_nbytes = max(self.most_nbytes, held_nbytes)
 
@@ -47,7 +47,7 @@ class MemorySample:
     active_nbytes: int
     cached_nbytes: int
     held_nbytes: int
-    """What the owner's budget counts."""
+    """The bytes that the owner's budget counts."""
 
     @classmethod
     def take(cls, requests: int, held_nbytes: int) -> "MemorySample":
@@ -68,7 +68,8 @@ class MemorySample:
 def growth(first: MemorySample, last: MemorySample) -> list[str]:
     """Return sentences about values that grew by more than is allowed.
 
-    Beside what the owner's budget counts, which is bounded, and differs as prefixes come and go.
+    The bytes that the owner's budget counts are subtracted: they are bounded, and vary as
+    prefixes come and go.
     """
     pairs = {
         "RSS": (first.rss_nbytes, last.rss_nbytes),

@@ -1,4 +1,4 @@
-"""Random requests of every kind that an owner meets, by a seed."""
+"""Seeded random requests of every kind that an owner meets."""
 
 import random
 from collections import deque
@@ -17,7 +17,7 @@ HISTORIES = 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SoakRequest:
-    """``cancel_after``: turns of the loop after its grant, None for most."""
+    """``cancel_after``: loop runs after its grant, None for most."""
 
     prompt_ids: tuple[int, ...]
     max_tokens: int
@@ -32,7 +32,7 @@ class SoakRequest:
 
 
 class RequestMaker:
-    """Draws prompts that are new, begin as others do, repeat one, or go on where a chat ended."""
+    """Draws prompts that are new, share a prefix, repeat one, or continue a chat."""
 
     def __init__(self, seed: int, vocab_size: int) -> None:
         self._chance = random.Random(seed)
@@ -59,7 +59,7 @@ class RequestMaker:
         return self._last
 
     def ended(self, request: SoakRequest, answer: Sequence[int]) -> None:
-        """A later request may be the next turn of this one."""
+        """Record a chat that a later request may continue."""
         self._histories.append(((*request.prompt_ids, *answer), request.cache_salt))
 
     def _prompt(self) -> tuple[tuple[int, ...], str]:

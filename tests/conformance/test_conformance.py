@@ -1,4 +1,4 @@
-"""Every architecture answers in a busy worker what mlx-lm answers to one request alone.
+"""In a busy worker, every architecture gives mlx-lm's output for a single request.
 
 One architecture: ``scripts/test tests/conformance -k "[qwen3_next:"``.
 """
@@ -27,9 +27,9 @@ pytestmark = pytest.mark.mlx
 CHUNKS = (1, 7, 64, 512)
 """512 holds every prompt whole."""
 LONG_CHUNK = 64
-"""Holds the prompts of those whose answer changes with the chunks whole."""
+"""Holds whole prompts of the architectures whose output changes with the chunks."""
 QUICK = Service(chunk=64, prefix_cache=True)
-"""What every architecture runs in CI. All other scenarios are for scripts/test --all."""
+"""The scenario that every architecture runs in CI. All others are for scripts/test --all."""
 QUICK_BY_KIND = {Service(chunk=7, prefix_cache=False), Service(chunk=1, prefix_cache=True)}
 ONE_OF_A_KIND = (
     *("llama", "llama4", "llama_dynamic_rope", "gpt_bigcode", "deepseek_v3"),
@@ -41,7 +41,7 @@ QUICK_SCARCE = ("llama", "gemma3_text", "qwen3_next")
 """Those that run one scenario with scarce memory too."""
 MAX_TIES = 2
 MIN_TOGETHER = 3
-"""Rows in a batch at some time, unless prompts trickle in or have no room."""
+"""Rows in a batch at some time, unless prompts trickle in or memory is scarce."""
 
 
 def scenarios() -> list[object]:
@@ -88,8 +88,8 @@ def asks(name: str, service: Service) -> list[Ask]:
 def warms_up(name: str, service: Service) -> bool:
     """Whether the start runs the warm-up, which takes longer than the scenario.
 
-    In CI it does once for each kind. What it has that the scenarios lack is its ways to sample,
-    which are alike for all models, and a prompt of 1,100 tokens.
+    In CI it does once for each kind. The warm-up adds its ways to sample, which are alike for
+    all models, and a prompt of 1,100 tokens.
     """
     return not is_quick(name, service) or (name in ONE_OF_A_KIND and service == QUICK)
 
@@ -109,7 +109,7 @@ def test_it_answers_as_alone(
 
 
 def hold(model: ModelUnderTest, served: Served, service: Service, line: Line) -> None:
-    """Check all answers and what the worker said of its memory."""
+    """Check all outputs and the worker's reports of its memory."""
     assert served.form is not None
     client, ties = served.client, Ties()
     for answer in client.answers:

@@ -1,4 +1,4 @@
-"""Every architecture answers from several ranks what mlx-lm answers to one request in one process.
+"""From several ranks, every architecture gives mlx-lm's output of one request in one process.
 
 Each rank's clients come, go and cancel at other times, so that ranks are idle while others prefill
 and decode. One architecture: ``scripts/test --all tests/conformance/test_ranks.py -k "[qwen3:2"``.
@@ -21,16 +21,16 @@ from tests.support.models.tiny_models import ARCHITECTURES
 pytestmark = [pytest.mark.mlx, pytest.mark.system]
 
 QUICK = ("llama", "gemma3_text", "qwen3_moe", "deepseek_v2", "qwen3_next", "gpt_bigcode")
-"""One of each kind: dense, windows, experts, latent attention, recurrent states, one by one."""
+"""One of each kind: dense, windows, experts, latent attention, recurrent states, unbatched."""
 OF_FOUR = ("llama", "gemma2", "qwen3_moe", "deepseek_v3", "qwen3_next", "nemotron_h")
 CHUNK = 64
-"""Prompt tokens of one rank's step."""
+"""Prompt tokens in a step of one rank."""
 MAX_TIES = 2
 
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Callable[[int], Ranks]]:
-    """Gives ranks that live, and keeps them: a group takes a second to form."""
+    """Gives living ranks, and keeps them: a group takes a second to form."""
     there: list[Ranks] = []
 
     def of(size: int) -> Ranks:
@@ -112,9 +112,10 @@ def test_ranks_that_divide_the_vocabulary_too_answer_alike(
 
 
 def hold_memory(whole: int, reports: Sequence[RankReport], line: RankLine) -> None:
-    """Each rank holds what is outside of blocks, and within them about its share of what is cut.
+    """Each rank holds all weights outside of blocks, and within them about its share.
 
-    From the arrays of all ranks: what each has and only some have, make up the whole.
+    From the arrays of all ranks: those that all have, and the parts of the others, make up the
+    whole.
     """
     size = len(reports)
     held = [report.held_nbytes for report in reports]

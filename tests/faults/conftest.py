@@ -15,7 +15,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=Drawn,
         choices=tuple(Drawn),
         default=Drawn.ALL,
-        help="what goes wrong in it (default all)",
+        help="kinds of faults in it (default all)",
     )
 
 

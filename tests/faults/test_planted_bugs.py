@@ -1,4 +1,4 @@
-"""A harness that never failed proves nothing: each planted bug has to be found by it."""
+"""A harness that never failed proves nothing: it must find each planted bug."""
 
 from typing import Final
 
@@ -25,7 +25,7 @@ FOUND: Final = {
     "the_last_token_is_sent_again": 65,
     "our_own_sleep_is_held_against_others": 51,
 }
-"""Where those were seen last that are rare: that run goes first, since all of them take long."""
+"""The seeds at which rare bugs were last found: those run first, since a search takes long."""
 
 
 @pytest.mark.parametrize("name", PLANTED)

@@ -1,6 +1,6 @@
-"""Whatever happens to workers, wire and clients: every answer is exact, and nothing is left over.
+"""Every response is exact, and nothing is left, under any fault of workers, wire and clients.
 
-A run that fails says how to have it again.
+A run that fails reports the command that repeats it.
 """
 
 from dataclasses import replace
@@ -46,20 +46,20 @@ def undisturbed(seed: int) -> Schedule:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_without_faults_every_request_ends_well_and_nobody_dies(seed: int) -> None:
+def test_without_faults_every_request_ends_well_and_no_worker_dies(seed: int) -> None:
     counters = Simulation(undisturbed(seed)).run().core.counters
     assert counters.requests_error == counters.worker_deaths == counters.protocol_errors == 0
     assert counters.requests_ok > 0
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_clocks_that_jump_kill_nobody(seed: int) -> None:
+def test_clock_jumps_kill_no_worker(seed: int) -> None:
     counters = run_seed(seed, Drawn.SLEEPS).core.counters
     assert counters.requests_error == counters.worker_deaths == 0
 
 
 @pytest.mark.parametrize("first", range(0, 100, RUNS))
-def test_every_invariant_holds_whatever_happens_to_frames(first: int) -> None:
+def test_every_invariant_holds_under_any_fault_of_frames(first: int) -> None:
     for seed in range(first, first + RUNS):
         run_seed(seed, Drawn.FRAMES)
 
@@ -67,7 +67,7 @@ def test_every_invariant_holds_whatever_happens_to_frames(first: int) -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_a_rolling_restart_fails_no_request_and_turns_none_away(seed: int) -> None:
     schedule = undisturbed(seed)
-    # Right before a crowd comes: some of it finds nobody there, where one worker is all there are.
+    # Right before a burst of requests: with a single worker, some arrive while none serves.
     times = (schedule.arrivals[0].at - 0.05, schedule.arrivals[-1].at - 0.4)
     restarts = tuple(Fault(at=at, kind=FaultKind.RESTART, nth=2) for at in times)
     setting = replace(schedule.setting, max_queued=100)
@@ -81,7 +81,7 @@ def test_a_rolling_restart_fails_no_request_and_turns_none_away(seed: int) -> No
 @pytest.mark.parametrize("tag", ["accepted", "prefilled", "tokens", "finished"])
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("nth", [1, 4])
-def test_a_death_at_any_word_costs_no_token(tag: str, after: bool, nth: int) -> None:
+def test_a_death_at_any_message_costs_no_token(tag: str, after: bool, nth: int) -> None:
     for seed in range(5):
         schedule = undisturbed(seed)
         setting = replace(schedule.setting, max_restarts=100, max_attempts=100)
@@ -101,7 +101,7 @@ def test_the_same_seed_gives_the_same_run() -> None:
 
 
 @pytest.mark.parametrize("drawn", Drawn)
-def test_what_a_failed_run_says_draws_it_again(drawn: Drawn) -> None:
+def test_the_printed_command_draws_a_failed_run_again(drawn: Drawn) -> None:
     schedule = DRAWS[drawn](7)
     words = schedule.replay.split()
     told = words[words.index("--draw") + 1]

@@ -1,4 +1,4 @@
-"""A kind of cache is one strategy and one row of a table; nothing else has to know it."""
+"""A kind of cache is one strategy and one row of a table; no other code needs to know it."""
 
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.mlx
 
 
 class ConcatenatedKV(CacheKind):
-    """mlx-lm's cache that joins arrays at each token, which no model of it makes by itself."""
+    """mlx-lm's cache that joins arrays at each token, which none of its models makes by itself."""
 
     name = "concatenated KV"
     store = Store.TOKENS

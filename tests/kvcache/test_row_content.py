@@ -1,4 +1,4 @@
-"""What a request's caches hold comes out of them and goes into others, and nothing is lost."""
+"""The content of a request's caches is copied out and into others without loss."""
 
 from typing import Any
 
@@ -209,7 +209,7 @@ def test_a_snapshot_counts_its_windows_and_its_states():
 
 
 def kept(snapshot: Snapshot) -> Snapshot:
-    """What the store of prefixes makes of it."""
+    """The same, through the store of prefixes."""
     segments = Segments()
     mx.eval(segments.put_snapshot(0, snapshot))
     return segments.read_snapshot(0)

@@ -14,9 +14,9 @@ TESTS: Final = Path(__file__).resolve().parent.parent
 ABSENT: Final = TESTS / "macos" / "absent"
 
 TEMPORARY_NBYTES: Final = 90
-"""Of the path in ``TMPDIR``: macOS begins with about 57 of its own."""
+"""The length of ``TMPDIR``'s path: macOS begins with about 57 of its own."""
 OPEN_FILES: Final = 256
-"""What a shell of macOS hands out, as a soft limit."""
+"""The soft limit of a shell on macOS."""
 
 WHOLE: Final = (
     "orchestrator/process",
@@ -37,7 +37,7 @@ WHOLE: Final = (
     "system/test_cleaned_sockets.py",
     "system/test_controller_processes.py",
 )
-"""What depends on the system: processes, signals, sockets, descriptors, temporary files."""
+"""Tests of system features: processes, signals, sockets, descriptors, temporary files."""
 
 _SELECTION: Final = "not slow and not mlx and not model"
 
@@ -50,7 +50,7 @@ def with_tests(arguments: tuple[str, ...]) -> tuple[str, ...]:
 
 @contextmanager
 def macos_environment() -> Iterator[dict[str, str]]:
-    """The environment of a process on the imitated system. Its temporary folder goes afterwards."""
+    """The environment of a process on the imitated system; its temporary folder goes later."""
     with TemporaryDirectory(prefix="m", dir="/tmp") as base:
         temporary = Path(base, "T" * (TEMPORARY_NBYTES - len(base) - 1))
         temporary.mkdir()

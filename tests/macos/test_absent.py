@@ -1,4 +1,4 @@
-"""The imitation of macOS is what it says, in the test process and in those that it starts."""
+"""The imitation of macOS works, in the test process and in its children."""
 
 import asyncio
 import os

@@ -1,6 +1,6 @@
-"""Where products of several rows are rounded otherwise than those of one, models still batch.
+"""Models still batch on devices that round products of several rows differently.
 
-What is wrong in a batch is found all the same, and said.
+Errors in a batch are still found and reported.
 """
 
 import logging
@@ -71,7 +71,7 @@ def test_the_noise_is_seen_where_one_row_and_equal_rows_are_compared():
 
 
 class Altered:
-    """A model with something done to its logits."""
+    """A model with modified logits."""
 
     def __init__(self, model: Any, change: Callable[[mx.array], mx.array]) -> None:
         self._model = model
@@ -85,18 +85,18 @@ class Altered:
 
 
 def mixed_up(patch: pytest.MonkeyPatch, loaded: LoadedModel) -> LoadedModel:
-    """Each row gets the answer of the row before it."""
+    """Each row gets the output of the row before it."""
     return replace(loaded, model=Altered(loaded.model, lambda logits: mx.roll(logits, 1, axis=0)))
 
 
 def coupled(patch: pytest.MonkeyPatch, loaded: LoadedModel) -> LoadedModel:
-    """Each row sees some of the row before it."""
+    """Each row attends to some of the row before it."""
     altered = Altered(loaded.model, lambda logits: logits + 0.3 * mx.roll(logits, 1, axis=0))
     return replace(loaded, model=altered)
 
 
 def unmasked(patch: pytest.MonkeyPatch, loaded: LoadedModel) -> LoadedModel:
-    """Rows of several lengths see what lies behind their own."""
+    """Rows of several lengths attend to padding behind their own tokens."""
     module = "mlx_lm.models.llama.scaled_dot_product_attention"
     shared = __import__("mlx_lm.models.llama").models.llama.scaled_dot_product_attention
 
@@ -108,7 +108,7 @@ def unmasked(patch: pytest.MonkeyPatch, loaded: LoadedModel) -> LoadedModel:
 
 
 def misplaced(patch: pytest.MonkeyPatch, loaded: LoadedModel) -> LoadedModel:
-    """Rows that have positions of their own are eight positions early."""
+    """Rows with positions of their own are eight positions early."""
     rope = mx.fast.rope
 
     def forgetful(*arguments: Any, offset: Any, **named: Any) -> mx.array:
@@ -156,7 +156,7 @@ def test_a_fault_is_found_under_the_noise(fault, dtype, noise: MatmulNoise, patc
 
 @dataclass
 class Leaky:
-    """A model into whose states a little of the padding of wider passes gets."""
+    """A model into whose states a little of the padding of wider passes leaks."""
 
     model: Any
     leak: float
@@ -184,7 +184,7 @@ def test_padding_is_told_from_rounding_that_depends_on_other_rows(leak, kept_out
 
 
 COARSE = MatmulNoise(tf32=True, ulps=2.0**12)
-"""Beyond the least tolerance of one block already."""
+"""Beyond the least tolerance of a single block already."""
 
 
 @pytest.mark.parametrize("name", ["llama", "mixtral"])

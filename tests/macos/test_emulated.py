@@ -1,4 +1,4 @@
-"""What depends on the system also works without what only Linux has."""
+"""System-dependent features also work without those that only Linux has."""
 
 import subprocess
 import sys

@@ -1,7 +1,7 @@
-"""What a client reads does not show that an owner was lost: HTTP over a controller, at each token.
+"""Clients cannot see that an owner was lost: HTTP over a controller, at each token.
 
-The worker dies at token k, for every k, and the answer must be byte for byte that of a run without
-a death: text, stop strings, log-probabilities, usage, one role, one id, one end.
+The worker dies at token k, for every k, and the response must be byte for byte that of a run
+without a death: text, stop strings, log-probabilities, usage, one role, one id, one end.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ class Stage:
         )
         self.greeted: set[str] = set()
 
-    async def turn(self) -> None:
+    async def run_workers(self) -> None:
         while True:
             for worker in self.world.alive():
                 if worker.identity not in self.greeted:
@@ -57,13 +57,13 @@ class Stage:
                     self.dies_at = None
                     worker.die(-9)
                     continue
-                worker.turn()
-                worker.beat()
+                worker.run_once()
+                worker.send_heartbeat()
             self.world.on_arrival()
             await asyncio.sleep(0.001)
 
     async def ask(self, body: dict[str, Any]) -> httpx.Response:
-        turning = asyncio.create_task(self.turn())
+        turning = asyncio.create_task(self.run_workers())
         try:
             async with asyncio.timeout(20):
                 await self.controller.start()
@@ -82,7 +82,7 @@ def ask(body: dict[str, Any], dies_at: int | None = None) -> httpx.Response:
     stage = Stage(dies_at)
     response = asyncio.run(stage.ask(body))
     assert response.status_code == 200, response.text
-    assert stage.dies_at is None, "nobody died"
+    assert stage.dies_at is None, "no worker died"
     return response
 
 

@@ -1,4 +1,4 @@
-"""Imports modules of scripts/ as the programs import them, from the repository's root."""
+"""Imports modules of scripts/ as the commands do, from the repository's root."""
 
 import importlib
 import sys
@@ -12,7 +12,7 @@ from tests.support.hosts.script_modules import SCRIPTS
 
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleType]]:
-    """Import one by its name after ``scripts.``. Each test has them anew."""
+    """Import a module by its name after ``scripts.``. Each test has them anew."""
     monkeypatch.syspath_prepend(str(SCRIPTS.parent))
     before = set(sys.modules)
     yield lambda name: importlib.import_module(f"scripts.{name}")

@@ -1,4 +1,4 @@
-"""The shell scripts keep to bash 3.2, which is the newest that macOS brings."""
+"""The shell scripts keep to bash 3.2, the newest version on macOS."""
 
 import re
 from pathlib import Path
@@ -31,7 +31,7 @@ NEWER = {
 
 
 def scripts() -> list[Path]:
-    """All that people run; .ci/run is for Debian alone."""
+    """All scripts that people run; .ci/run is for Debian only."""
     files = [path for path in (ROOT / "scripts").iterdir() if path.is_file()]
     return [path for path in files if path.suffix == "" and "bash" in first_lines(path)]
 
@@ -41,12 +41,12 @@ def first_lines(path: Path) -> str:
 
 
 def code_of(text: str) -> str:
-    """The script without comments that stand alone."""
+    """The script without whole-line comments."""
     return "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
 
 
 def complaints(text: str) -> list[str]:
-    """Say what bash 3.2 would not understand, or would stop at."""
+    """Everything that bash 3.2 would not understand, or would stop at."""
     code = code_of(text)
     found = [what for what, pattern in NEWER.items() if re.search(pattern, code)]
     guarded = re.sub(r'\$\{(\w+)\[@\]\+"\$\{\1\[@\]\}"\}', "", code)

@@ -1,4 +1,4 @@
-"""What the benchmark of DP attention concludes from what it sees."""
+"""Conclusions that the benchmark of DP attention draws from its observations."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ def test_nine_tenths_of_the_mixture_are_in_its_experts(load: Any) -> None:
     assert 4 * (experts + rest) == pytest.approx(300e6, rel=0.05)
 
 
-def test_a_tokenizer_that_is_cut_says_what_it_said_in_the_tokens_it_has_left(load: Any) -> None:
+def test_a_cut_tokenizer_encodes_the_same_with_its_remaining_tokens(load: Any) -> None:
     vocab = {"a": 0, "b": 1, "c": 2, "ab": 3, "abc": 4}
     whole = Tokenizer(models.BPE(vocab=vocab, merges=[("a", "b"), ("ab", "c")]))
     whole.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -47,12 +47,12 @@ def test_a_rank_that_comes_last_to_a_collective_shows_what_exchange_takes(load: 
         assert part.compute_s + part.exchange_s + part.wait_s == pytest.approx(1.0)
 
 
-def test_what_a_dead_worker_had_sent_is_not_taken_for_its_recovery(load: Any) -> None:
+def test_late_tokens_of_a_dead_worker_are_not_taken_for_its_recovery(load: Any) -> None:
     stream = load("benchmarks.serving.client").Stream(chunks_s=[0.0, 0.1, 0.21, 3.0, 3.1, 3.2])
     assert load("benchmarks.dp_attention.kill").longest_gap(stream, 0.2) == (0.21, 3.0)
 
 
-def test_the_counts_of_each_rank_are_read_from_the_metrics(load: Any) -> None:
+def test_the_counters_of_each_rank_are_read_from_the_metrics(load: Any) -> None:
     page = b"""
 mlx_dp:owner_passes_total{dp_rank="1"} 12.0
 mlx_dp:owner_peer_wait_seconds_total{dp_rank="0"} 0.5
@@ -92,7 +92,7 @@ def test_more_than_the_goal_of_weights_is_called_missed(load: Any) -> None:
         assert page.count(verdict) == 1, page
 
 
-def test_the_head_of_an_answer_says_who_gives_it(load: Any) -> None:
+def test_the_response_head_names_the_owner(load: Any) -> None:
     async def owner_of(head: bytes) -> int | None:
         reader = asyncio.StreamReader()
         reader.feed_data(head)

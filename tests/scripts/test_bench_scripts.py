@@ -1,4 +1,4 @@
-"""The benchmarks' client reads streams right."""
+"""The benchmarks' client reads streams correctly."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ def chunked(body: bytes, size: int) -> bytes:
 
 
 def run(client, answer: bytes):
-    """One request to a server that sends this answer and closes."""
+    """One request to a server that sends this response and closes."""
 
     async def reply(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")

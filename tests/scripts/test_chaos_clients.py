@@ -1,4 +1,4 @@
-"""What the bare clients of scripts/chaos make of answers, and what they send that is no HTTP."""
+"""The raw clients of scripts/chaos: how they read responses, and their malformed requests."""
 
 import asyncio
 import random
@@ -21,7 +21,7 @@ REFUSAL = b"HTTP/1.1 429 Too Many Requests\r\nRetry-After: 7\r\n\r\n{}"
 
 
 def asked(load: Any, answer: bytes) -> Any:
-    """What a client saw whose server gives this answer to everything, and closes."""
+    """The record of a client whose server sends this response to everything, and closes."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -75,5 +75,5 @@ def test_a_client_without_power_hears_nothing_and_is_not_closed(load):
             raw.lose_power(client)
             server.sendall(b"are you there?")
             server.close()
-            # On the loopback device, what is not dropped has arrived by now.
+            # On the loopback device, any packet that is not dropped has arrived by now.
             assert raw.unanswered(client)

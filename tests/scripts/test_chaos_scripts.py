@@ -1,4 +1,4 @@
-"""What scripts/chaos and the measures of faults conclude from what they see."""
+"""Conclusions that scripts/chaos and the measures draw from their observations."""
 
 import asyncio
 import dataclasses
@@ -26,14 +26,14 @@ def result(load):
 
 @pytest.fixture
 def expected(load):
-    """What a stream of ``seen_of`` must be."""
+    """The expected response of ``seen_of``."""
     return load("faults.verdicts.verdict").Expected(
         texts=("abc",), finish_reasons=("length",), usage=(1, 3)
     )
 
 
 def seen_of(load, text: str = "abc", **more: Any) -> Any:
-    """A flawless stream of this text, but for what is said otherwise."""
+    """A flawless stream of this text, with the given differences."""
     client = load("faults.service.client")
     seen = client.Seen(client.Ask(prompt="p", max_tokens=3), status=200, done=1, ids={"x"})
     seen.texts[0] = text
@@ -130,7 +130,7 @@ def test_each_answer_is_compared_for_itself(load, result):
         ('{"delta": {}, "finish_reason": "stop"}', "", 0),
     ],
 )
-def test_what_each_kind_of_event_says(load, event, text, role):
+def test_each_kind_of_event_is_read(load, event, text, role):
     client = load("faults.service.client")
     seen = client.Seen(client.Ask(prompt="p", chat=True))
     client._take(seen, '{"id": "x", "choices": [{"index": 0, ' + event[1:] + "]}")
@@ -169,7 +169,7 @@ def test_a_bound_without_measurements_is_not_kept(result):
     assert result.violations == ["F2: recovery was never measured"]
 
 
-def test_what_is_left_behind_is_counted_and_a_violation(result):
+def test_leftovers_are_counted_and_are_a_violation(result):
     result.leave("processes", 0)
     result.leave("fds", -3)
     assert result.violations == []
@@ -186,7 +186,7 @@ def test_the_matrix_has_every_column_and_row(load, result):
     assert "F2 killed" in lines[2]
 
 
-def test_the_fake_answers_are_those_of_the_engine(load):
+def test_the_fake_responses_are_those_of_the_engine(load):
     oracles = load("faults.verdicts.oracle")
     oracle = oracles.FakeOracle(oracles.random.Random(1), (5, 40))
     ask = oracle.draw()
@@ -246,7 +246,7 @@ def test_the_gap_of_a_stream_that_a_loss_did_not_touch_is_held_to_its_bound(load
     ]
 
 
-def test_a_row_whose_losses_never_met_an_untouched_stream_is_told(load, result):
+def test_a_row_without_any_untouched_stream_is_a_violation(load, result):
     bystanders = bystanders_of(load, result, [], [(10.5, 0)])
     bystanders.judge(1.0)
     assert result.violations == []
@@ -353,7 +353,7 @@ def test_a_simulated_run_that_fails_is_a_violation_with_its_seed(load, monkeypat
 
 
 @pytest.mark.parametrize("row", ["F21", "F25", "F29"])
-def test_what_is_simulated_is_found_and_runs(load, row):
+def test_simulated_rows_are_found_and_run(load, row):
     before = logging.getLogger("mlx_dp").level
     assert load("faults.simulated").simulate(row, 1, 1) == []
     assert logging.getLogger("mlx_dp").level == before
@@ -394,7 +394,7 @@ def test_nonsense_is_named_and_none_of_it_could_be_served(load):
 
 
 @pytest.mark.system
-def test_a_child_that_nobody_reaped_is_found(load):
+def test_an_unreaped_child_is_found(load):
     quiet = load("faults.verdicts.quiet")
     service = SimpleNamespace(pid=os.getpid(), alive=list, pids={})
     with subprocess.Popen(["true"]) as child:

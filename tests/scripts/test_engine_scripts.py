@@ -1,4 +1,4 @@
-"""What the engine's benchmark and soak conclude from what they see."""
+"""Conclusions that the engine's benchmark and soak draw from their observations."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.mlx
 
 
 class WordyWorker:
-    """Says what a test put down for each turn, and keeps what it was told."""
+    """Sends scripted events at each loop run, and records its commands."""
 
     def __init__(self, said: tuple[list[Up], ...], slots: int) -> None:
         self._said = iter(said)
@@ -33,10 +33,10 @@ class WordyWorker:
         self.capacity = SimpleNamespace(request_slots=slots)
         self.engine = SimpleNamespace(busy=False)
 
-    def send(self, verb: Any) -> None:
-        self.told.append(verb)
+    def send(self, command: Any) -> None:
+        self.told.append(command)
 
-    def turn(self) -> list[Up]:
+    def run_once(self) -> list[Up]:
         return next(self._said)
 
 
@@ -87,9 +87,9 @@ def test_a_preempted_request_goes_on_behind_what_it_had(control):
         [preempted(2)],
         [accepted(2), prefilled(2, cached=4), tokens(7, index=2, epoch=2), finished(3, epoch=2)],
     )
-    soak.turn(more=True)
-    soak.turn(more=True)
-    soak.turn(more=False)
+    soak.run_once(more=True)
+    soak.run_once(more=True)
+    soak.run_once(more=False)
     again = soak._worker.told[-1]
     assert isinstance(again, Submit)
     assert (again.epoch, again.output_ids) == (2, (5, 6))
@@ -118,9 +118,9 @@ def test_a_preempted_request_goes_on_behind_what_it_had(control):
         pytest.param([finished(0, FinishReason.ABORT)], id="aborted unasked"),
     ],
 )
-def test_a_worker_that_says_what_cannot_be_is_not_believed(control, said):
+def test_impossible_events_of_a_worker_are_refused(control, said):
     with pytest.raises(AssertionError):
-        control([accepted(), *said]).turn(more=True)
+        control([accepted(), *said]).run_once(more=True)
 
 
 @pytest.mark.parametrize(
@@ -132,27 +132,27 @@ def test_a_worker_that_says_what_cannot_be_is_not_believed(control, said):
         pytest.param(rejected(RejectReason.NO_TOKENS), id="refused although nothing runs"),
     ],
 )
-def test_the_first_word_about_a_request_is_not_believed_either(control, said):
+def test_an_impossible_first_event_of_a_request_is_refused(control, said):
     with pytest.raises(AssertionError):
-        control([said]).turn(more=True)
+        control([said]).run_once(more=True)
 
 
 def test_only_a_lack_of_memory_may_refuse_a_slot_that_is_free(control):
     with pytest.raises(AssertionError):
-        control([rejected(RejectReason.NO_SLOT)], slots=2).turn(more=True)
+        control([rejected(RejectReason.NO_SLOT)], slots=2).run_once(more=True)
     soak = control([rejected(RejectReason.NO_TOKENS)], [], slots=2)
-    soak.turn(more=True)
-    soak.turn(more=True)
-    assert [verb.request_id for verb in soak._worker.told] == [1, 2], "it waits for an end"
+    soak.run_once(more=True)
+    soak.run_once(more=True)
+    assert [command.request_id for command in soak._worker.told] == [1, 2], "it waits for an end"
 
 
-def test_a_worker_that_never_moves_is_found_out(control, load, monkeypatch):
+def test_a_worker_without_progress_is_found(control, load, monkeypatch):
     monkeypatch.setattr(load("soaking.control"), "PATIENCE_TURNS", 3)
     soak = control(*[[]] * 4)
     for _ in range(3):
-        soak.turn(more=True)
-    with pytest.raises(RuntimeError, match="nothing moves"):
-        soak.turn(more=True)
+        soak.run_once(more=True)
+    with pytest.raises(RuntimeError, match="no request progresses"):
+        soak.run_once(more=True)
 
 
 def test_the_same_seed_draws_the_same_requests_and_all_kinds_of_them(load):

@@ -1,4 +1,4 @@
-"""What people run by hand explains itself."""
+"""Every command that people run has a --help."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""scripts/mac-check measures every part, and its report names nobody."""
+"""scripts/mac-check measures every part, and its report names no person and no machine."""
 
 import getpass
 import json
@@ -61,13 +61,13 @@ def test_a_copy_of_the_slab_at_each_step_is_not_good(
     monkeypatch.setattr(models, "copy_s", lambda nbytes, pieces: taken_s)
     monkeypatch.setattr(models, "copied_share", lambda loaded, form: 0.0)
     lines = models.slab_widths(tmp_path, sizes).lines
-    times = [line for line in lines if "time that the widest adds" in line.name]
+    times = [line for line in lines if "extra time with the widest slab" in line.name]
     found = [(line.value, line.verdict.value) for line in times]
     assert found == [in_place, with_tails]
 
 
 @pytest.mark.mlx
-def test_a_part_that_fails_is_told_and_the_others_go_on(
+def test_a_failed_part_is_reported_and_the_others_go_on(
     load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     check = load("mac_check.__main__")
@@ -86,7 +86,7 @@ def test_a_part_that_fails_is_told_and_the_others_go_on(
 
 
 @pytest.mark.mlx
-def test_the_tests_are_told_by_counts_and_names(load: Load) -> None:
+def test_the_tests_are_reported_by_counts_and_names(load: Load) -> None:
     lines = load("mac_check.tests").lines_of(OUTPUT, 1)
     assert [line.value for line in lines] == [
         "1 failed, 3 passed, 1 skipped",
@@ -95,7 +95,9 @@ def test_the_tests_are_told_by_counts_and_names(load: Load) -> None:
     assert {line.verdict.value for line in lines} == {"not good"}
 
 
-def test_nobody_is_named(load: Load, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_report_names_no_person(
+    load: Load, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     report = load("mac_check.report")
     monkeypatch.setattr(report.socket, "gethostname", lambda: "annas-studio.local")
     monkeypatch.setattr(getpass, "getuser", lambda: "annaexample")

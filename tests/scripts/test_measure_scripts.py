@@ -1,4 +1,4 @@
-"""What the measures of faults conclude, and that they know whether their faults happened."""
+"""Conclusions of the measures, which also check whether their faults happened."""
 
 import asyncio
 import random
@@ -27,7 +27,7 @@ def samples(load: Any, **grown: list[int]) -> list[Any]:
 
 
 def kept(found: list[Any]) -> dict[str, bool]:
-    """By the first words of each measure."""
+    """Values by the first words of each measure."""
     return {each.name.split(",")[0]: each.kept for each in found}
 
 
@@ -77,7 +77,7 @@ class FakeService:
 
 @pytest.fixture
 def soaked(load, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Run a soak of ``minutes`` that lasts no time, and return it."""
+    """Run a soak of ``minutes`` that takes no time, and return it."""
     module = load("measuring.soak")
     clock = SimpleNamespace(now_s=0.0)
 
@@ -132,7 +132,7 @@ def test_kills_that_break_end_the_soak_with_their_cause(soaked):
         soaked(FakeService(RuntimeError("worker 1 stayed away")), 2.0)
 
 
-def test_what_strangers_sent_is_missed_when_it_did_not_arrive(load, monkeypatch):
+def test_strangers_messages_that_did_not_arrive_are_reported(load, monkeypatch):
     garbage = load("measuring.garbage")
     counted = iter([3, 5, 5, 5])
 
@@ -173,7 +173,7 @@ def test_fewer_streams_at_once_than_were_asked_for_break_the_bound(load, monkeyp
 
 
 @pytest.mark.system
-def test_who_asks_whether_a_service_lives_ends_with_it():
+def test_the_liveness_prober_ends_with_its_service():
     done = subprocess.run(
         [sys.executable, str(SCRIPTS / "measuring/live.py"), "127.0.0.1", "1"],
         capture_output=True,

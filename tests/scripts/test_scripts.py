@@ -1,4 +1,4 @@
-"""How scripts/serve and scripts/test make .venv, with stubs in place of Python's installers."""
+"""scripts/serve and scripts/test make .venv, with stubs in place of Python's installers."""
 
 import os
 import re
@@ -22,9 +22,9 @@ INSTALL: Final = (
 
 pytestmark = pytest.mark.system
 
-# Answers questions as the real Python does, writes down what it is asked to install or run, and
-# makes a venv of copies of itself. While the file `broken` exists, pip fails; while `slow` does, it
-# starts a child and waits for it.
+# Answers questions as the real Python does, records install and run requests, and makes a venv of
+# copies of itself. While the file `broken` exists, pip fails; while `slow` does, it starts a child
+# and waits for it.
 PYTHON_STUB: Final = """#!/usr/bin/env bash
 repo={repo}
 case "$*" in

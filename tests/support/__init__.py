@@ -1,1 +1,1 @@
-"""What tests share: models and references, and the surroundings of each process, simulated."""
+"""Shared by tests: models and references, and simulated surroundings of each process."""

@@ -46,7 +46,7 @@ class Balanced:
 
 
 def configuration(folder: Path, port: int, instances: list[Served]) -> str:
-    """The page's own example, with other ports, as a process of this test alone."""
+    """The document's own example, with other ports, as a process of this test only."""
     [example] = re.findall(r"^```nginx\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     addresses = {"8000": str(port)}
     for name, instance in zip(("8001", "8002"), instances, strict=True):
@@ -104,7 +104,7 @@ def test_events_come_one_by_one_and_a_client_that_leaves_frees_its_slot(
     with balanced.ask(stream=True, max_tokens=4000) as answer:
         assert answer.status == 200
         assert answer.headers.get_all("X-Request-Id") == ["mine"]
-        # 4,000 tokens take 80 s: whoever sees an event now sees them as they come.
+        # 4,000 tokens take 80 s: events that arrive now arrive while they are generated.
         assert answer.readline().startswith(b"data: ")
         wait_until(lambda: balanced.running() == 1, "the request runs")
     wait_until(lambda: balanced.running() == 0, "its slot is free")
@@ -118,7 +118,7 @@ def test_an_instance_that_drains_loses_no_request(balanced: Balanced) -> None:
         with balanced.ask(stream=stream, max_tokens=5) as answer:
             ends.append((answer.status, not stream or answer.read().endswith(b"[DONE]\n\n")))
 
-    # A long answer holds the drain open, so that both its refusals and its exit are met.
+    # A long response holds the drain open, so that both its refusals and its exit are met.
     leaving = balanced.instances[0]
     held = threading.Thread(target=lambda: list(leaving.stream({**COMPLETION, "max_tokens": 50})))
     held.start()

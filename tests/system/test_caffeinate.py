@@ -61,7 +61,7 @@ def test_it_begins_and_ends_with_the_process(caffeinate: Path, command: tuple[st
 
 
 def test_without_caffeinate_the_service_starts_with_one_warning(tmp_path: Path) -> None:
-    # The shell's PATH has one on macOS itself.
+    # On macOS itself the shell's PATH has one.
     with Served(command=SERVE, environment={"PATH": str(tmp_path)}) as served:
         served.wait_until_ready()
         (warning,) = [line for line in served.lines if "caffeinate" in line]

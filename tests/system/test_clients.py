@@ -1,4 +1,4 @@
-"""The whole service, as processes, as clients call it: the openai package, browsers, containers."""
+"""The whole service, as processes, called by the openai package, browsers and containers."""
 
 import http.client
 import json
@@ -87,7 +87,7 @@ def test_an_answer_ends_with_length_where_the_room_ends_and_a_long_prompt_is_ref
         assert e.value.code == "context_length_exceeded"
 
 
-def test_a_page_asks_before_it_asks_and_reads_what_went_wrong(service: Served) -> None:
+def test_a_page_sends_a_preflight_and_reads_errors(service: Served) -> None:
     before = {"Origin": PAGE, "Access-Control-Request-Method": "POST"}
     for path in ("/v1/chat/completions", "/chat/completions/"):
         allowed = ask(service, "OPTIONS", path, before)

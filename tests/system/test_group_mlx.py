@@ -1,4 +1,4 @@
-"""A group on a real model: two owners, one of which is killed or stopped while both answer."""
+"""A group on a real model: two owners, one of which is killed or stopped while both stream."""
 
 import json
 import os
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.system, pytest.mark.mlx, pytest.mark.model]
 RANKS = (0, 1)
 TOKENS = 24
 PATIENCE_S = 180.0
-"""Ranks that wait spin, and a machine with other work lets them."""
+"""Ranks that wait spin, and share the machine with other work."""
 FLAGS = ("--dp-size", "2", "--tp-size", "2", "--enable-dp-attention", "--hang-timeout", "6")
 
 
@@ -31,7 +31,7 @@ def served(demo_model_dir: Path) -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def undisturbed(served: Served) -> dict[int, str]:
-    """What each owner says when nothing happens."""
+    """The undisturbed output of each owner."""
     return answers(served, lambda: None)
 
 
@@ -116,6 +116,6 @@ def test_no_client_notices_that_a_rank_is_gone(
     all_ready(served)
     after = workers(served)
     assert all(now["epoch"] > was["epoch"] for was, now in zip(before, after, strict=True))
-    # On a starved machine another loss may have come later, so that the last cause is that one's.
+    # On a busy machine another loss may have come later, so that the last cause is that one's.
     lost = [line for line in served.lines if f"worker 1: lost, pid {before[1]['pid']}" in line]
     assert cause in lost[0]

@@ -19,7 +19,7 @@ FAKE = ("--engine", "fake", "--dp-size", "2")
 
 
 class Quiet:
-    """A service that says nothing we could read: it is known by its port."""
+    """A service whose log cannot be read: its port identifies it."""
 
     def __init__(self, port: int, process: "subprocess.Popen[bytes]") -> None:
         self.process = process
@@ -74,11 +74,11 @@ def quiet(*arguments: str, redirection: str, stderr: int | None = None) -> Itera
         process.wait()
 
 
-def test_a_pipe_that_nobody_reads_freezes_nothing_and_its_losses_are_counted() -> None:
+def test_an_unread_pipe_freezes_nothing_and_lost_lines_are_counted() -> None:
     reading, writing = os.pipe()
     with quiet(*FAKE, "--log-level", "debug", redirection="1>&2", stderr=writing) as served:
         os.close(writing)
-        # An access line each: far more than the pipe and what we keep.
+        # An access line each: far more than the pipe and our buffer hold.
         long = "x" * 4_000
         for _ in range(120):
             assert json.loads(served.get(f"/health?{long}"))
@@ -120,9 +120,10 @@ def test_a_reader_that_comes_back_is_told_what_it_missed_and_the_last_words() ->
         "2>&1 | head -n 1",
     ],
 )
-def test_it_starts_and_serves_whatever_became_of_its_log(redirection: str) -> None:
+def test_it_starts_and_serves_with_a_broken_log(redirection: str) -> None:
     if "|" in redirection:
-        # The shell's own pipe, whose reader ends after one line: SIGPIPE is no end of ours.
+        # The shell's own pipe, whose reader ends after one line: SIGPIPE must not end the
+        # service.
         head = subprocess.Popen(
             ["head", "-n", "1"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
         )

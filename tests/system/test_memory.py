@@ -1,4 +1,4 @@
-"""Caches, preemptions and routing by prefixes, through real processes with the fake engine."""
+"""Caches, preemptions and prefix-aware routing, through real processes with the fake engine."""
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.system
 
 FAKE = ("--engine", "fake", "--dp-size", "2", "--fake-context-length", "900")
 SMALL = ("--fake-pool-tokens", "900", "--fake-decode-rate", "400")
-"""Enough for one whole answer, and for the beginnings of three, so slow that they meet."""
+"""Enough for one whole response, and for the beginnings of three, so slow that they overlap."""
 
 
 def completions(served: Served) -> list[str]:
@@ -46,7 +46,7 @@ def test_answers_that_outgrow_their_owners_are_the_same_as_with_room_for_all() -
 
 
 def ask(served: Served, prompt: list[int], **fields: Any) -> tuple[int, str]:
-    """Return the cached tokens of one request, and why its owner got it."""
+    """Return the cached tokens of one request, and the reason of its routing."""
     before = {reason: metric_of_reason(served, reason) for reason in REASONS}
     body = {"prompt": prompt, "max_tokens": 3, "seed": 0, **fields}
     status, answer = served.post("/v1/completions", body)

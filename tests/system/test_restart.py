@@ -28,7 +28,7 @@ def text_of(events: list[str]) -> str:
 
 
 class Load:
-    """Clients that stream one answer after another, all of them the same, until they are told."""
+    """Clients that stream the same response one after another, until they are stopped."""
 
     BODY = {"prompt": "hello", "max_tokens": 150, "ignore_eos": True, "seed": 7}  # noqa: RUF012
 
@@ -102,7 +102,7 @@ def test_a_rolling_restart_under_load_fails_no_request(served: Served, how: str)
     [("--dp-size", "1"), ("--dp-size", "2", "--tp-size", "2", "--enable-dp-attention")],
     ids=["replica", "group"],
 )
-def test_whatever_is_asked_while_the_only_domain_restarts_is_answered(
+def test_every_request_while_the_only_domain_restarts_is_answered(
     flags: tuple[str, ...],
 ) -> None:
     with Served(*FAKE, "--fake-load-time", "0.5", *flags) as served:
@@ -111,7 +111,7 @@ def test_whatever_is_asked_while_the_only_domain_restarts_is_answered(
         before = pids(served)
         load = Load(served, 4)
         assert served.post("/workers/0/restart", {})[0] == 202
-        wait_until(lambda: served.get("/health")[0] == 503, "nobody is left to serve")
+        wait_until(lambda: served.get("/health")[0] == 503, "no worker is left to serve")
         assert served.get("/health")[1]["status"] == "restarting"
         assert served.get("/health_generate")[0] == 503
         load.add(4)

@@ -99,7 +99,7 @@ def test_what_outlasts_the_drain_ends_and_the_exit_is_still_clean() -> None:
         client = Client(served, max_tokens=1000)
         assert client.first.wait(DEADLINE_S)
         served.signal(signal.SIGTERM)
-        assert served.exit_status() == 0  # 200 s of its answer are left
+        assert served.exit_status() == 0  # 200 s of its response are left.
         client.wait()
 
 
@@ -114,7 +114,7 @@ def test_a_second_signal_ends_it_at_once() -> None:
         served.signal(signal.SIGINT)
         wait_until(lambda: served.get("/health")[0] == 503, "the drain has begun")
         served.signal(signal.SIGINT)
-        # 200 s of the answer are left.
+        # 200 s of the response are left.
         assert served.exit_status() == 128 + signal.SIGINT
         assert not any(path.parent.exists() for path in sockets)
         wait_until(lambda: not any(map(alive, workers)), "its workers are gone")
@@ -245,7 +245,7 @@ def test_owners_serve_with_their_share_of_the_limit(mode: tuple[str, ...], slots
         assert [load["max_running_requests"] for load in loads["loads"]] == [slots] * 4
 
 
-def test_the_last_workers_end_is_told_in_one_sentence() -> None:
+def test_the_last_workers_end_is_reported_in_one_sentence() -> None:
     with Served(*FAKE, "--max-restarts", "0") as served:
         served.wait_until_ready()
         (worker,) = served.workers()
@@ -256,7 +256,7 @@ def test_the_last_workers_end_is_told_in_one_sentence() -> None:
         assert "Traceback" not in served.output
 
 
-def test_the_service_outlives_whoever_read_its_logs() -> None:
+def test_the_service_outlives_the_reader_of_its_logs() -> None:
     with Served(*FAKE, "--log-level", "debug") as served:
         served.wait_until_ready()
         assert served.process.stdout is not None

@@ -68,7 +68,7 @@ def served() -> Iterator[Served]:
     ],
     ids=str,
 )
-def test_streams_drain_to_their_end_whoever_is_signalled_first(
+def test_streams_drain_to_their_end_in_any_order_of_signals(
     served: Served, number: signal.Signals, order: tuple[int, ...]
 ) -> None:
     streams = Streams(served, 100)
@@ -137,7 +137,7 @@ def test_a_worker_that_is_stopped_does_not_hold_up_a_second_signal(served: Serve
     wait_until(lambda: not any(map(alive, workers)), "its workers are gone")
 
 
-# The modules that the program imports say when, and then wait.
+# The modules that the program imports report it, and then wait.
 INTERRUPTED_IMPORT = """
 import builtins, sys
 name = sys.argv.pop(1)
@@ -170,7 +170,7 @@ def test_ctrl_c_during_the_imports_is_one_line_and_its_status(module: str) -> No
         assert process.stderr.read() == "mlx-dp: interrupted\n"
 
 
-def test_ctrl_c_is_one_line_where_nobody_reads_it() -> None:
+def test_ctrl_c_is_one_line_without_a_reader() -> None:
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     while select.select([], [writing], [], 0)[1]:

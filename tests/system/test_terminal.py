@@ -1,4 +1,4 @@
-"""A service in a real terminal: its window closes, it is left with nohup, or told to restart."""
+"""A service in a real terminal: its window closes, it runs under nohup, or gets SIGHUP."""
 
 import os
 import select
@@ -27,7 +27,7 @@ SERVE = " ".join(COMMAND) + " --engine fake --dp-size 2 --port 0"
 
 
 class Window:
-    """A terminal with a shell in it, and what is shown there."""
+    """A terminal with a shell in it, and its screen."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self._keeper, terminal = os.openpty()
@@ -50,7 +50,7 @@ class Window:
     def close(self) -> None:
         if self._open:
             self._open = False
-            # A read that is under way would hold the terminal open.
+            # A pending read would hold the terminal open.
             self._reader.join(60.0)
             os.close(self._keeper)
 
@@ -110,7 +110,7 @@ def test_a_window_that_closes_ends_the_service_wherever_its_log_goes(
         (controller,) = services(made)
         children = workers(controller)
         assert len(children) == 2
-        # The terminal lives: a restart is what is asked for.
+        # The terminal lives, so SIGHUP requests a restart.
         controller.send_signal(signal.SIGHUP)
         wait_until(lambda: said(log, "SIGHUP: restarting workers 0, 1"), "it restarts")
         assert alive(controller)

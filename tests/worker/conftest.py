@@ -27,7 +27,7 @@ _Kind = TypeVar("_Kind", bound=Up)
 
 
 class ControllerEnd:
-    """A ROUTER that says what a test tells it to, and never waits without a deadline."""
+    """A ROUTER that sends a test's commands, and never waits without a deadline."""
 
     def __init__(self) -> None:
         self._context = zmq.Context()
@@ -39,7 +39,7 @@ class ControllerEnd:
         self.identity = b""
 
     def send(self, message: Down) -> None:
-        """Send to the worker that was heard last."""
+        """Send to the worker of the last received event."""
         self.send_frames(encode(message))
 
     def send_frames(self, *frames: bytes) -> None:
@@ -51,7 +51,7 @@ class ControllerEnd:
         return decode_up(frame)
 
     def receive_until(self, kind: type[_Kind]) -> _Kind:
-        """Pass over other messages; what ends a worker is never passed over."""
+        """Skip other events, except those that end a worker."""
         while True:
             message = self.receive()
             if isinstance(message, kind):

@@ -6,7 +6,7 @@ from tests.support.worker.fake_channel import FakeChannel, VirtualTime
 from tests.support.worker.worker_bench import submit
 
 
-def test_what_was_heard_in_a_step_is_obeyed_after_it_and_in_order() -> None:
+def test_commands_received_in_a_step_are_handled_after_it_and_in_order() -> None:
     channel = FakeChannel(VirtualTime())
     held = BufferedChannel(channel)
     first, second, third = submit(1), Abort(request_id=1, epoch=1), Drain()
@@ -27,7 +27,7 @@ def test_shutdown_does_not_wait_for_the_step() -> None:
         held.listen()
 
 
-def test_nobody_sleeps_while_verbs_are_held() -> None:
+def test_waits_return_at_once_while_commands_are_buffered() -> None:
     channel = FakeChannel(VirtualTime())
     held = BufferedChannel(channel)
     channel.commands = [submit(1)]

@@ -1,4 +1,4 @@
-"""Heartbeats are sent when they are due, and before the controller has to allow more time."""
+"""Heartbeats are sent when due, and before the controller must allow more time."""
 
 import pytest
 

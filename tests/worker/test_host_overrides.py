@@ -7,7 +7,7 @@ from tests.support.worker.worker_starts import mlx_start
 START = mlx_start(Path("/there"), memory_nbytes=10)
 
 
-def test_what_this_machine_has_takes_the_place_of_what_the_controller_has() -> None:
+def test_overrides_of_this_machine_replace_the_controllers_values() -> None:
     start = HostOverrides(model_path="/here", memory_nbytes=7).apply(START)
     assert (start.model_path, start.memory_nbytes) == ("/here", 7)
     assert start.share == START.share
@@ -19,5 +19,5 @@ def test_code_of_a_model_runs_only_where_the_machine_s_owner_wants_it() -> None:
     assert HostOverrides(trust_remote_code=True).apply(START).trust_remote_code
 
 
-def test_without_anything_of_its_own_it_does_as_it_is_told() -> None:
+def test_without_overrides_the_start_is_unchanged() -> None:
     assert HostOverrides().apply(START) == START

@@ -1,4 +1,4 @@
-"""The loop of a rank: what it does for its peers, and what it says while it waits for one."""
+"""The loop of a rank: its part in peers' passes, and its heartbeats while it waits for a peer."""
 
 from collections.abc import Callable
 
@@ -24,7 +24,7 @@ FD = 77
 
 
 class FakePeers:
-    """Want as many passes as a test says, of so many tokens each."""
+    """Want as many passes as the test demands, of this many tokens each."""
 
     fd = FD
     totals = PassTotals(passes=0, idle_passes=0, waited_s=0.0)
@@ -51,7 +51,7 @@ class FakePeers:
 
 
 class RankChannel(FakeChannel):
-    """Notes what the loop waits for beside the controller."""
+    """Records the descriptors on which the loop waits beside the controller's."""
 
     def wait(self, timeout_s: float, beside: int | None = None) -> bool:
         assert beside == FD
@@ -84,34 +84,34 @@ def bench() -> Bench:
 def test_an_idle_rank_takes_part_as_often_as_its_peers_want(bench: Bench) -> None:
     bench.engine.peers.wants = 3
     for _ in range(5):
-        assert bench.turn() == []
+        assert bench.run_once() == []
     assert bench.engine.peers.taken == 3
     assert bench.channel.waits == [1.0, 1.0]
 
 
 def test_a_rank_whose_controller_does_not_read_takes_part_all_the_same(bench: Bench) -> None:
-    bench.turn(submit(1, max_tokens=50))
+    bench.run_once(submit(1, max_tokens=50))
     bench.channel.congested = True
     bench.engine.peers.wants = 2
     for _ in range(3):
-        assert bench.turn() == []
+        assert bench.run_once() == []
     assert bench.engine.peers.taken == 2
     assert len(bench.channel.waits) == 1
 
 
 def test_a_busy_rank_has_passes_of_its_own(bench: Bench) -> None:
-    bench.turn(submit(1, max_tokens=50))
+    bench.run_once(submit(1, max_tokens=50))
     bench.engine.peers.wants = 2
     for _ in range(5):
-        bench.turn()
+        bench.run_once()
     assert bench.engine.peers.taken == 0
 
 
 def test_the_tokens_of_peers_are_told_before_their_pass_is_computed(bench: Bench) -> None:
     bench.engine.peers.wants, bench.engine.peers.tokens = 1, 512
     bench.loop.run_once()
-    assert [beat.step_tokens for beat in bench.channel.sent_of(Heartbeat)] == [0, 512]
-    # The pass may still be under way, and only when nothing follows is it over.
+    assert [heartbeat.step_tokens for heartbeat in bench.channel.sent_of(Heartbeat)] == [0, 512]
+    # The pass may still be in flight, and is over only when nothing follows.
     bench.time.sleep(1.0)
     bench.loop.run_once()
     assert bench.channel.sent_of(Heartbeat)[-1].step_tokens == 512
@@ -132,7 +132,7 @@ def test_heartbeats_tell_of_the_passes_so_far(bench: Bench) -> None:
     assert bench.channel.sent_of(Heartbeat)[-1].passes == bench.engine.peers.totals
 
 
-def test_while_it_waits_for_a_peer_a_rank_beats_and_names_it(bench: Bench) -> None:
+def test_while_it_waits_for_a_peer_a_rank_sends_heartbeats_that_name_it(bench: Bench) -> None:
     def late(watch: PassWatch) -> None:
         for _ in range(6):
             bench.time.sleep(0.5)
@@ -141,24 +141,24 @@ def test_while_it_waits_for_a_peer_a_rank_beats_and_names_it(bench: Bench) -> No
     bench.engine.in_step = late
     bench.channel.commands = [submit(1)]
     bench.loop.run_once()
-    beats = bench.channel.sent_of(Heartbeat)
-    assert [beat.awaits_rank for beat in beats[:4]] == [None, 3, 3, 3]
-    assert {beat.step for beat in beats[:4]} == {0}
+    heartbeats = bench.channel.sent_of(Heartbeat)
+    assert [heartbeat.awaits_rank for heartbeat in heartbeats[:4]] == [None, 3, 3, 3]
+    assert {heartbeat.step for heartbeat in heartbeats[:4]} == {0}
     bench.engine.in_step = lambda watch: None
     bench.time.sleep(1.0)
     bench.loop.run_once()
     assert bench.channel.sent_of(Heartbeat)[-1].awaits_rank is None
 
 
-def test_verbs_that_come_during_a_wait_are_obeyed_after_the_step(bench: Bench) -> None:
+def test_commands_during_a_wait_are_handled_after_the_step(bench: Bench) -> None:
     def late(watch: PassWatch) -> None:
         bench.channel.commands.append(submit(2))
         watch.awaiting(1)
         bench.engine.in_step = lambda watch: None
 
     bench.engine.in_step = late
-    assert [message.tag for message in bench.turn(submit(1, max_tokens=50))] == ["accepted"]
-    accepted, *_ = bench.turn()
+    assert [message.tag for message in bench.run_once(submit(1, max_tokens=50))] == ["accepted"]
+    accepted, *_ = bench.run_once()
     assert not isinstance(accepted, Rejected)
     assert (accepted.tag, accepted.request_id) == ("accepted", 2)
 

@@ -1,4 +1,4 @@
-"""Answers of a least length from real models: mlx-lm's own, and the same across owners."""
+"""Minimum length of real models' output: as in mlx-lm, and the same across owners."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,7 +18,7 @@ from mlx_dp.proto.messages.commands import Down, Submit
 from mlx_dp.proto.messages.events import FinishReason
 from mlx_dp.proto.messages.sampling_params import SamplingParams
 from mlx_dp.worker.startup import run_worker
-from tests.support.models.oracle import solo_greedy
+from tests.support.models.oracle import greedy_alone
 from tests.support.models.tiny_models import ARCHITECTURES
 from tests.support.worker.scripted_channel import ScriptedChannel
 from tests.support.worker.worker_starts import mlx_start
@@ -64,7 +64,7 @@ def submit(request_id: int, stops: Sequence[int], params: SamplingParams, **more
 
 
 def answers(directory: Path, submits: Sequence[Submit]) -> dict[int, tuple[int, ...]]:
-    """The whole answers of one worker to these requests, which meet in its batch."""
+    """The whole output of one worker to these requests, which meet in its batch."""
     script: list[tuple[int, Down]] = [(2 * at, each) for at, each in enumerate(submits)]
     channel = ScriptedChannel(mlx_start(directory, requests=len(submits)), script)
     assert run_worker(channel) is ExitCode.OK
@@ -78,12 +78,12 @@ def answers(directory: Path, submits: Sequence[Submit]) -> dict[int, tuple[int, 
     return {each.request_id: tuple(channel.received[each.request_id].ids) for each in submits}
 
 
-# One that is batched, a recurrent one, and one whose rows run one after another.
+# One batched, one recurrent, and one unbatched.
 @pytest.mark.parametrize("name", ["llama", "mamba", "llama_dynamic_rope"])
 def test_greedy_answers_are_those_of_mlx_lm(name: str, tmp_path: Path) -> None:
     directory = ARCHITECTURES[name].write(tmp_path)
     model, _ = load_model(directory)
-    free = solo_greedy(model, PROMPT, MAX_TOKENS).ids
+    free = greedy_alone(model, PROMPT, MAX_TOKENS).ids
     stops = (free[0], free[2], 10**6)
     greedy = SamplingParams(temperature=0.0)
     expected = [own_answer(model, stops[:2], least) for least in LEAST]
@@ -99,7 +99,7 @@ def test_greedy_answers_are_those_of_mlx_lm(name: str, tmp_path: Path) -> None:
 def test_an_answer_goes_on_at_any_other_owner_as_it_would_have(tmp_path: Path) -> None:
     directory = ARCHITECTURES["llama"].write(tmp_path)
     model, _ = load_model(directory)
-    free = solo_greedy(model, PROMPT, MAX_TOKENS).ids
+    free = greedy_alone(model, PROMPT, MAX_TOKENS).ids
     stops = tuple(free[:3])
     for params in (
         SamplingParams(temperature=0.0, min_tokens=9),

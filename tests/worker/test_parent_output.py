@@ -1,4 +1,4 @@
-"""What a worker prints while its controller does not read."""
+"""A worker's output while its controller does not read it."""
 
 import os
 import time
@@ -6,7 +6,7 @@ import time
 from mlx_dp.worker.parent_output import ParentOutput
 
 
-def test_a_pipe_that_nobody_reads_costs_a_moment_once_and_what_is_lost_is_told() -> None:
+def test_an_unread_pipe_costs_a_moment_once_and_lost_output_is_reported() -> None:
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     output = ParentOutput(writing)

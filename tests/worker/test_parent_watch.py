@@ -1,4 +1,4 @@
-"""No orphan, whatever the child is doing when its parent is killed."""
+"""No child outlives a killed parent, in any state of the child."""
 
 import os
 import select
@@ -18,8 +18,8 @@ pytestmark = pytest.mark.system
 
 GONE_WITHIN_S = 200.0
 
-# Starts children as the controller does, passes on what the first one prints, and waits to be
-# killed. The children inherit its standard output: that ends when all of them are gone.
+# Starts children as the controller does, forwards the first one's output, and waits to be killed.
+# The children inherit its standard output: that ends when all of them are gone.
 PARENT = """
 import os, subprocess, sys, time
 for body in sys.argv[1:]:
@@ -110,7 +110,7 @@ def test_a_grandchild_does_not_inherit_the_pipe(family) -> None:
     assert parent.stdout.readline() == b"closed\n"
 
 
-def test_a_parent_whose_pipe_somebody_else_holds_open_is_missed_all_the_same() -> None:
+def test_the_end_of_a_parent_is_noticed_while_another_process_holds_its_pipe() -> None:
     read_end, write_end = os.pipe()
     command = [sys.executable, "-c", PARENT_OF_HELD_PIPE, WATCH + SLEEP, str(read_end)]
     with subprocess.Popen(

@@ -1,4 +1,4 @@
-"""The worker as the controller starts it: a real process behind a real socket."""
+"""The worker as the controller starts it: a real process with a real socket."""
 
 import signal
 import subprocess
@@ -114,7 +114,7 @@ def test_a_worker_that_prints_more_than_is_read_goes_on(
     controller.receive_until(Hello)
     controller.send(start_message(share))
     controller.receive_until(Ready)
-    # It warns of each, and its output is not read: several times what a pipe holds.
+    # It warns of each, and its output is not read: several times the capacity of a pipe.
     for _ in range(3_000):
         controller.send(start_message(share))
     controller.send(Submit(request_id=7, epoch=1, prompt_ids=(72, 105), max_tokens=3))

@@ -339,7 +339,8 @@ def test_a_thousand_requests_in_turn_never_run_short_of_auxiliary_slots(
         assert (finished.request_id, finished.reason) == (request_id, FinishReason.LENGTH)
     while (heartbeat := controller.receive_until(Heartbeat)).running:
         pass
-    # With the prefix cache the tree holds the states alone: of the prompt's end and the answer's.
+    # With the prefix cache the tree holds only the states: at the prompt's end and the
+    # output's.
     assert heartbeat.auxiliary_used == (2 if prefix_cache else 0)
     assert heartbeat.reserved_tokens == 0
     controller.send(Shutdown())

@@ -1,4 +1,4 @@
-"""Whatever serving runs, the warm-up has run before, and has left nothing behind."""
+"""The warm-up runs every step form of serving beforehand, and leaves nothing behind."""
 
 import gc
 import random
@@ -71,14 +71,14 @@ SERVED_BY = {
     "windows": {"a cached prefix with state", "a batch of up to 8"},
     "states": {"a cached prefix with state", "a row that is not batched"},
 }
-"""What the script below must have led to, or the test would show nothing."""
+"""Preconditions of the script below, or the test would show nothing."""
 SLOTS = 8
 STOP = 259
 """The tiny models' last token."""
 
 
 class Channel(ScriptedChannel):
-    """Says what ran in the warm-up alone, and then lets serving be recorded anew."""
+    """Reports the forms that ran in the warm-up, and then records serving anew."""
 
     def __init__(self, *args, seen: StepForms) -> None:
         super().__init__(*args)
@@ -104,7 +104,7 @@ def ticking() -> Iterator[float]:
 
 
 def mixed_script(seed: int) -> list[tuple[int, Down]]:
-    """Requests with everything that one can ask for, in bursts and alone, some aborted."""
+    """Requests with every sampling parameter, in bursts and alone, some aborted."""
     rng = random.Random(seed)
     script: list[tuple[int, Down]] = []
     turn = 0
@@ -212,7 +212,7 @@ class TestOneEngine:
         cold.close()
 
     def test_a_slow_model_is_ready_in_time_and_its_rows_are_gone(self, engine: MlxEngine) -> None:
-        """Each look at the clock is half a second later than the one before."""
+        """Each reading of the clock is half a second later than the one before."""
         clock = count(step=0.5)
         warmed(engine, clock)
         assert next(clock) < 2 * engine.facts.warm_up_s + 5.0
@@ -231,7 +231,7 @@ def warmed(engine: MlxEngine, clock: Iterator[float] | None = None) -> None:
 
 
 def answers(engine: MlxEngine) -> list[tuple[int, int]]:
-    """The tokens of a few requests that ask for much, by slot."""
+    """The tokens of a few requests with many parameters, by slot."""
     rng = random.Random(7)
     for slot in range(4):
         ids = tuple(rng.randrange(STOP) for _ in range(9))

@@ -1,4 +1,4 @@
-"""The rounds of the warm-up: every parameter of sampling, and nothing beyond the limits."""
+"""The rounds of the warm-up: every sampling parameter, and nothing beyond the limits."""
 
 from collections.abc import Iterator
 from dataclasses import MISSING, fields

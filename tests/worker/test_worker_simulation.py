@@ -1,4 +1,4 @@
-"""Many small worlds: whatever comes, every request ends with the tokens of an undisturbed run."""
+"""Random simulations: every request ends with the tokens of an undisturbed run."""
 
 import pytest
 
@@ -25,7 +25,7 @@ SETTINGS = {
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS.keys())
-def test_every_request_ends_with_its_tokens_and_the_books_balance(
+def test_every_request_ends_with_its_tokens_and_all_counts_agree(
     setting: Setting, seed: int
 ) -> None:
     simulation = WorkerSimulation(seed, setting)

@@ -1,4 +1,4 @@
-"""Times the collectives of this process, one after another."""
+"""Timing of this process's collectives, one after another."""
 
 import time
 from collections.abc import Callable
@@ -8,11 +8,11 @@ import mlx.core as mx
 
 
 class CollectiveClock:
-    """Stands around MLX's collectives.
+    """Wraps MLX's collectives, to measure their time.
 
-    While it traces, each is computed by itself: what it needs is waited for before it, so that the
-    time in it is exchange, and waiting for ranks that come later. That ends all overlap, so traced
-    passes are slower than others.
+    While tracing, each is evaluated separately: its inputs are waited for first, so that its
+    time is exchange and waiting for later ranks. That ends all overlap, so traced passes are
+    slower than others.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class CollectiveClock:
         self._took_s = []
 
     def end(self) -> list[float]:
-        """Return the seconds of each since ``begin``, in the order that all ranks have."""
+        """Return each collective's seconds since ``begin``, in the order shared by all ranks."""
         self._tracing = False
         return self._took_s
 

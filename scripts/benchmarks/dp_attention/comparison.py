@@ -1,6 +1,7 @@
 """Compare DP attention with data-parallel replicas and with one process, on two models.
 
-The models are a dense one, and a random mixture of experts with nine tenths of its weights in them.
+The models are a dense one, and a random mixture of experts, whose experts are nine tenths of its
+weights.
 """
 
 import argparse
@@ -46,10 +47,10 @@ MODELS: Final = ("dense", "moe")
 PARTS: Final = ("serve", "kill", "split")
 CASES: Final = ((1, 0), (4, 0), (4, 4), (8, 8))
 SPLIT_TURNS: Final = 5
-"""They are short, and a slow spell of the machine is to spoil few."""
+"""Short samples, so that a slow spell of the machine spoils few of them."""
 KILL_STREAMS: Final = 4
 BEAT_S: Final = 1.2
-"""A little more than the time between heartbeats, which bring the counts."""
+"""A little more than the time between heartbeats, which carry the counters."""
 
 EPILOG: Final = """\
 One process, two replicas and two ranks all stay up; one has traffic at a time, in an order that
@@ -69,19 +70,39 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--model", help="the dense one, as mlx-dp serve takes it (default: demo)")
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS, help="default: both")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="default: all")
+    parser.add_argument("--model", help="the dense model, as for mlx-dp serve (default: demo)")
+    parser.add_argument(
+        "--models", nargs="+", choices=MODELS, default=MODELS, help="models (default: both)"
+    )
+    parser.add_argument(
+        "--parts", nargs="+", choices=PARTS, default=PARTS, help="parts to run (default: all)"
+    )
     parser.add_argument("--rounds", type=int, default=2, help="interleaved runs (default 2)")
-    parser.add_argument("--levels", type=int, nargs="+", default=[1, 4, 8, 16], metavar="CLIENTS")
-    parser.add_argument("--kills", type=int, default=2, help="of each mode (default 2)")
-    parser.add_argument("--steps", type=int, default=8, help="of decode, timed at once (default 8)")
+    parser.add_argument(
+        "--levels",
+        type=int,
+        nargs="+",
+        default=[1, 4, 8, 16],
+        metavar="CLIENTS",
+        help="concurrent clients (default 1 4 8 16)",
+    )
+    parser.add_argument("--kills", type=int, default=2, help="kills of each mode (default 2)")
+    parser.add_argument(
+        "--steps", type=int, default=8, help="decode steps per measured time (default 8)"
+    )
     parser.add_argument(
         "--lm-head", action="store_true", help="also two ranks with --enable-dp-lm-head"
     )
-    parser.add_argument("--quick", action="store_true", help="little of everything")
-    parser.add_argument("--seed", type=int, default=1, help="of the workload (default 1)")
-    parser.add_argument("--json", type=Path, default=Path("bench_dp_attention.json"))
+    parser.add_argument(
+        "--quick", action="store_true", help="small amounts, to see that all of it works"
+    )
+    parser.add_argument("--seed", type=int, default=1, help="seed of the workload (default 1)")
+    parser.add_argument(
+        "--json",
+        type=Path,
+        default=Path("bench_dp_attention.json"),
+        help="write all measurements to this file",
+    )
     return parser.parse_args(arguments)
 
 
@@ -114,7 +135,7 @@ async def serve_rounds(
 
 
 def requests_of(workload: Workload, name: str, level: int) -> list[Request]:
-    """A random model may stop anywhere: no answer ends before its time."""
+    """A random model may stop anywhere: ignore_eos keeps responses at their length."""
     requests = workload.mixed(name, max(2, level))
     return [replace(request, ignore_eos=True) for request in requests]
 
@@ -122,7 +143,7 @@ def requests_of(workload: Workload, name: str, level: int) -> list[Request]:
 async def kill_rounds(
     servers: Sequence[Server], workload: Workload, kills: int
 ) -> Mapping[str, list[Measures]]:
-    """Kill a worker of each server that has two, in turns."""
+    """Kill a worker of each server with two workers, in turns."""
     found: dict[str, list[Measures]] = {}
     for number in range(kills):
         requests = workload.fixed(f"kill/{number}", KILL_STREAMS, 48, 1000)
@@ -137,7 +158,7 @@ async def kill_rounds(
 
 
 async def run_model(name: str, model: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Measure one model; print each table as soon as it is there."""
+    """Measure one model; print each table as soon as it is complete."""
     print(f"\n## {name}: {model.name}\n", flush=True)
     found: dict[str, Any] = {}
     if {"serve", "kill"} & set(options.parts):

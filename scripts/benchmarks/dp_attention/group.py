@@ -1,4 +1,4 @@
-"""Ranks of a group as processes of their own, each with a start-up of its own, under orders."""
+"""Ranks of a group as processes, each with the real start-up, which execute orders."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ from scripts.benchmarks.serving.server import BLAS, free_port
 
 _PROGRAM: Final = ("-m", "scripts.benchmarks.dp_attention.rank")
 _PATIENCE_S: Final = 180.0
-"""A rank that waits for one that is gone waits for ever."""
+"""A rank that waits for a dead rank waits for ever, so orders time out."""
 
 
 class RankError(Exception):
@@ -24,7 +24,7 @@ class RankError(Exception):
 
 
 class Ranks:
-    """Processes that obey one order each at a time. Made by ``started``."""
+    """Processes that execute one order each at a time. Made by ``started``."""
 
     def __init__(self, processes: Sequence[asyncio.subprocess.Process]) -> None:
         self._processes = processes
@@ -34,14 +34,14 @@ class Ranks:
         return len(self._processes)
 
     async def order(self, rank: int, **order: Any) -> Any:
-        """Have one rank do something, and return its answer."""
+        """Order one rank to do something, and return its answer."""
         process = self._processes[rank]
         assert process.stdin is not None
         process.stdin.write(json.dumps(order).encode() + b"\n")
         return await self.answer(rank)
 
     async def order_all(self, orders: Sequence[dict[str, Any] | None]) -> list[Any]:
-        """Give each rank its order, or none, at once, and wait for all answers."""
+        """Send each rank its order, or none, at once, and wait for all answers."""
         given = [self.order(rank, **order) for rank, order in enumerate(orders) if order]
         return list(await asyncio.gather(*given))
 

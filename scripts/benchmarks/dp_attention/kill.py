@@ -1,4 +1,4 @@
-"""SIGKILL of a worker that streams: when its streams go on, and when all owners serve again."""
+"""SIGKILL of a worker that streams: the times until its streams resume and all owners serve."""
 
 import asyncio
 import os
@@ -17,7 +17,8 @@ HEALED_TIMEOUT_S = 120.0
 async def kill_worker(server: Server, running: Sequence[Request]) -> Measures:
     """Kill the worker of the first of several streams.
 
-    ``next_token_s`` is of that worker's streams, ``others_gap_s`` the longest gap of all others.
+    ``next_token_s`` is of that worker's streams, ``others_gap_s`` the longest gap of all
+    others.
     """
     seen = [Stream() for _ in running]
     tasks = [
@@ -27,7 +28,7 @@ async def kill_worker(server: Server, running: Sequence[Request]) -> Measures:
     try:
         await all_have(seen, WARM_CHUNKS, tasks)
         victim = seen[0].owner
-        assert victim is not None, "the server does not say who answers"
+        assert victim is not None, "the server does not name the owner of a response"
         pid = (await _ready_pids(server))[victim]
         assert pid is not None, f"worker {victim} streams and is not ready"
         os.kill(pid, signal.SIGKILL)
@@ -51,19 +52,19 @@ async def kill_worker(server: Server, running: Sequence[Request]) -> Measures:
 async def _all_go_on(
     streams: Sequence[Stream], before: Sequence[int], tasks: Sequence[asyncio.Task[Stream]]
 ) -> None:
-    """What the dead worker had sent may still arrive: wait for more than that can be."""
+    """Wait for more tokens than those of the dead worker that may still be in flight."""
     while any(
         len(stream.chunks_s) < count + WARM_CHUNKS
         for stream, count in zip(streams, before, strict=True)
     ):
         for task in tasks:
             if task.done():
-                raise RuntimeError(f"a stream did not outlive the worker: {task.result()}")
+                raise RuntimeError(f"a stream did not survive its worker: {task.result()}")
         await asyncio.sleep(POLL_S)
 
 
 def longest_gap(stream: Stream, killed_s: float) -> tuple[float, float]:
-    """The longest gap that ends after the kill: when it began and ended."""
+    """The longest gap that ends after the kill, as its begin and end."""
     gaps = [(begun, after) for begun, after in pairwise(stream.chunks_s) if after > killed_s]
     return max(gaps, key=lambda gap: gap[1] - gap[0])
 
@@ -78,7 +79,7 @@ async def _ready_pids(server: Server) -> dict[int, int | None]:
 
 
 async def _healed(server: Server, *, gone: int) -> float:
-    """Return when every owner was ready again, with another process in the place of ``gone``."""
+    """Return when every owner is ready again, with a new process in place of ``gone``."""
     until = time.monotonic() + HEALED_TIMEOUT_S
     while time.monotonic() < until:
         pids = await _ready_pids(server)

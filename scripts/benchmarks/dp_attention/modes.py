@@ -1,4 +1,4 @@
-"""The two replica modes and one process, as servers of one model, and what they hold and count."""
+"""The servers under comparison: both replica modes and one process, their memory and counters."""
 
 import re
 from collections import Counter
@@ -24,14 +24,14 @@ _OWNER_COUNTS: Final = ("passes", "idle_passes", "peer_wait_seconds", "generatio
 
 
 def mode_specs(model: Path, *, head: bool) -> list[ServerSpec]:
-    """Restarts without end: kills are part of what is measured. ``head``: one mode more."""
+    """The modes; restarts are unlimited since kills are measured. ``head``: DP LM head, too."""
     modes = {**FLAGS, RANKS_AND_HEAD: (*FLAGS[RANKS], HEAD)} if head else FLAGS
     common = ("--model", str(model), "--served-model-name", "bench", "--max-restarts", "1000")
     return [our_spec(name, [*common, *flags]) for name, flags in modes.items()]
 
 
 async def weights_nbytes(server: Server) -> list[int]:
-    """What each worker says that it holds."""
+    """The memory that each worker reports."""
     info = await server.client.get_json("/server_info")
     return [owner["weights_nbytes"] for owner in info["owners"]]
 
@@ -43,7 +43,7 @@ async def workers_rss_nbytes(server: Server) -> list[int]:
 
 
 async def owner_counts(server: Server) -> Counter[tuple[str, int]]:
-    """The counts of ``/metrics`` that tell of passes, by name and rank."""
+    """The counters of ``/metrics`` about passes, by name and rank."""
     page = (await server.client.get("/metrics")).decode()
     names = "|".join(_OWNER_COUNTS)
     pattern = rf'^mlx_dp:owner_({names})_total\{{dp_rank="(\d+)"\}} (\S+)$'

@@ -1,4 +1,4 @@
-"""A random mixture of experts, nine tenths of which are its experts, with a tokenizer for it."""
+"""A random mixture of experts, whose experts are nine tenths of its weights, with a tokenizer."""
 
 import json
 import shutil
@@ -30,7 +30,7 @@ MOE: Mapping[str, Any] = {
     "torch_dtype": "float32",
     "eos_token_id": 2,
 }
-"""297 MB in float32, of which 267 are experts; each token runs through 4 of 32."""
+"""297 MB in float32, of which the experts are 267; each token runs through 4 of 32."""
 
 
 def write_moe(directory: Path, tokenizer_of: Path, config: Mapping[str, Any] = MOE) -> Path:
@@ -44,9 +44,9 @@ def write_moe(directory: Path, tokenizer_of: Path, config: Mapping[str, Any] = M
 
 
 def shorten(tokenizer: Mapping[str, Any], vocab_size: int) -> dict[str, Any]:
-    """Leave the first tokens of a byte-level BPE, and the merges that make them.
+    """Keep the first tokens of a byte-level BPE, and the merges that make them.
 
-    Tokens are numbered in the order of merges, so that what makes a token comes before it.
+    Tokens are numbered in the order of merges, so the parts of a token come before it.
     """
     model = tokenizer["model"]
     kept = {token: index for token, index in model["vocab"].items() if index < vocab_size}
@@ -55,5 +55,5 @@ def shorten(tokenizer: Mapping[str, Any], vocab_size: int) -> dict[str, Any]:
 
 
 def _joined(merge: Any) -> str:
-    """A merge is a pair, or in older files both with a space between."""
+    """A merge is a pair; in older files it is a string with a space between both."""
     return merge.replace(" ", "") if isinstance(merge, str) else "".join(merge)

@@ -1,7 +1,7 @@
-"""One rank of a group, or a process alone, that steps when it is told to.
+"""One rank of a group, or a single process, that steps on command.
 
-Orders come as lines of JSON on standard input, and each is answered by one. Between orders it takes
-part in the passes of its peers, and does nothing else.
+Orders are lines of JSON on standard input, and each is answered by one line. Between orders the
+rank only takes part in the passes of its peers.
 """
 
 import json
@@ -21,11 +21,11 @@ from scripts.benchmarks.engine.side import fill
 from scripts.benchmarks.engine.worker import LocalWorker, OurBatch, start_message
 
 MANY: Final = 2000
-"""Tokens of an answer that no measurement comes to the end of."""
+"""Response length that no measurement reaches."""
 
 
 class RankProcess:
-    """Obeys one order at a time."""
+    """Executes one order at a time."""
 
     def __init__(self, worker: LocalWorker, clock: CollectiveClock) -> None:
         self._engine = worker.engine
@@ -35,22 +35,22 @@ class RankProcess:
         self._orders = b""
         self._begun_cpu_s = 0.0
         self._asleep_s = 0.0
-        """Between passes of peers, since the last ``begin``."""
+        """Times of the peers' passes since the last ``begin``."""
         self._waited_s: float | None = None
-        """In the steps since then; None: there were none."""
+        """Times in the steps since then; None: there were none."""
 
     def run(self) -> None:
-        """Obey until standard input ends."""
+        """Execute orders until standard input ends."""
         tell({"weights_nbytes": self._batch.worker.engine.facts.shape.weights_nbytes})
         while (line := self._next_order()) is not None:
-            tell(self._obey(json.loads(line)))
+            tell(self._handle(json.loads(line)))
 
-    def _obey(self, order: dict[str, Any]) -> dict[str, Any]:
+    def _handle(self, order: dict[str, Any]) -> dict[str, Any]:
         match order:
             case {"do": "fill", "prompts": prompts}:
                 fill(self._batch, prompts, MANY)
             case {"do": "begin", "trace": trace}:
-                # Nobody steps now, so that all ranks begin with the same pass.
+                # No rank steps now, so that all ranks begin with the same pass.
                 self._clock.begin(trace=trace)
                 self._asleep_s, self._waited_s = 0.0, None
                 self._begun_cpu_s = time.process_time()
@@ -113,7 +113,7 @@ def tell(answer: dict[str, Any]) -> None:
 
 
 def start_of(place: dict[str, Any]) -> Start:
-    """What a controller would say to this rank."""
+    """The commands that a controller would send to this rank."""
     size = len(place["addresses"])
     group = None
     if size > 1:

@@ -1,4 +1,4 @@
-"""Where the time of a step in lockstep goes: to computing, to exchange, or to waiting for peers."""
+"""The time of a step in lockstep, split into computing, exchange, and waiting for peers."""
 
 import random
 from collections.abc import Sequence
@@ -12,12 +12,12 @@ from scripts.benchmarks.results.report import median, table
 
 PROMPT_TOKENS: Final = 32
 SMALL_VOCABULARY: Final = 1000
-"""Tokens that every model has."""
+"""Token ids in every model's vocabulary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """One rank's seconds for a step, in sum those of a traced step."""
+    """One rank's seconds for a step; together they are a traced step."""
 
     compute_s: float
     exchange_s: float
@@ -26,7 +26,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steps:
-    """Steps as they are served: seconds of one, and of all processors in one, by rank."""
+    """Untraced steps: seconds per step, and CPU seconds of all processes per step, by rank."""
 
     step_s: float
     cpu_s: tuple[float, ...]
@@ -34,7 +34,7 @@ class Steps:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Steps of decode with so many ``rows`` on each rank.
+    """Decode steps with ``rows`` on each rank.
 
     ``alone`` is one process with all rows; the splits are of traced steps, by rank.
     """
@@ -48,9 +48,9 @@ class Measured:
 def split(
     step_s: float, steps: int, waited_s: Sequence[float], took_s: Sequence[Sequence[float]]
 ) -> tuple[Split, ...]:
-    """Divide each rank's time: ``waited_s`` before passes, ``took_s`` in each collective.
+    """Split each rank's time: ``waited_s`` before passes, ``took_s`` in each collective.
 
-    The rank that comes to a collective last waits for nobody there: what it takes is exchange.
+    The last rank at a collective does not wait there: its time is exchange.
     """
     pure_s = sum(min(each) for each in zip(*took_s, strict=True)) / steps
     splits = []
@@ -88,7 +88,7 @@ async def _measure(
         splits=tuple(_median_split(each) for each in zip(*traced, strict=True)),
     )
     for ranks in (alone, group):
-        # One after another: each has to take part while the other ends what it has under way.
+        # Sent separately: each rank takes part in passes until the others have finished.
         for rank in range(ranks.size):
             await ranks.order(rank, do="clear")
     return measured
@@ -126,7 +126,7 @@ async def _fill(ranks: Ranks, rows: Sequence[int], chance: random.Random) -> Non
 
 
 async def _steps(ranks: Ranks, rows: Sequence[int], steps: int) -> list[float]:
-    """Seconds a step on each rank that has rows."""
+    """Seconds per step on each rank that has rows."""
     orders = [{"do": "steps", "count": steps} if count else None for count in rows]
     return [answer["step_s"] for answer in await ranks.order_all(orders)]
 

@@ -16,10 +16,10 @@ from scripts.benchmarks.results.report import (
 from scripts.benchmarks.serving.scenarios import Measures
 
 MOE_WEIGHTS = Goal(at_most=0.6)
-"""For a model with nine tenths of its weights in experts, to two replicas."""
+"""The goal, to two replicas, for a model whose experts are nine tenths of its weights."""
 
 Runs = Mapping[str, Sequence[Measures]]
-"""By server, one entry a round."""
+"""By server, one entry per round."""
 
 
 def weights_table(
@@ -27,7 +27,7 @@ def weights_table(
     resident: Mapping[str, Sequence[int]],
     goal: Goal | None = None,
 ) -> str:
-    """Weights are what workers say of their arrays, resident memory what the system says."""
+    """Weights are the arrays that workers report, resident memory is the system's count."""
     whole = sum(weights[REPLICAS])
     rows = []
     for name, held in weights.items():
@@ -71,7 +71,7 @@ def speed_table(level: str, runs: Runs) -> str:
 
 
 def passes_table(by_level: Mapping[str, Sequence[Measures]]) -> str:
-    """What the ranks count: passes, those without rows of their own, and waits in them."""
+    """Counters of the ranks: passes, those without rows of their own, and waits in them."""
     rows = []
     for level, measured in by_level.items():
         ranks = sorted({key.rpartition(" ")[2] for run in measured for key in run["counts"]})

@@ -1,4 +1,4 @@
-"""Measure two decisions about the batch: slabs by length, and prefill chunks in decode steps.
+"""Measure two design decisions: slabs by length, and mixed chunks (prefill in decode steps).
 
 Each is compared with the plain alternative in the same process, in turns, on a real model.
 """

@@ -61,7 +61,7 @@ def churn(pair: Pair, sizes: Sizes) -> Section:
 
 
 def churn_requests(pair: Pair, sizes: Sizes, number: int) -> list[tuple[list[int], int]]:
-    """Prompts and answer lengths of one round: all lengths equally often, in random order."""
+    """Prompts and response lengths of one round: all lengths equally often, in random order."""
     chance = random.Random(f"{pair.seed}/churn/{number}")
     count = sizes.churn_requests
     prompts = [sizes.churn_prompts[index % len(sizes.churn_prompts)] for index in range(count)]
@@ -93,14 +93,14 @@ def _churned(pair: Pair, side: Side, sizes: Sizes, number: int) -> float:
 def _decoded(
     pair: Pair, sizes: Sizes, name: str, lengths: Sequence[int]
 ) -> dict[str, Sequence[float]]:
-    """Speeds of both sides, each with the same rows all the time: only steps alternate."""
+    """Speeds of both sides with the same rows: only steps alternate."""
     pair.clear()
     prompts = [pair.prompt(f"{name}/{index}", length) for index, length in enumerate(lengths)]
     for side in (pair.ours, pair.peer):
         fill(side, prompts, sizes.answer)
 
     def measure(side: Side, number: int) -> float:
-        # The first step after a pause only launches: what it returns was computed before.
+        # The first step after a pause only launches, and returns what was computed before.
         side.step()
         begun = time.perf_counter()
         tokens = sum(len(side.step()) for _ in range(sizes.steps))

@@ -1,4 +1,4 @@
-"""The models of the engine's benchmark: the one that was named, and a random hybrid."""
+"""The models of the engine's benchmark: the one that --model names, and a random hybrid."""
 
 import importlib
 import json
@@ -39,7 +39,7 @@ HYBRID: Mapping[str, Any] = {
     "tie_word_embeddings": True,
     "torch_dtype": "float32",
 }
-"""Granite 4.0 H in small, 60 MB in float32: two Mamba 2 layers to each layer of attention."""
+"""A small Granite 4.0 H, 60 MB in float32: two Mamba 2 layers to each layer of attention."""
 
 
 def named_model(model: str | None) -> Path:
@@ -74,10 +74,10 @@ def write_hybrid(directory: Path, config: Mapping[str, Any] = HYBRID, seed: int 
 
 
 def _weight(key: mx.array, name: str, old: mx.array) -> Any:
-    """Scaled so that greedy answers wander with their context instead of repeating one token."""
+    """Scaled so that greedy text varies with its context instead of repeating one token."""
     noise: mx.array = mx.random.normal(old.shape, key=key)
     if old.ndim < 2:
-        # The decay rates of the states keep their spread, or nothing would be remembered.
+        # The states keep the spread of their decay rates, or they would remember nothing.
         return old + 0.05 * noise
     if "embed" in name:
         return 0.1 * noise

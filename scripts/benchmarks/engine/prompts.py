@@ -1,4 +1,4 @@
-"""Prompts: the speed of prefill, the second turn of a chat, and what a join costs."""
+"""Prompts: the speed of prefill, the second turn of a chat, and the cost of a join."""
 
 import statistics
 import time
@@ -11,9 +11,9 @@ from scripts.benchmarks.results.report import milliseconds
 AS_FAST = Goal(at_least=0.97)
 SECOND_TURN = Goal(at_most=0.15)
 JOINS = 3
-"""In a round: a join is short, and the steps around it vary."""
+"""Repetitions per round: a join is short, and the steps around it vary."""
 FLAT = Goal(at_most=1.5)
-"""A join among sixteen times the tokens may cost this much more, which is noise."""
+"""The goal: with sixteen times the tokens, a join costs at most this much more, for noise."""
 
 
 def prefill(pair: Pair, sizes: Sizes) -> Section:
@@ -43,7 +43,7 @@ def _prefilled(pair: Pair, name: str, lengths: list[int]) -> Case:
 
 
 def second_turn(pair: Pair, sizes: Sizes) -> Section:
-    """Ours continues from the first turn. The peer prefills it all, as its server does cold."""
+    """Ours reuses the first turn. The peer prefills everything, as its server does uncached."""
     asked, answered = sizes.history
     cold: list[float] = []
 
@@ -75,7 +75,7 @@ def second_turn(pair: Pair, sizes: Sizes) -> Section:
 
 
 def join(pair: Pair, sizes: Sizes) -> Section:
-    """What a short request adds to the steps in which it joins rows that hold many tokens."""
+    """The time that a short request adds to the steps in which it joins rows with many tokens."""
     cases: list[Case] = []
     for rows, length in sizes.held:
         pair.clear()
@@ -101,16 +101,16 @@ def join(pair: Pair, sizes: Sizes) -> Section:
         )
     )
     return Section(
-        title=f"What the join of a prompt of {sizes.join_prompt} adds to its steps",
+        title=f"Time that the join of a prompt of {sizes.join_prompt} adds to its steps",
         columns=(pair.ours.name, pair.peer.name),
         cases=cases,
     )
 
 
 def _join_s(side: Side, prompt: list[int]) -> float:
-    """Seconds beyond those that as many steps take without a join.
+    """Seconds beyond those of as many steps without a join.
 
-    Up to the second token, since the rows may be merged only in the step that follows the first.
+    Up to the second token, since the rows may be merged only in the step after the first.
     """
     side.step()
     alone = [_step_s(side) for _ in range(5)]

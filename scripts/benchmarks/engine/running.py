@@ -15,11 +15,11 @@ from scripts.benchmarks.results.report import mebibytes, milliseconds, quantile
 PACE = Goal(at_most=2.5)
 ACCOUNTED = Goal(at_most=1.1)
 MEMORY_ROUNDS = 2
-"""Bytes vary little from round to round, and a round is long."""
+"""Few rounds: bytes vary little, and a round is long."""
 
 
 class Gaps:
-    """Times between the tokens of each of some requests."""
+    """Times between the tokens of some requests."""
 
     def __init__(self, requests: Sequence[int]) -> None:
         self._last: dict[int, float | None] = dict.fromkeys(requests)
@@ -36,7 +36,7 @@ class Gaps:
 
 
 def pace(pair: Pair, sizes: Sizes) -> Section:
-    """Gaps of running requests while prompts come one after another, against those without."""
+    """Gaps of running requests while prompts arrive one after another, against those without."""
     idle: dict[str, list[float]] = {}
     waited: dict[str, list[float]] = {}
 
@@ -98,7 +98,7 @@ def _first_among(side: Side, gaps: Gaps, prompt: Sequence[int]) -> float:
 
 
 def memory(pair: Pair, sizes: Sizes) -> Section:
-    """Peak of what MLX allocated beyond the weights, over the peak of what the budget counts."""
+    """Peak of MLX's allocations beyond the weights, over the peak of the budget's count."""
     ours = pair.ours
     assert isinstance(ours, OurBatch), ours
     peaks: list[float] = []
@@ -128,7 +128,7 @@ def memory(pair: Pair, sizes: Sizes) -> Section:
 
 
 def _busy(pair: Pair, ours: OurBatch, sizes: Sizes, number: int) -> float:
-    """Prefill long rows and run short requests beside them; return the most bytes accounted for."""
+    """Prefill long rows and run short requests beside them; return the most bytes counted."""
     rows, length = sizes.held[-1]
     for row in range(rows):
         ours.submit(pair.prompt(f"memory {number}/{row}", length), sizes.answer)

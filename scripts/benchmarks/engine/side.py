@@ -1,4 +1,4 @@
-"""The interface of a measured batch engine, and measuring two of them in turn."""
+"""The interface of a measured batch engine, and measuring two engines in turn."""
 
 import random
 import time
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 PATIENCE_STEPS = 20_000
-"""Steps after which a measurement gives up waiting."""
+"""Steps after which a measurement gives up."""
 
 
 class Emitted(NamedTuple):
-    """One token of one request; ``ended`` with its last."""
+    """One token of one request; ``ended``: its last."""
 
     request: int
     token: int
@@ -30,13 +30,13 @@ class Side(Protocol):
     def cancel(self, requests: Collection[int]) -> None: ...
 
     def step(self) -> list[Emitted]:
-        """Launch one step, and return what a step before it has drawn."""
+        """Launch one step, and return the tokens of an earlier one."""
 
     def settle(self) -> None:
-        """Wait until the device has done all that was launched."""
+        """Wait until the device has finished all launched work."""
 
     def clear(self) -> None:
-        """Cancel what runs, and drop everything that was kept."""
+        """Cancel all requests, and drop everything that is cached."""
 
 
 Measure = Callable[[Side, int], float]
@@ -54,7 +54,7 @@ class Pair:
     seed: int
 
     def prompt(self, name: str, num_tokens: int) -> list[int]:
-        """A random prompt: no other name begins alike, so that no cache helps."""
+        """A random prompt, without a prefix of another name's prompt, so that no cache helps."""
         chance = random.Random(f"{self.seed}/{name}")
         return [chance.randrange(self.vocab_size) for _ in range(num_tokens)]
 
@@ -63,13 +63,13 @@ class Pair:
         self.peer.clear()
 
     def interleaved(self, measure: Measure) -> tuple[list[float], list[float]]:
-        """Measure both sides once a round, in turns that alternate; ours first, then the peer's."""
+        """Measure both sides once per round, in alternating order; ours first, then the peer's."""
         found: Mapping[str, list[float]] = {self.ours.name: [], self.peer.name: []}
         for number in range(self.rounds):
             order = (self.ours, self.peer) if number % 2 == 0 else (self.peer, self.ours)
             for side in order:
                 found[side.name].append(measure(side, number))
-                # What one side has under way would slow the other.
+                # Work that one side has launched would slow the other.
                 side.settle()
         return found[self.ours.name], found[self.peer.name]
 
@@ -83,7 +83,7 @@ def fill(side: Side, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[
 
 
 def step_until(side: Side, requests: Sequence[int], *, tokens: int) -> int:
-    """Step until each of these has so many tokens more; return the number of steps."""
+    """Step until each request has this many more tokens; return the number of steps."""
     missing = dict.fromkeys(requests, tokens)
     for steps in range(1, PATIENCE_STEPS):
         for emitted in side.step():

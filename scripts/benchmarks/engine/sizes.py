@@ -1,4 +1,4 @@
-"""How much work the sections of the engine's benchmark do."""
+"""The amounts of work in the sections of the engine's benchmark."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ class Sizes:
     churn_answers: tuple[int, ...] = (8, 16, 32, 64)
     long_prompt: int = 1000
     short_prompts: tuple[int, int] = (8, 40)
-    """How many together, and their tokens."""
+    """Prompts at once, and their tokens."""
     history: tuple[int, int] = (900, 100)
     """The first turn's prompt and answer."""
     turn: int = 40
@@ -33,7 +33,7 @@ class Sizes:
 
     @property
     def answer(self) -> int:
-        """An answer length that no measurement reaches."""
+        """A response length that no measurement reaches."""
         return 2000
 
 
@@ -55,4 +55,4 @@ QUICK = Sizes(
     pace_rows=2,
     pace_prompts=(100,),
 )
-"""Enough to see that all of it works; its numbers mean nothing."""
+"""Just enough to run everything; its numbers mean nothing."""

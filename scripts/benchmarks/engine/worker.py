@@ -35,7 +35,7 @@ def start_message(
     prefix_cache: bool,
     group: GroupPlace | None = None,
 ) -> Start:
-    """Return the Start of a worker that is alone or a rank of ``group``.
+    """Return the Start of a single worker, or of a rank of ``group``.
 
     The limits are divided as the controller divides them.
     """
@@ -60,8 +60,8 @@ class LocalWorker:
     def __init__(self, start: Start) -> None:
         self._channel = FakeChannel(VirtualTime())
         held = BufferedChannel(self._channel)
-        beats = StartHeartbeats(held, start.heartbeat_interval_s, time.monotonic)
-        started = startup._bring_up(start, beats, time.monotonic)
+        heartbeats = StartHeartbeats(held, start.heartbeat_interval_s, time.monotonic)
+        started = startup._bring_up(start, heartbeats, time.monotonic)
         self.engine: Engine = started.engine
         self.capacity = started.capacity
         self.loop: WorkerLoop = startup._loop(start, started, held, time.monotonic)
@@ -80,10 +80,10 @@ class LocalWorker:
         return self.loop._scheduler._room.accounted_nbytes
 
     def send(self, command: Down) -> None:
-        """Queue a command for the next turn."""
+        """Queue a command for the next run of the loop."""
         self._channel.commands.append(command)
 
-    def turn(self) -> list[Up]:
+    def run_once(self) -> list[Up]:
         """Run the loop once; return the worker's events."""
         ended = self.loop.run_once()
         assert ended is None, ended
@@ -129,7 +129,7 @@ class OurBatch:
     def step(self) -> list[Emitted]:
         tokens: dict[int, list[int]] = {}
         ended: set[int] = set()
-        for message in self.worker.turn():
+        for message in self.worker.run_once():
             match message:
                 case Tokens(chunks=chunks):
                     for chunk in chunks:

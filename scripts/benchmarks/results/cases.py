@@ -1,4 +1,4 @@
-"""What a section of the engine's benchmark yields: cases, their goals, and the table of them."""
+"""The result of a benchmark section: cases, their goals, and their table."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from scripts.benchmarks.results.report import median, paired_ratio, table
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """The bound that a ratio should keep."""
+    """The bound for a ratio."""
 
     at_least: float | None = None
     at_most: float | None = None
@@ -27,7 +27,7 @@ class Goal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One line: what was measured in each round, and what it is divided by."""
+    """One line: the value of each round, and the base of its ratio."""
 
     name: str
     measured: Sequence[float]
@@ -51,7 +51,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """``columns`` names what is measured and what it is divided by."""
+    """``columns``: the headings of the value and of its base."""
 
     title: str
     columns: tuple[str, str]

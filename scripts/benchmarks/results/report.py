@@ -1,4 +1,4 @@
-"""Tables of medians and ratios, and the machine that they were measured on."""
+"""Tables of medians and ratios, and the machine on which they were measured."""
 
 import os
 import platform
@@ -15,7 +15,7 @@ def median(values: Sequence[float]) -> float:
 
 
 def quantile(values: Sequence[float], q: float) -> float:
-    """The value below which a part ``q`` of them lies; nearest rank, so that 1.0 is the largest."""
+    """The ``q`` quantile, by nearest rank, so that 1.0 is the largest value."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(q * len(ordered)))] if ordered else float("nan")
 
@@ -26,7 +26,7 @@ def paired_ratio(ours: Sequence[float], peer: Sequence[float]) -> float:
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A markdown table, padded to be read as it is."""
+    """A markdown table, padded for reading as plain text."""
     widths = [max(len(cell) for cell in column) for column in zip(headers, *rows, strict=True)]
     lines = [headers, ["-" * width for width in widths], *rows]
     padded = [
@@ -42,7 +42,7 @@ def column(runs: Sequence[Mapping[str, Any]], name: str) -> list[float]:
 def medians(
     runs: Sequence[Mapping[str, Any]], fields: Mapping[str, Callable[[float], str]]
 ) -> list[str]:
-    """One cell a field: the median over the runs, as its format shows it."""
+    """One cell per field: the median over the runs, in the field's format."""
     return [show(median(column(runs, name))) for name, show in fields.items()]
 
 
@@ -55,7 +55,7 @@ def mebibytes(nbytes: float) -> str:
 
 
 def machine() -> dict[str, Any]:
-    """What a reader needs to judge the numbers."""
+    """The machine's facts that a reader needs to judge the numbers."""
     return {
         "platform": platform.platform(),
         "processor": platform.processor() or platform.machine(),

@@ -21,7 +21,7 @@ class ServerError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One completion. ``prompt_tokens`` is what it was built to have."""
+    """One completion. ``prompt_tokens`` is the intended length of the prompt."""
 
     prompt: str
     prompt_tokens: int
@@ -31,7 +31,7 @@ class Request:
 
 @dataclass(slots=True)
 class Stream:
-    """What one client saw. Times are of this process's monotonic clock."""
+    """Everything that one client received. Times are of this process's monotonic clock."""
 
     sent_s: float = 0.0
     chunks_s: list[float] = field(default_factory=list)
@@ -40,11 +40,11 @@ class Stream:
     completion_tokens: int = 0
     text: str = ""
     owner: int | None = None
-    """Who answers, as the head says; None for a server that does not tell."""
+    """The owner that the response head names; None from a server without owners."""
 
     @property
     def first_s(self) -> float:
-        """When its first text came; its end, for an answer without any."""
+        """The time of the first text, or of the end when there was none."""
         return self.chunks_s[0] if self.chunks_s else self.ended_s
 
     @property
@@ -64,9 +64,9 @@ class Client:
         self._model = model
 
     async def stream(self, request: Request, seen: Stream | None = None) -> Stream:
-        """Run one greedy request to its end. ``seen`` is filled while the stream runs.
+        """Run one greedy request to its end, recording into ``seen`` meanwhile.
 
-        Cancelling the task closes the connection at once, as a client that leaves does.
+        Cancelling the task closes the connection at once, like a client that disconnects.
         """
         seen = Stream() if seen is None else seen
         body = {
@@ -132,7 +132,7 @@ def _request(method: str, path: str, body: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Head:
-    """The head of an answer. ``chunked``: its body comes in chunks."""
+    """The head of a response. ``chunked``: its body comes in chunks."""
 
     status: int
     chunked: bool
@@ -185,7 +185,7 @@ def _take(event: dict[str, Any], seen: Stream, now: float) -> None:
 async def run_clients(
     client: Client, requests: Sequence[Request], concurrency: int
 ) -> list[Stream]:
-    """Let that many clients work off the requests, each taking the next one when done."""
+    """Run the requests with this many clients; each takes the next one when it is done."""
     waiting = list(enumerate(requests))[::-1]
     done: dict[int, Stream] = {}
 

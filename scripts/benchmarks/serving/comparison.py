@@ -72,16 +72,16 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--peer-threads",
         type=int,
-        help="BLAS threads of mlx_lm.server; by default 1 and 2 are tried and the better is taken",
+        help="BLAS threads of mlx_lm.server; default: the better one of 1 and 2",
     )
     parser.add_argument(
         "--serve-args",
         default="",
         help='further flags for mlx-dp serve, as one word: "--chunked-prefill-size 256"',
     )
-    parser.add_argument("--seed", type=int, default=1, help="of the workload (default 1)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the workload (default 1)")
     parser.add_argument(
-        "--json", type=Path, default=Path("bench_serve.json"), help="where every run is written"
+        "--json", type=Path, default=Path("bench_serve.json"), help="write every run to this file"
     )
     return parser.parse_args(arguments)
 

@@ -1,4 +1,4 @@
-"""What is measured on a server: throughput, a long prompt that arrives, a client that leaves."""
+"""Scenarios: throughput, a long prompt beside running streams, a client that disconnects."""
 
 import asyncio
 import time
@@ -12,7 +12,7 @@ from scripts.benchmarks.serving.server import MemoryPeak, Server
 
 RUNNING_STREAMS = 4
 WARM_CHUNKS = 8
-"""Chunks that every stream must have before anything is done to it."""
+"""Chunks that every stream must have before the scenario acts."""
 POLL_S = 0.002
 LEAVE_TIMEOUT_S = 60.0
 
@@ -20,7 +20,7 @@ Measures = dict[str, Any]
 
 
 async def throughput(server: Server, requests: Sequence[Request], concurrency: int) -> Measures:
-    """Let the clients work off the requests, and say how fast and how evenly tokens came."""
+    """Run the requests, and return the rate and the evenness of the tokens."""
     with MemoryPeak(server) as memory:
         begun = time.monotonic()
         streams = await run_clients(server.client, requests, concurrency)
@@ -55,7 +55,7 @@ async def long_prompt(server: Server, running: Sequence[Request], arriving: Requ
         await all_have(seen, WARM_CHUNKS, tasks)
         await server.client.stream(arriving, late)
         first_token_s = late.first_s
-        # A stream that stood still has its gap closed only by the token that follows.
+        # The gap of a stalled stream ends only with the token that follows.
         await _all_have_after(seen, first_token_s, tasks)
     finally:
         await cancel_all(tasks)
@@ -107,7 +107,7 @@ async def running_requests(server: Server) -> int:
 async def all_have(
     streams: Sequence[Stream], chunks: int, tasks: Sequence[asyncio.Task[Stream]]
 ) -> None:
-    """Return once each of them has so many chunks. Raises RuntimeError when one ends before."""
+    """Return once each stream has this many chunks. Raises RuntimeError when one ends before."""
     while any(len(stream.chunks_s) < chunks for stream in streams):
         _require_running(tasks)
         await asyncio.sleep(POLL_S)
@@ -128,7 +128,7 @@ def _require_running(tasks: Sequence[asyncio.Task[Stream]]) -> None:
 
 
 async def cancel_all(tasks: Sequence[asyncio.Task[Stream]]) -> None:
-    """Let the clients leave."""
+    """Disconnect all clients."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

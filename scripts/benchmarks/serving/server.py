@@ -1,4 +1,4 @@
-"""Servers under test: their processes, start, stop, and the memory they hold."""
+"""Servers under test: their processes, start, stop, and memory."""
 
 import asyncio
 import os
@@ -22,7 +22,7 @@ BLAS = "libopenblas.so.0"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSpec:
-    """How to start one server. ``{port}`` in the command stands for a free port."""
+    """The command of one server. ``{port}`` in it stands for a free port."""
 
     name: str
     command: tuple[str, ...]
@@ -32,7 +32,7 @@ class ServerSpec:
 
 
 def peer_spec(model: Path, threads: int) -> ServerSpec:
-    """mlx-lm's own server with its default settings, and OpenBLAS on that many threads."""
+    """mlx-lm's own server with its default settings, and OpenBLAS on this many threads."""
     environment = {"OPENBLAS_NUM_THREADS": str(threads)}
     if sys.platform == "linux":
         environment["LD_PRELOAD"] = BLAS
@@ -46,7 +46,7 @@ def peer_spec(model: Path, threads: int) -> ServerSpec:
 
 
 def our_spec(name: str, arguments: Sequence[str]) -> ServerSpec:
-    """``mlx-dp serve`` with these arguments; it finds OpenBLAS and shares out threads itself."""
+    """``mlx-dp serve`` with these arguments; it finds OpenBLAS and divides threads itself."""
     program = Path(sys.executable).with_name("mlx-dp")
     return ServerSpec(
         name=name,
@@ -58,7 +58,7 @@ def our_spec(name: str, arguments: Sequence[str]) -> ServerSpec:
 
 
 class Server:
-    """One running server, with a client for it. What it prints goes to the log."""
+    """One running server, with a client for it. Its output goes to the log."""
 
     def __init__(self, spec: ServerSpec, log: Path) -> None:
         self.spec = spec
@@ -97,7 +97,7 @@ class Server:
         return self._process.poll() is not None
 
     def last_words(self) -> str:
-        """The end of what the server printed."""
+        """The end of the server's log."""
         return self._log.read_text(errors="replace")[-2000:]
 
     def processes(self) -> list[psutil.Process]:
@@ -130,12 +130,12 @@ class Server:
         return total
 
     def controller_cpu_s(self) -> float:
-        """CPU seconds of the process that was started, without its children."""
+        """CPU seconds of the server's first process, without its children."""
         times = psutil.Process(self._process.pid).cpu_times()
         return float(times.user + times.system)
 
     def stop(self) -> None:
-        """End the server, by force after a while."""
+        """End the server, by force after a time-out."""
         self._process.send_signal(signal.SIGTERM)
         try:
             self._process.wait(timeout=30)
@@ -169,7 +169,7 @@ class MemoryPeak:
 
 
 def free_port() -> int:
-    """Return a port that nobody listens to at this moment."""
+    """Return a port on which no process listens now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -13,7 +13,7 @@ from scripts.benchmarks.serving.scenarios import RUNNING_STREAMS, Measures
 from scripts.benchmarks.serving.workload import LONG_PROMPT_TOKENS
 
 Runs = dict[str, list[Measures]]
-"""By server, one entry a round."""
+"""By server, one entry per round."""
 
 
 def throughput_table(scenario: str, runs: Runs, peer: str) -> str:
@@ -72,7 +72,7 @@ def leave_table(runs: Runs) -> str:
 
 
 def same_answers(scenarios: dict[str, Runs], peer: str) -> str:
-    """How many greedy answers were the peer's to the letter: else the work was not the same.
+    """How many greedy responses equal the peer's exactly: a check that the work was the same.
 
     Spaces before the first word do not count, since mlx-lm drops the first one.
     """

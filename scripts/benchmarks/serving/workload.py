@@ -1,9 +1,9 @@
 """Seeded requests of chosen lengths, no two alike.
 
-Prompts are random words, each of one token, so that a prompt has the length it is meant to have on
-every server. Each is used once per server and differs from all others from its first words on, so
-that no prompt cache has a part in what is measured. Answers are greedy, so that all servers produce
-the same tokens and stop at the same places.
+Prompts are random words of one token each, so that a prompt has its intended length on every
+server. Each is used once per server and differs from all others from its first words on, so that no
+prompt cache influences the measurement. Responses are greedy, so that all servers produce the same
+tokens and stop at the same places.
 """
 
 import random
@@ -31,7 +31,7 @@ WORDS = (
 
 
 class Workload:
-    """Draws requests; the same seed gives the same ones, whatever was drawn before."""
+    """Draws requests; the same seed gives the same ones, regardless of earlier draws."""
 
     def __init__(self, model: Path, seed: int) -> None:
         tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
@@ -43,7 +43,7 @@ class Workload:
         self._seed = seed
 
     def mixed(self, name: str, count: int) -> list[Request]:
-        """``count`` requests of mixed lengths, named so that other names give other prompts."""
+        """``count`` requests of mixed lengths; another ``name`` gives other prompts."""
         chance = random.Random(f"{self._seed}/{name}")
         prompts = _spread(chance, PROMPT_TOKENS, count)
         answers = _spread(chance, ANSWER_TOKENS, count)

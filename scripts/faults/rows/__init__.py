@@ -1,4 +1,4 @@
-"""The rows of the fault matrix: how each harms a service, and what it then asserts."""
+"""The rows of the fault matrix: the fault that each injects, and what it then asserts."""
 
 from typing import Final
 
@@ -30,4 +30,4 @@ def row_number(name: str) -> int:
 ROWS: Final[dict[str, Row]] = {
     row.name: row for row in sorted(_ALL, key=lambda row: row_number(row.name))
 }
-"""By name, in the order of the matrix."""
+"""Rows by name, in the order of the matrix."""

@@ -1,4 +1,4 @@
-"""Deaths of single workers: killed, ended by themselves, out of memory, poisoned."""
+"""Deaths of single workers: killed, exited, out of memory, killed by a poison request."""
 
 import asyncio
 import re
@@ -14,9 +14,9 @@ from scripts.faults.trials.loss import (
     RECOVERY_S,
     all_ready,
     by_length,
+    carry_out,
     kill,
     lose,
-    obeyed,
     total,
     victim,
 )
@@ -25,7 +25,7 @@ from scripts.faults.trials.stage import HANG_S, Row, Stage
 DEATHS: Final = (signal.SIGSEGV, signal.SIGABRT, signal.SIGKILL)
 POISON_DEATHS: Final = 2
 REPLACED_S: Final = 0.5
-"""The time for replacing a worker, beyond its start."""
+"""Time for replacing a worker, on top of its start."""
 KILLS: Final = 5
 CROWD: Final = 2
 LOOKS: Final = 5
@@ -33,7 +33,7 @@ LOOKS_S: Final = 0.05
 
 
 async def idle_kill(stage: Stage) -> None:
-    """An idle worker is replaced, and clients meanwhile notice nothing."""
+    """An idle worker is replaced, and clients notice nothing."""
     service = stage.service
     index = stage.rng.choice(stage.workers())
     seen, loss = await asyncio.gather(
@@ -47,7 +47,7 @@ async def idle_kill(stage: Stage) -> None:
 
 
 def _first_boot_s(service: ChaosService) -> float:
-    """How long the worker took that was started first, beside all the others."""
+    """How long the first worker took to start, while all others were starting too."""
     started, ready = (
         next(line.time_s for line in service.lines if re.search(rf"worker 0: {word}\b", line.text))
         for word in ("started", "ready")
@@ -56,16 +56,17 @@ def _first_boot_s(service: ChaosService) -> float:
 
 
 async def streaming_kill(stage: Stage) -> None:
-    """Kill a worker under its streams, until one of them was hit before its last token.
+    """Kill a worker under its streams, until a stream was hit before its last token.
 
-    On a busy machine a client can see a stream as running whose last tokens are under way.
+    On a busy machine the last tokens of a stream may be in flight while its client still sees
+    it as running.
     """
     for _ in range(KILLS):
         index = await victim(stage)
         loss = await lose(stage, index, partial(kill, stage, index))
         if loss.resumed:
             return
-    stage.result.violate(f"no stream went on after {KILLS} kills")
+    stage.result.violate(f"no stream resumed after {KILLS} kills")
 
 
 async def other_deaths(stage: Stage) -> None:
@@ -78,7 +79,7 @@ async def other_deaths(stage: Stage) -> None:
 
 
 async def out_of_memory(stage: Stage) -> None:
-    """A worker short of memory gets fewer requests; one without any reports why it died."""
+    """A worker short of memory gets fewer requests; an exhausted one reports why it died."""
     service = stage.service
     index = await victim(stage)
     crowd = [Seen(replace(by_length(stage)[-1], rank=index)) for _ in range(CROWD)]
@@ -88,31 +89,29 @@ async def out_of_memory(stage: Stage) -> None:
     loss = await lose(stage, index, lambda: service.order(index, "fill-memory"))
     await asked
     if "MemoryError" not in loss.lost.text:
-        stage.result.violate(f"not lost for want of memory: {loss.lost.text}")
+        stage.result.violate(f"not lost for lack of memory: {loss.lost.text}")
     for seen in crowd:
         stage.result.take(seen, stage.oracle.expected(replace(seen.ask, rank=None)))
 
 
 async def _run_short(stage: Stage, index: int) -> None:
-    """Have no memory beside what one request takes: the others go on elsewhere."""
+    """Leave memory for one request only; its other requests are served by other workers."""
     before = total(await stage.service.counters(), "owner_preemptions_total")
-    await obeyed(stage, index, "lack-memory")
+    await carry_out(stage, index, "lack-memory")
     held = []
     for _ in range(LOOKS):
         await asyncio.sleep(LOOKS_S)
         loads = (await stage.service.get("/v1/loads"))["loads"]
         held.append(loads[index]["num_running_reqs"])
     if total(await stage.service.counters(), "owner_preemptions_total") == before:
-        stage.result.violate("it gave no request up")
-    # One that it has just been offered may be among them.
+        stage.result.violate("it gave back no request")
+    # A request that was just offered may be among them.
     if sorted(held)[LOOKS // 2] > 1:
         stage.result.violate(f"worker {index} holds {held} requests without memory for them")
 
 
 async def poison(stage: Stage) -> None:
-    """A request that kills each worker that runs it ends after two deaths, and ends no other
-    request.
-    """
+    """A poison request is failed after two worker deaths, and no other request is failed."""
     service = stage.service
     since = service.mark()
     seen = await service.client.stream(Ask(prompt="poison", temperature=1.0, seed=POISON_SEED))
@@ -120,7 +119,7 @@ async def poison(stage: Stage) -> None:
         stage.result.violate(f"poison ended with {seen.status} {seen.code} {seen.error}")
     await all_ready(stage)
     if (deaths := service.deaths(since)) != POISON_DEATHS:
-        stage.result.violate(f"{deaths} workers died of one request")
+        stage.result.violate(f"{deaths} workers died from one request")
 
 
 DEATH_ROWS: Final = (

@@ -1,4 +1,4 @@
-"""The controller's own ends: killed, or told to stop, in the load of its workers and after it."""
+"""The end of the controller: SIGKILL or a signal to stop, while workers load and afterwards."""
 
 import asyncio
 import signal
@@ -20,7 +20,7 @@ from scripts.faults.verdicts.leftovers import (
 )
 
 PASSES_S: Final = 0.3
-"""How long it goes on before a fault, at most."""
+"""The longest time that the service runs before the fault."""
 ORPHANED_S: Final = 2.0
 STARTED_S: Final = 10.0
 DRAIN_S: Final = 20.0
@@ -29,12 +29,12 @@ CUT_IN_SILENCE: Final = "the stream ended without [DONE]"
 
 
 def _loading(stage: Stage) -> tuple[str, ...]:
-    """Have the fake engine load for longer than the moment before the fault; a model does."""
+    """Load longer than the moment before the fault, as a real model does."""
     return () if stage.settings.model is not None else ("--fake-load-time", f"{2 * PASSES_S}")
 
 
 async def _all_gone(stage: Stage, service: ChaosService) -> None:
-    """Look for processes of a controller that has ended, for as long as they may take."""
+    """Wait for the processes of a dead controller to exit, within their time limit."""
 
     async def gone() -> bool:
         return not service.alive() and not descendants(service)
@@ -45,9 +45,9 @@ async def _all_gone(stage: Stage, service: ChaosService) -> None:
 
 
 async def controller_killed(stage: Stage) -> None:
-    """No descendant after 2 s, and the next start works on the same port."""
+    """No descendant is left after 2 s, and the next start works on the same port."""
     loading = stage.rng.random() < 0.5
-    # Two workers, since one could keep the other's end of a pipe open.
+    # Two workers: each could keep the other's end of a pipe open.
     service = stage.new_service("--dp-size", "2", *(_loading(stage) if loading else ()))
     load: Load | None = None
     try:
@@ -89,7 +89,7 @@ async def controller_killed(stage: Stage) -> None:
 
 
 async def ended_by_signal(stage: Stage) -> None:
-    """Once: a drain. Twice: an end at once. In the start, with open streams, with a hung worker."""
+    """One signal drains, two end at once: at the start, with open streams, with a hung worker."""
     twice = stage.rng.random() < 0.5
     when = stage.rng.choice(("loading", "streaming", "streaming", "hung"))
     loading = when == "loading"
@@ -111,7 +111,7 @@ async def ended_by_signal(stage: Stage) -> None:
 
 
 async def _signal(stage: Stage, service: ChaosService, *, twice: bool) -> None:
-    """Signal, and hold the end to its time and its status."""
+    """Send the signal, and check the exit's time and status."""
     number = stage.rng.choice((signal.SIGTERM, signal.SIGINT))
     signalled_s = time.monotonic()
     service.signal(number)
@@ -120,11 +120,11 @@ async def _signal(stage: Stage, service: ChaosService, *, twice: bool) -> None:
         signalled_s = time.monotonic()
         with suppress(ProcessLookupError):
             service.signal(number)
-    # One that comes later breaks the trial.
+    # A signal sent after this moment breaks the trial.
     status = await service.exited(stage.settings.slack * (AT_ONCE_S if twice else DRAIN_S))
     times = stage.result.detection_s if twice else stage.result.recovery_s
     times.append(time.monotonic() - signalled_s)
-    # A drain that was over before the second signal is an orderly end. Ctrl-C has its own status.
+    # A drain that completed before the second signal exits normally. Ctrl-C has its own status.
     orderly = 128 + number if number == signal.SIGINT else 0
     allowed = (orderly, 128 + number) if twice else (orderly,)
     if status not in allowed:
@@ -155,7 +155,7 @@ async def _end_under_load(stage: Stage, service: ChaosService, *, twice: bool, h
 
 
 async def _refused(stage: Stage, service: ChaosService, streams: Sequence[Seen]) -> None:
-    """New requests during a drain are refused with the reason."""
+    """New requests during a drain are refused, with the reason."""
     await service.wait_line("draining")
     seen = await service.client.stream(replace(stage.oracle.draw(), by_openai=False))
     if seen.status == 503 and seen.retry_after:
@@ -165,7 +165,7 @@ async def _refused(stage: Stage, service: ChaosService, streams: Sequence[Seen])
 
 
 def _judge(stage: Stage, seen: Seen, *, cut: bool, hung: bool) -> None:
-    """A stream ends whole. One that is ``cut``, or whose worker hung, may fail, but says so."""
+    """A stream completes. If it is ``cut`` or its worker hung, it may fail, with an error event."""
     if not seen.error or not (cut or hung):
         stage.result.take(seen, stage.oracle.expected(seen.ask))
     elif seen.error == CUT_IN_SILENCE or not (cut or seen.done == 1):

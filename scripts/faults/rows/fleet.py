@@ -1,4 +1,4 @@
-"""Faults of several workers as one: a group's rank, restarts on request, no descriptors left."""
+"""Faults of several workers at once: a group's rank, rolling restart, no descriptors left."""
 
 import asyncio
 import os
@@ -21,9 +21,9 @@ ROLLED: Final = 2
 ROLLED_S: Final = 10.0
 KILLED_S: Final = 0.1
 RECOVERY_S: Final = 6.0
-"""From the loss of a rank: one that is stopped dies only of the ladder's last rung, after 2 s."""
+"""Since the loss of a rank: a stopped rank dies at the kill ladder's last rung, after 2 s."""
 PROMPT_TOKENS_PER_S: Final = 100.0 / HANG_S
-"""A worker that may be in a prompt is given the time to compute it, however slowly."""
+"""A worker that may be in a prompt is allowed the time to compute it, however slow it is."""
 SPARE_FILES: Final = 6
 SQUEEZE_S: Final = 0.3
 AFTER_SQUEEZE_S: Final = 3.0
@@ -31,10 +31,10 @@ LIVE: Final = b"GET /live HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 
 
 async def group_member(stage: Stage) -> None:
-    """One rank is killed or stopped, busy or idle: the group comes back as one, all go on."""
+    """One rank is killed or stopped, busy or idle: the group restarts whole, all resume."""
     service = stage.service
     index = stage.rng.randrange(GROUP)
-    # In turn, so that each is measured in a short run too.
+    # Cases alternate, so that a short run measures each of them.
     number = signal.SIGKILL if stage.result.trials % 2 else signal.SIGSTOP
     idle = stage.rng.random() < 0.5
     ranks = [rank for rank in range(GROUP) if not idle or rank != index]
@@ -43,7 +43,7 @@ async def group_member(stage: Stage) -> None:
         since = service.mark()
         harmed_s = time.monotonic()
         os.kill(service.pids[index], number)
-        # The rank that is named may be another one, when it was the first that told of the end.
+        # The log may name another rank, the first one that reported the loss.
         lost = await service.wait_line(r"worker \d+: lost\b", since=since)
         _detected(stage, number, lost.time_s - harmed_s, streams)
         for rank in range(GROUP):
@@ -59,7 +59,7 @@ async def group_member(stage: Stage) -> None:
 
 @asynccontextmanager
 async def _streams(stage: Stage, ranks: Sequence[int]) -> AsyncIterator[list[Seen]]:
-    """One stream on each of these ranks and none elsewhere, begun, and in the end as it should."""
+    """One stream on each of these ranks and none elsewhere, started, and checked at the end."""
     asks = [replace(stage.oracle.draw(), rank=rank, by_openai=False) for rank in ranks]
     streams = [Seen(ask) for ask in asks]
     tasks = [asyncio.create_task(stage.service.client.stream(seen.ask, seen)) for seen in streams]
@@ -76,18 +76,18 @@ async def _streams(stage: Stage, ranks: Sequence[int]) -> AsyncIterator[list[See
 
 
 def _detected(stage: Stage, number: signal.Signals, took_s: float, streams: Sequence[Seen]) -> None:
-    """The two have bounds of their own: the row's is that of an exit."""
+    """The two cases have separate bounds; the row's bound is that of a rank that exits."""
     if number is signal.SIGKILL:
         stage.result.detection_s.append(took_s)
         return
     prompts = sum(len(seen.ask.prompt) for seen in streams)
     allowed_s = stage.settings.slack * (HANG_S + prompts / PROMPT_TOKENS_PER_S + HANG_S)
     if took_s > allowed_s:
-        stage.result.violate(f"a stopped rank was seen after {took_s:.2f} of {allowed_s:.2f} s")
+        stage.result.violate(f"a stopped rank was detected after {took_s:.2f} of {allowed_s:.2f} s")
 
 
 async def rolling_restart(stage: Stage) -> None:
-    """Every worker is replaced in turn, under load, and no request fails."""
+    """Replace every worker in turn, under load; no request fails."""
     service = stage.service
     await stage.load.wait_for(lambda: bool(stage.load.streaming(range(ROLLED))), QUIET_S)
     since, before = service.mark(), dict(service.pids)
@@ -106,11 +106,11 @@ async def rolling_restart(stage: Stage) -> None:
     if same := [index for index in range(ROLLED) if service.pids[index] == before[index]]:
         stage.result.violate(f"workers {same} were not replaced")
     if deaths := service.deaths(since):
-        stage.result.violate(f"{deaths} workers were lost in a restart that was asked for")
+        stage.result.violate(f"{deaths} workers were lost in a rolling restart")
 
 
 async def _hang_up(service: ChaosService) -> None:
-    """Ask for all of them at once, as soon as it is taken."""
+    """Request a restart of all workers; repeat until it is accepted."""
 
     async def taken() -> bool:
         since = service.mark()
@@ -123,7 +123,7 @@ async def _hang_up(service: ChaosService) -> None:
 
 
 async def _ask_for_restart(stage: Stage, index: int) -> None:
-    """The one before may have a moment to go, for which it is refused."""
+    """The previous restart may still be finishing; until then this one is refused."""
 
     async def taken() -> bool:
         answer = await stage.service.client.http.post(f"/workers/{index}/restart")
@@ -146,7 +146,7 @@ async def _workers(service: ChaosService) -> list[dict[str, int]]:
 
 
 async def no_descriptors(stage: Stage) -> None:
-    """The controller may open no further file, and a worker dies: streams go on, it recovers."""
+    """The controller has no descriptors left, and a worker dies: streams resume, it recovers."""
     service, load = stage.service, stage.load
     await load.wait_for(lambda: bool(load.streaming(stage.workers())), QUIET_S)
     index = stage.rng.choice(stage.workers())
@@ -189,7 +189,7 @@ def _answered(client: socket.socket) -> bool:
 FLEET_ROWS: Final = (
     Row(
         name="F24",
-        title="no descriptors left, and a worker dies",
+        title="a worker dies, no descriptors left",
         trial=no_descriptors,
         possible=LIMITS_OTHERS,
         bounds_s=(KILLED_S, AFTER_SQUEEZE_S),

@@ -1,4 +1,4 @@
-"""F19: connections that say nothing, and more requests than the queue takes."""
+"""F19: silent connections, and more requests than the queue takes."""
 
 import asyncio
 from typing import Final
@@ -12,19 +12,19 @@ REQUESTS: Final = 500
 MOST_SILENT: Final = 2000
 MOST_REQUESTS: Final = 10_000
 AT_A_TIME: Final = 250
-"""Requests that are open at once: each is answered in turn, by one process."""
+"""Open requests at once: one client process sends and reads all of them."""
 SLOTS: Final = 8
 QUEUE: Final = 32
 RATE: Final = 1000.0
 LENGTHS: Final = (20, 120)
 REFUSED_S: Final = 1.0
 TURNS: Final = 1 + QUEUE / SLOTS
-"""Of all slots, until the last of the queue is served, if one worker had it all."""
+"""The time to serve a full queue if one worker had all of it."""
 ACCEPTED_S: Final = TURNS * LENGTHS[1] / RATE + REFUSED_S
 
 
 async def flood(stage: Stage) -> None:
-    """Refused with 429 at once, or served in time; the last trial is at full size."""
+    """Requests are refused with 429 at once, or served in time; the last trial is full size."""
     full = stage.result.trials == stage.settings.trials
     silent = [connect(stage.service) for _ in range(MOST_SILENT if full else SILENT)]
     room = asyncio.Semaphore(AT_A_TIME)

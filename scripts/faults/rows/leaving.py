@@ -1,4 +1,4 @@
-"""F15: clients that leave, with FIN, RST or no word, while queued, in prefill or in decode."""
+"""F15: clients that disconnect (FIN, RST, power loss) while queued, in prefill or in decode."""
 
 import socket
 import time
@@ -27,15 +27,15 @@ CHUNK: Final = 20
 STEP_S: Final = DECODE_S + CHUNK / PREFILL_RATE
 LONG_ANSWER: Final = 4000
 LONG_PROMPT: Final = 3000
-"""Three seconds of prefill: a client that leaves in the first second leaves in prefill."""
+"""Three seconds of prefill: a client that leaves in the first second leaves during prefill."""
 PROBE_TOKENS: Final = 3
 NO_WORD_S: Final = 35.0
-"""The system's probes take 30 s to find that a peer is gone, and no flag makes them faster."""
+"""TCP keep-alive takes 30 s to find a dead peer, and no flag shortens it."""
 ABORTED: Final = 'requests_total{outcome="aborted"}'
 
 
 async def leaves(stage: Stage) -> None:
-    """The slots of clients that leave are free at once, and serve the next request."""
+    """The slots of clients that disconnect are free at once, and serve the next request."""
     service = stage.service
     before = (await service.counters())[ABORTED]
     phases = (_while_queued, _in_prefill, _in_decode)
@@ -48,7 +48,7 @@ async def leaves(stage: Stage) -> None:
 
 
 async def _while_queued(stage: Stage) -> int:
-    """Waiting clients leave first, then the clients that had all the slots."""
+    """Disconnect the queued clients first, then the clients that hold all slots."""
     service = stage.service
     decoding = await _decoding(stage, stage.settings.workers)
     waiting = asking(service, _asks(stage, stage.rng.randint(1, 2 * stage.settings.workers)))
@@ -66,7 +66,7 @@ async def _in_prefill(stage: Stage) -> int:
     clients = asking(service, asks)
     await _expect(stage, lambda: _load_is(service, count, 0))
     if not all(unanswered(client) for client in clients):
-        stage.result.violate("the prefill was over before the client left")
+        stage.result.violate("the prefill ended before the client left")
     await _part(stage, clients, lambda: _load_is(service, 0, 0))
     return count
 
@@ -78,7 +78,7 @@ async def _in_decode(stage: Stage) -> int:
 
 
 async def _without_a_word(stage: Stage) -> int:
-    """As after a loss of power, in decode and in the queue. It takes long, so only once a row."""
+    """Power loss of a client in decode and in the queue. It takes long, so only once a row."""
     service = stage.service
     decoding = await _decoding(stage, stage.settings.workers)
     waiting = asking(service, _asks(stage, stage.settings.workers))
@@ -88,7 +88,7 @@ async def _without_a_word(stage: Stage) -> int:
         lose_power(client)
     allowed_s = NO_WORD_S * stage.settings.slack
     if not await eventually(lambda: _load_is(service, 0, 0), allowed_s, pause_s=0.1):
-        stage.result.violate(f"half-open clients still had a slot or place after {allowed_s:g} s")
+        stage.result.violate(f"half-open clients still held slots or places after {allowed_s:g} s")
     close(gone)
     return len(gone)
 
@@ -119,7 +119,7 @@ async def _part(
 
 async def _expect(stage: Stage, holds: Callable[[], Awaitable[bool]]) -> None:
     if not await eventually(holds, QUIET_S, pause_s=0.005):
-        stage.result.violate("the requests of those who were to leave never had their places")
+        stage.result.violate("the requests of the leaving clients never reached slots and queue")
 
 
 async def _load_is(service: ChaosService, running: int, waiting: int) -> bool:

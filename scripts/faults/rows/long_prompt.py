@@ -1,6 +1,6 @@
 """Workers that stop or hang within a long prompt, or at the first tokens after it.
 
-The times are the product's own: a heartbeat every 0.5 s, and hung after 10 s.
+Times are the product's defaults: a heartbeat every 0.5 s, and hung after 10 s.
 """
 
 import asyncio
@@ -20,21 +20,21 @@ ANSWER_TOKENS: Final = 24
 FIRST_TOKENS: Final = (1, 2, 5)
 HANG_TIMEOUT_S: Final = 10.0
 LATE_S: Final = 2.0
-"""Between the last word of a worker and its fault, and from the time-out to what is done of it."""
+"""From a worker's last event to its fault, and from the time-out to the loss."""
 PREFILL_MARGIN: Final = 8.0
-"""What a worker may take for a prompt, as a multiple of what it took for the like before."""
+"""Allowed time for a prompt, as a multiple of the last comparable one."""
 LOOK_S: Final = 0.1
 LONGEST_S: Final = 300.0
 
 
 async def stuck_at_long_prompt(stage: Stage) -> None:
-    """A worker stops or hangs, and is lost in time; its client gets its whole answer."""
+    """A worker stops or hangs, and is lost in time; its client gets the complete response."""
     service, rng = stage.service, stage.rng
     if stage.settings.workers < 2:
         raise ServiceError("this row compares with another worker: use --workers 2 or more")
     index, witness = rng.sample(stage.workers(), k=2)
     ask = _long_ask(stage)
-    # The pace of a worker is known once it has had a prompt.
+    # A worker's pace is known only after its first prompt.
     await service.client.stream(replace(_long_ask(stage), max_tokens=1, rank=index))
     undisturbed = await service.client.stream(replace(ask, rank=witness))
     prefill_s = undisturbed.chunks_s[0] - undisturbed.sent_s
@@ -53,13 +53,13 @@ async def stuck_at_long_prompt(stage: Stage) -> None:
     await service.wait_ready(index, since)
     await asked
     if await health >= lost.time_s:
-        stage.result.violate("/health told nothing before the worker was lost")
+        stage.result.violate("/health was never degraded before the worker was lost")
     _check(stage, seen, undisturbed, harmed_s, lost.time_s, within_s=prefill_s if within else 0.0)
     lost_alone(stage, since)
 
 
 def _long_ask(stage: Stage) -> Ask:
-    """A long prompt that no cache has."""
+    """A long prompt without a cached prefix."""
     words = (
         f"{stage.rng.getrandbits(32):08x} the old lighthouse stood above a grey sea and ".split()
     )
@@ -74,11 +74,11 @@ async def _moment(stage: Stage, seen: Seen, prefill_s: float | None) -> None:
         return
     tokens = stage.rng.choice(FIRST_TOKENS)
     if not await stage.load.wait_for(lambda: len(seen.chunks_s) >= tokens, EVENT_TIMEOUT_S):
-        raise ServiceError("the long prompt was never answered")
+        raise ServiceError("the long prompt never finished")
 
 
 async def _degraded_s(stage: Stage) -> float:
-    """Watch /health until it says that a worker is overdue or lost; return when it did."""
+    """Poll /health until it reports a worker overdue or lost; return that time."""
     began_s = time.monotonic()
     while time.monotonic() - began_s < LONGEST_S:
         answer = await stage.service.client.http.get("/health")
@@ -100,7 +100,7 @@ def _check(
     stage.result.take(seen, Expected.of(undisturbed))
     allowed_s = HANG_TIMEOUT_S + LATE_S + PREFILL_MARGIN * within_s
     if (took_s := lost_s - harmed_s) > stage.settings.slack * allowed_s:
-        stage.result.violate(f"lost after {took_s:.1f} s, allowed are {allowed_s:.1f} s")
+        stage.result.violate(f"lost after {took_s:.1f} s, allowed: {allowed_s:.1f} s")
     resumed_s = seen.resumed_s(harmed_s, lost_s) if not within_s else seen.chunks_s[0]
     if resumed_s is not None:
         stage.result.recovery_s.append(resumed_s - harmed_s)

@@ -1,4 +1,4 @@
-"""Deaths at chosen moments of a request: in its prefill, once accepted, before its end is told."""
+"""Deaths at chosen moments of a request: in its prefill, once accepted, before Finished is sent."""
 
 import asyncio
 from collections import Counter
@@ -11,9 +11,9 @@ from scripts.faults.trials.loss import (
     DETECTION_S,
     RECOVERY_S,
     by_length,
+    carry_out,
     died_s,
     lost_alone,
-    obeyed,
     total,
 )
 from scripts.faults.trials.stage import Row, Stage
@@ -23,7 +23,7 @@ MOMENTS: Final = ("die-in-prefill", "die-after accepted", COMPLETE)
 
 
 async def kill_at_a_moment(stage: Stage) -> None:
-    """The only request of a worker is retried in silence, or nothing of it is computed again."""
+    """The worker's only request is retried silently, or none of its tokens is recomputed."""
     service = stage.service
     index, moment = stage.rng.choice(stage.workers()), stage.rng.choice(MOMENTS)
     pid, since, before = service.pids[index], service.mark(), await service.counters()
@@ -34,12 +34,12 @@ async def kill_at_a_moment(stage: Stage) -> None:
         if rank != index:
             others.append(Seen(replace(asks[-1 - len(others)], rank=rank)))
     tasks = [_ask(stage, seen) for seen in others]
-    # The long ones keep the other workers busy, so that this one gets the next request.
+    # Long requests keep the other workers busy, so that this worker gets the next request.
     if not await stage.load.wait_for(
         lambda: all(seen.chunks_s for seen in others), EVENT_TIMEOUT_S
     ):
         raise ServiceError("the other workers do not stream")
-    await obeyed(stage, index, moment)
+    await carry_out(stage, index, moment)
     tasks.append(_ask(stage, harmed))
     lost = await service.wait_lost(index, since)
     await service.wait_ready(index, since)
@@ -62,7 +62,7 @@ def _ask(stage: Stage, seen: Seen) -> asyncio.Task[Seen]:
 
 
 def _check(stage: Stage, moment: str, asked: list[Seen], grown: Counter[str]) -> None:
-    """Nothing may have been computed twice, and nothing been granted that was complete."""
+    """Check that no token was computed twice and that no complete request was granted again."""
     replays = 0 if moment == COMPLETE else 1
     expected = {
         "requests_replayed_total": replays,

@@ -1,4 +1,4 @@
-"""Clients that send nonsense or too much."""
+"""Clients that send malformed or oversized requests."""
 
 import asyncio
 import time
@@ -40,7 +40,7 @@ async def nonsense(stage: Stage) -> None:
 
 
 async def _status(service: ChaosService, data: bytes) -> int | None:
-    """The status of the answer, None when the connection is closed without one, or NO_ANSWER."""
+    """The response's status, None when the connection is closed without one, or NO_ANSWER."""
     reader, writer = await asyncio.open_connection(*address(service))
     try:
         async with asyncio.timeout(QUIET_S):
@@ -56,7 +56,7 @@ async def _status(service: ChaosService, data: bytes) -> int | None:
 
 
 async def overlong(stage: Stage) -> None:
-    """A prompt beyond the context is refused in a second, and others go on."""
+    """A prompt beyond the context is refused in a second, and others are not delayed."""
     context = (await stage.service.get("/v1/models"))["data"][0]["max_model_len"]
     for prompt in ([1] * (context + 1), "x" * MUCH_TEXT):
         await stage.load.wait_for(lambda: len(_streaming(stage)) >= stage.settings.workers, QUIET_S)
@@ -82,7 +82,7 @@ def _streaming(stage: Stage) -> list[Seen]:
 
 
 def _gap_s(seen: Seen, began_s: float, ended_s: float) -> float:
-    """The longest wait for a token between two times; one that lasts is counted so far."""
+    """The longest wait for a token between two times, including one that has not ended."""
     pending_s = 0.0 if seen.ended_s else ended_s - seen.chunks_s[-1]
     return max(pending_s, seen.longest_gap_s(began_s, ended_s))
 

@@ -1,4 +1,4 @@
-"""Faults of the whole service: crash loops, all workers dead, a controller that slept, or two."""
+"""Faults of the whole service: crash loop, all workers dead, stopped controller, two instances."""
 
 import asyncio
 import os
@@ -32,14 +32,14 @@ WOKEN_S: Final = 2.0
 DETECTION_S: Final = 0.1
 RECOVERY_S: Final = 3.0
 RESTART_S: Final = 1.0
-"""What a start may take on top of another one's time, when its port was in use a moment ago."""
+"""Extra time for a start on a port that was in use a moment ago."""
 
 
 @asynccontextmanager
 async def loaded(
     stage: Stage, *more: str, streams: int
 ) -> AsyncIterator[tuple[ChaosService, Load]]:
-    """A service of the trial's own, with clients at a random point of their requests."""
+    """Start a service for this trial, with clients at random points of their requests."""
     service = stage.new_service(*more)
     load: Load | None = None
     try:
@@ -67,7 +67,7 @@ async def crash_loop(stage: Stage) -> None:
         gave_up = await service.wait_line(r"worker 0: failed for good", since=since)
         stage.result.recovery_s.append(gave_up.time_s - harmed_s)
         starts = sum("worker 0: started" in line.text for line in service.lines[since:])
-        # Told from a crash, a start that would fail again is not repeated.
+        # A start that would fail again, unlike a crash, is not repeated.
         expected = MAX_RESTARTS if status == CRASH_STATUS else 1
         if starts != expected:
             stage.result.violate(f"{starts} starts for status {status} in place of {expected}")
@@ -78,17 +78,21 @@ async def crash_loop(stage: Stage) -> None:
 
 
 async def _others_serve(stage: Stage, service: ChaosService) -> None:
-    """Ask the one that is left, by its rank."""
+    """Send requests to the remaining worker, by its rank."""
     seen = await service.client.stream(replace(stage.oracle.draw(), rank=1))
     stage.result.take(seen, stage.oracle.expected(seen.ask))
 
 
 async def _cause_is_shown(stage: Stage, service: ChaosService, status: int) -> None:
-    """A service with less than was asked for says so, and why."""
+    """A service with fewer workers than requested reports that, and the cause."""
     health = await service.client.http.get("/health")
-    told = health.json()
-    if (health.status_code, told["status"], told["owners"]["0"]) != (200, "degraded", "failed"):
-        stage.result.violate(f"health says {health.status_code} {health.text}")
+    health_body = health.json()
+    if (health.status_code, health_body["status"], health_body["owners"]["0"]) != (
+        200,
+        "degraded",
+        "failed",
+    ):
+        stage.result.violate(f"health returned {health.status_code} {health.text}")
     # The last loss is the cause, not the SIGKILL before it.
     last = f"status {status}"
     cause = (await service.get("/workers"))["workers"][0]["last_cause"] or ""
@@ -97,7 +101,7 @@ async def _cause_is_shown(stage: Stage, service: ChaosService, status: int) -> N
 
 
 async def all_dead(stage: Stage) -> None:
-    """Streams wait and go on; new requests are told when to come back; all recovers unaided."""
+    """Streams wait and resume; new requests get Retry-After; the service recovers by itself."""
     service, load = stage.service, stage.load
     await load.wait_for(lambda: bool(load.streaming(stage.workers())), QUIET_S)
     streams = load.streaming(stage.workers())
@@ -117,13 +121,13 @@ async def all_dead(stage: Stage) -> None:
     stage.result.recovery_s += [time_s - harmed_s for time_s in resumed if time_s is not None]
     if (deaths := service.deaths(since)) != len(stage.workers()):
         stage.result.violate(f"{deaths} deaths of {len(stage.workers())} workers")
-    # Those that were refused a moment ago may still be on their way back.
+    # Clients that were refused a moment ago may still wait to retry.
     await asyncio.sleep(0.1)
     load.refusals_allowed = False
 
 
 async def _told_to_come_back(stage: Stage, index: int, since: int) -> None:
-    """Ask for a worker that is dead. Only once it is back it may serve."""
+    """Send a request pinned to a dead worker: it may be served only after the restart."""
     service = stage.service
     ask = replace(stage.oracle.draw(), max_tokens=1, rank=index, by_openai=False)
     seen = await service.client.stream(ask)
@@ -136,7 +140,7 @@ async def _told_to_come_back(stage: Stage, index: int, since: int) -> None:
 
 
 async def controller_stopped(stage: Stage) -> None:
-    """A controller that slept kills nobody when it wakes."""
+    """A controller that was stopped kills no worker when it continues."""
     service, load = stage.service, stage.load
     await load.wait_for(lambda: bool(load.streaming(stage.workers())), QUIET_S)
     since = service.mark()
@@ -156,7 +160,7 @@ async def controller_stopped(stage: Stage) -> None:
 
 
 async def started_twice(stage: Stage) -> None:
-    """Beside what a killed controller left: a second instance on the port, or a quick restart."""
+    """A second instance on the port, or a quick restart, after a controller was killed."""
     with planted() as (stale, held):
         began_s = time.monotonic()
         async with loaded(stage, "--dp-size", "1", streams=2) as (service, load):
@@ -176,7 +180,7 @@ async def started_twice(stage: Stage) -> None:
 
 
 async def _second_is_refused(stage: Stage, service: ChaosService, port: int) -> None:
-    """A port in use is one sentence, and harms nobody."""
+    """A port in use is reported in one sentence, and the first instance is not harmed."""
     since, directories = service.mark(), socket_directories(service.pid)
     second = stage.new_service("--dp-size", "1", port=port)
     began_s = time.monotonic()
@@ -231,7 +235,7 @@ SERVICE_ROWS: Final = (
     ),
     Row(
         name="F22",
-        title="second instance; restart, beyond its boot",
+        title="second instance; restart (time beyond boot)",
         trial=started_twice,
         fresh=True,
         bounds_s=(float("inf"), RESTART_S),

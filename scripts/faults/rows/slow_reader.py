@@ -1,4 +1,4 @@
-"""F16: clients that ask for much and read none of it."""
+"""F16: clients that request long responses and read nothing."""
 
 import asyncio
 from dataclasses import replace
@@ -14,21 +14,21 @@ READERS: Final = 8
 WINDOW_NBYTES: Final = 4096
 RATE: Final = 1000.0
 WORDY_ANSWER: Final = 1200
-"""With log-probabilities, half of it is more than the system's own buffers take."""
+"""With log-probabilities, half of the response exceeds the system's own buffers."""
 LONGEST_ANSWER: Final = 8000
-"""As bare events, 1.5 MB."""
+"""1.5 MB as bare events."""
 GENERATED_S: Final = 60.0
 NBYTES_A_READER: Final = 512 * 2**10
 OTHERS: Final = 4
 GAP_S: Final = 0.1
 STUCK_S: Final = 35.0
-"""A reader that takes nothing is given 30 s, and no flag makes them fewer."""
+"""A client that reads nothing is closed after 30 s, and no flag shortens it."""
 
 
 async def does_not_read(stage: Stage) -> None:
-    """They hold up nobody, and cost bounded memory; the last trial sees them closed."""
+    """They delay no other stream and cost bounded memory; the last trial waits until they close."""
     if stage.result.trials == 1:
-        # What a process takes for its first answers, it keeps.
+        # Memory that a process allocates for its first responses stays allocated.
         await _others(stage)
     last = stage.result.trials == stage.settings.trials
     ask = Ask(prompt="", max_tokens=LONGEST_ANSWER)
@@ -56,7 +56,7 @@ def _judge(stage: Stage, grown_nbytes: int, held: int) -> None:
     if grown_nbytes > READERS * NBYTES_A_READER:
         stage.result.violate(f"{READERS} readers that read nothing cost {grown_nbytes} bytes")
     if held < READERS - SPARE_FDS:
-        stage.result.violate(f"of {READERS} readers only {held} were held up")
+        stage.result.violate(f"of {READERS} readers only {held} were stalled")
 
 
 async def _others(stage: Stage) -> None:
@@ -80,7 +80,7 @@ async def _all_is_generated(stage: Stage) -> None:
         return await stage.service.running() == 0
 
     if not await eventually(over, GENERATED_S):
-        stage.result.violate("answers that nobody reads are never over")
+        stage.result.violate("unread responses never ended")
 
 
 async def _closed(stage: Stage, fds: int) -> None:

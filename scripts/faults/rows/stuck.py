@@ -1,4 +1,4 @@
-"""Workers that live and do not work: stopped, hung, or so slow that one might think so."""
+"""Workers that are alive but do not progress: stopped, hung, or only very slow."""
 
 import asyncio
 import os
@@ -15,9 +15,9 @@ from scripts.faults.trials.loss import (
     Loss,
     all_ended,
     by_length,
+    carry_out,
     kill,
     lose,
-    obeyed,
     victim,
 )
 from scripts.faults.trials.stage import HANG_S, HEARTBEAT_S, Row, Stage
@@ -25,27 +25,28 @@ from scripts.faults.trials.stage import HANG_S, HEARTBEAT_S, Row, Stage
 WAKES: Final = ("never", "to die", "to speak", "to speak")
 SUSPICIOUS_S: Final = 4 * HEARTBEAT_S
 TURN_S: Final = 2 * HEARTBEAT_S
-"""The time between two heartbeats, and of the controller's reaction."""
+"""The time between two heartbeats, plus the controller's reaction."""
 LAST_LOOK_S: Final = 0.75 * HANG_S
 GRANTED_S: Final = 0.05
-"""How soon a request is given to a worker that takes it."""
+"""The time within which a request is granted to a worker that accepts it."""
 RECENT_S: Final = 3 * HEARTBEAT_S
 SLOWEST_PREFILL: Final = 100.0 / HANG_S
-"""Prompt tokens per second that a worker is given time for, by its hang time-out."""
+"""Prompt tokens per second below which the hang time-out expires."""
 SLOW_FACTOR: Final = 20
 SLOW_S: Final = 1.0
 CLEARLY: Final = 3.0
-"""A pace that differs by this factor is another one."""
+"""Two paces differ when their ratio exceeds this factor."""
 
 
 async def stopped(stage: Stage) -> None:
-    """SIGSTOP. It may wake up when it was given up: to die, or to speak until it is ended."""
+    """SIGSTOP. The worker may continue after its loss: it exits, or sends events until killed."""
     index = await victim(stage)
     pid, wakes = stage.service.pids[index], stage.rng.choice(WAKES)
     before = await stage.service.counters()
     if wakes == "to speak":
-        # It would be ended by the first rung of the ladder, which waits for it to wake up.
-        await obeyed(stage, index, "ignore-abort")
+        # The kill ladder's first rung, which waits for the worker to continue, would end
+        # it.
+        await carry_out(stage, index, "ignore-abort")
 
     def wake() -> None:
         with suppress(ProcessLookupError):
@@ -61,13 +62,13 @@ async def stopped(stage: Stage) -> None:
     grown = await stage.service.counters()
     strangers = grown["unknown_frames_total"] - before["unknown_frames_total"]
     if wakes == "to speak" and strangers < 1:
-        stage.result.violate("the worker that woke up was never heard, nor fenced")
+        stage.result.violate("the worker that continued sent no event that was fenced")
 
 
 async def _lose_stuck(
     stage: Stage, index: int, harm: signal.Signals | str, *, wake: Callable[[], None] | None = None
 ) -> Loss:
-    """Lose a worker that does not work any more, in the time that its prompts allow for."""
+    """Lose a worker that makes no progress, within the time that its prompts allow."""
     pending = 0
 
     def harmed() -> None:
@@ -86,7 +87,7 @@ async def _lose_stuck(
         ("resumed", stage.result.recovery_s[before:], allowed_s + RECOVERY_S),
     ):
         if (worst_s := max(times_s, default=0.0)) > stage.settings.slack * bound_s:
-            stage.result.violate(f"{name} after {worst_s:.2f} s, allowed are {bound_s:.2f} s")
+            stage.result.violate(f"{name} after {worst_s:.2f} s, allowed: {bound_s:.2f} s")
     return loss
 
 
@@ -113,13 +114,13 @@ async def _ask_while_silent(stage: Stage, index: int) -> None:
     if (held := await _held(stage, index)) > before:
         stage.result.violate(f"a silent worker has {held} requests, after {before}")
     await asked
-    # The loss may have come first; then a request pinned to the lost worker is refused.
+    # If the loss came first, a request pinned to the lost worker is refused.
     if seen.status != 503:
         stage.result.take(seen, stage.oracle.expected(replace(seen.ask, rank=None)))
 
 
 async def _held(stage: Stage, index: int) -> int:
-    """Requests that a worker was given, and has not ended."""
+    """Requests that were granted to a worker and have not ended."""
     loads = (await stage.service.get("/v1/loads"))["loads"]
     return int(loads[index]["num_running_reqs"])
 
@@ -128,23 +129,23 @@ async def hung(stage: Stage) -> None:
     index = await victim(stage)
     since = stage.service.mark()
     await _lose_stuck(stage, index, "hang")
-    # The first rung of the ladder is that it shows where it hangs.
+    # The kill ladder's first rung makes the worker log where it hangs.
     await stage.service.wait_line(rf"worker {index}: .*_hang", 5.0, since=since)
 
 
 async def slow(stage: Stage) -> None:
-    """20 times slower for a while: it is not killed, gets less to do, and is its old self after."""
+    """A worker 20 times slower for a while is not killed, gets fewer requests, and recovers."""
     service, load = stage.service, stage.load
     index = await victim(stage)
     since = service.mark()
-    await obeyed(stage, index, f"slow {SLOW_FACTOR}")
+    await carry_out(stage, index, f"slow {SLOW_FACTOR}")
     slowed_s = time.monotonic()
     load.ended.clear()
     during = Seen(replace(by_length(stage)[0], rank=index))
     pinned = asyncio.create_task(service.client.stream(during.ask, during))
     await asyncio.sleep(SLOW_S)
     seen = [*load.ended, *(each for each in load.seen.values() if not each.ended_s)]
-    await obeyed(stage, index, "slow 1")
+    await carry_out(stage, index, "slow 1")
     healed_s = time.monotonic()
     _check_shift(stage, index, [each for each in seen if each.sent_s >= slowed_s])
     after = await service.client.stream(replace(by_length(stage)[0], rank=index))
@@ -178,11 +179,11 @@ def _check_shift(stage: Stage, index: int, asked: list[Seen]) -> None:
     if stage.result.trials < stage.settings.trials:
         return
     if grants["slow"] * (stage.settings.workers - 1) >= grants["others"]:
-        stage.result.violate(f"slow workers got as much as their peers: {dict(grants)}")
+        stage.result.violate(f"slow workers got as many requests as their peers: {dict(grants)}")
 
 
 def _pace(streams: Iterable[Seen], begin_s: float, end_s: float) -> float:
-    """Chunks per second of a stream, between two times; 0 when there are none."""
+    """Chunks per second of a stream between two times, or 0 without chunks."""
     chunks, spent_s = 0, 0.0
     for seen in streams:
         times_s = [at for at in seen.chunks_s if begin_s <= at <= end_s]
@@ -195,6 +196,6 @@ def _pace(streams: Iterable[Seen], begin_s: float, end_s: float) -> float:
 STUCK_ROWS: Final = (
     Row(name="F5", title="SIGSTOP, SIGCONT", trial=stopped),
     Row(name="F6", title="decode loop hangs", trial=hung),
-    # A second is a short time for 50 ms of work at that speed, on a machine with other work.
+    # A slow worker computes 50 ms of work in a second, so the hang time-out is longer.
     Row(name="F7", title="20 times slower", trial=slow, hang_s=3.0),
 )

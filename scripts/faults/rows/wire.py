@@ -1,4 +1,4 @@
-"""Faults on the workers' socket: strangers, forgeries, and a worker that speaks nonsense."""
+"""Faults on the workers' socket: strangers, forgeries, and a worker that sends garbage."""
 
 import re
 import time
@@ -19,7 +19,7 @@ LARGEST_SHARE: Final = 0.1
 GARBLED_SHARE: Final = 0.4
 ALLOWED_GROWTH: Final = 50 * 2**20
 DETECTION_S: Final = 0.2
-"""A worker takes an order within a few steps, and garbles the message that comes next."""
+"""A worker reads the order within a few steps, and garbles its next message."""
 RECOVERY_S: Final = 1.0
 UNKNOWN: Final = "unknown_frames_total"
 MALFORMED: Final = "malformed_frames_total"
@@ -28,22 +28,22 @@ Stranger = zmq.Socket[bytes]
 
 
 async def foreign_frames(stage: Stage) -> None:
-    """Strangers are dropped, each frame of theirs; a worker of ours is replaced for one."""
+    """Each frame of a stranger is dropped; a worker of ours that sends one is replaced."""
     service = stage.service
     await stage.load.wait_for(lambda: bool(stage.load.streaming(stage.workers())), QUIET_S)
     since, before = service.mark(), service.footprint()
     await _strangers_speak(stage)
     if deaths := service.deaths(since):
-        stage.result.violate(f"{deaths} workers were given up for what a stranger sent")
+        stage.result.violate(f"{deaths} workers were lost for frames of a stranger")
     if (grown := service.footprint().rss_nbytes - before.rss_nbytes) > ALLOWED_GROWTH:
         stage.result.violate(f"memory grew by {grown / 2**20:.0f} MiB")
-    # In the first trial too, so that there is an incarnation of the past to be forged.
+    # In the first trial too, so that forgeries can name a past incarnation.
     if stage.result.trials == 1 or stage.rng.random() < GARBLED_SHARE:
         await _garbles(stage)
 
 
 async def _strangers_speak(stage: Stage) -> None:
-    """Send, and wait until the controller has counted all of it."""
+    """Send the frames, and wait until the controller has counted all of them."""
     service = stage.service
     counters = await service.counters()
     last = counters["requests_started_total"]
@@ -56,12 +56,12 @@ async def _strangers_speak(stage: Stage) -> None:
                 stranger.send_multipart(frames, zmq.DONTWAIT)
                 sent += 1
 
-        async def heard() -> bool:
+        async def counted() -> bool:
             return (await service.counters())[UNKNOWN] - counters[UNKNOWN] >= sent
 
-        if not await eventually(heard):
+        if not await eventually(counted):
             found = (await service.counters())[UNKNOWN] - counters[UNKNOWN]
-            stage.result.violate(f"of {sent} frames of strangers {found} were counted")
+            stage.result.violate(f"of {sent} frames from strangers {found} were counted")
         if stage.rng.random() < LARGEST_SHARE:
             await _oversized(stage, strangers[0])
         await _impostor(stage)
@@ -91,11 +91,11 @@ async def _impostor(stage: Stage) -> None:
             impostor.send_multipart(frames, zmq.DONTWAIT)
         await service.running()
     if (await service.counters())[MALFORMED] != before[MALFORMED]:
-        stage.result.violate("one under the name of a worker was heard")
+        stage.result.violate("a frame under a connected worker's identity was processed")
 
 
 async def _garbles(stage: Stage) -> None:
-    """A worker sends one frame that is none: it is replaced, once, and its streams go on."""
+    """A worker sends one malformed frame: it is replaced once, and its streams resume."""
     service, load = stage.service, stage.load
     before = await service.counters()
     index = await victim(stage)
@@ -124,7 +124,7 @@ def _gone(service: ChaosService) -> list[str]:
 
 @contextmanager
 def _connected(endpoint: str, names: Sequence[str]) -> Iterator[list[Stranger]]:
-    """Strangers by these names, none of which ever reads."""
+    """Strangers under these identities, none of which ever reads."""
     context = zmq.Context()
     try:
         strangers = []

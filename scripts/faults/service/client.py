@@ -1,4 +1,4 @@
-"""Clients as people use them, httpx and openai, and what each of them saw."""
+"""The httpx and openai clients that people use, and records of what they received."""
 
 import json
 import time
@@ -18,7 +18,7 @@ OURS: Final = ("routed_dp_rank", "repetition_penalty")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """One request. ``prompt``: of a chat, what its only message says."""
+    """One request. ``prompt`` is a completion's prompt, or a chat's only message."""
 
     prompt: str
     max_tokens: int = 64
@@ -48,7 +48,7 @@ class Ask:
         return fields | {name: value for name, value in optional.items() if value is not None}
 
     def _asked(self) -> dict[str, Any]:
-        """The prompt, and what is only said where it is wanted."""
+        """The request's fields, without options that keep their defaults."""
         fields: dict[str, Any] = {"prompt": self.prompt}
         if self.chat:
             fields = {"messages": [{"role": "user", "content": self.prompt}]}
@@ -70,17 +70,17 @@ class Ask:
 
 @dataclass(slots=True)
 class Seen:
-    """What one client saw. Times are of this process's monotonic clock."""
+    """Everything that one client received. Times are of this process's monotonic clock."""
 
     ask: Ask
     sent_s: float = 0.0
     owner: int | None = None
-    """The owner that the headers named: the first one of the request."""
+    """The owner named by the response headers: the request's first owner."""
     chunks_s: list[float] = field(default_factory=list)
     texts: defaultdict[int, str] = field(default_factory=lambda: defaultdict(str))
-    """What each choice said."""
+    """The text of each choice."""
     tokens: defaultdict[int, str] = field(default_factory=lambda: defaultdict(str))
-    """The same, as the log-probabilities tell it."""
+    """The same text, rebuilt from the log-probabilities."""
     status: int = 0
     retry_after: str = ""
     error: str = ""
@@ -102,10 +102,10 @@ class Seen:
         return bool(self.chunks_s) and not self.ended_s
 
     def resumed_s(self, harmed_s: float, lost_s: float) -> float | None:
-        """When the next token after a loss came; None when none was to come.
+        """The time of the first token after a loss; None if all tokens had arrived.
 
-        Tokens of the old owner may still be under way at the loss. So it is the end of the longest
-        pause that had begun by then.
+        Tokens of the old owner may still be in flight at the loss. So this is the end of
+        the longest pause that had begun by then.
         """
         pauses = [
             (after - before, after)
@@ -115,7 +115,7 @@ class Seen:
         return max(pauses)[1] if pauses else None
 
     def longest_gap_s(self, begin_s: float, end_s: float) -> float:
-        """The longest wait between two tokens that lies, at least in part, between two times."""
+        """The longest wait between two tokens that overlaps this span of time."""
         gaps = [
             after - before
             for before, after in zip(self.chunks_s, self.chunks_s[1:], strict=False)
@@ -125,7 +125,7 @@ class Seen:
 
 
 class ChaosClient:
-    """Sends requests to one service, and takes every event down."""
+    """Sends requests to one service, and records every event."""
 
     def __init__(self, url: str) -> None:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
@@ -143,7 +143,7 @@ class ChaosClient:
         await self._openai.close()
 
     async def stream(self, ask: Ask, seen: Seen | None = None) -> Seen:
-        """Run a request to its end. An error is taken down, not raised."""
+        """Run a request to its end. An error is recorded, not raised."""
         seen = Seen(ask) if seen is None else seen
         seen.sent_s = time.monotonic()
         try:
@@ -173,7 +173,7 @@ class ChaosClient:
     async def _by_openai(self, seen: Seen) -> None:
         body = seen.ask.body()
         extra = {name: body.pop(name) for name in OURS if name in body}
-        # The two have the same methods, of other types.
+        # Both have the same methods, with other types.
         completions: Any = self._openai.chat if seen.ask.chat else self._openai
         create = completions.completions.with_raw_response.create
         try:
@@ -189,7 +189,7 @@ class ChaosClient:
             _head(seen, error.status_code, error.response.headers)
             seen.code = str(error.code)
             raise
-        # The library ends at [DONE] and shows nothing of it.
+        # The library ends at [DONE] and does not show it.
         seen.done = 1
 
 
@@ -219,7 +219,7 @@ def _event(seen: Seen, event: dict[str, Any]) -> None:
 
 
 def _whole(seen: Seen, answer: dict[str, Any]) -> None:
-    """An answer in one piece. It has no times, and its role is no event."""
+    """A response that is not streamed. It has no times, and its role is no event."""
     _answer(seen, answer)
     seen.roles, seen.done = 0, 1
 

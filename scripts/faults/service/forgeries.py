@@ -1,4 +1,4 @@
-"""What no stranger should send to the workers' socket: garbage, and what a worker would say."""
+"""Frames that strangers send to the workers' socket: garbage, and forged worker events."""
 
 import random
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ from mlx_dp.proto.messages.events import (
 from mlx_dp.proto.wire.codec import PROTOCOL_VERSION, encode
 
 EPOCHS: Final = (1, 2)
-"""Of a request that was granted once, and of one whose worker was lost."""
+"""Ids of a request that was granted once, and of one whose worker was lost."""
 FORGED_TOKEN: Final = ord("X")
 
 _SHAPE: Final = ModelShape(
@@ -41,7 +41,7 @@ _CAPACITY: Final = OwnerCapacity(request_slots=64, auxiliary_slots=0, pool_token
 
 
 def garbage(rng: random.Random) -> Iterator[list[bytes]]:
-    """Yield messages that are none."""
+    """Yield malformed messages."""
     yield [b""]
     yield [rng.randbytes(rng.randint(1, 5000))]
     yield [b"\xdd\xff\xff\xff\xff"]
@@ -52,7 +52,7 @@ def garbage(rng: random.Random) -> Iterator[list[bytes]]:
 
 
 def forgeries(request_ids: range) -> Iterator[list[bytes]]:
-    """Yield what a worker would say of itself, and of these requests."""
+    """Yield well-formed events of a worker about itself and about these requests."""
     yield from ([encode(message)] for message in _of_itself())
     for request_id in request_ids:
         for epoch in EPOCHS:

@@ -1,4 +1,4 @@
-"""What no client should send to the HTTP port."""
+"""Malformed and oversized HTTP requests."""
 
 import json
 import random
@@ -48,7 +48,7 @@ def with_body(body: bytes) -> bytes:
 
 
 def malformed_requests(rng: random.Random) -> Iterator[tuple[str, bytes]]:
-    """Yield requests by name, of which none may be served, and each must be answered."""
+    """Yield requests by name. None may be served, and each must get a response."""
     yield "no host", b"POST /v1/completions HTTP/1.1\r\nContent-Length: 0\r\n\r\n"
     yield "unknown route", b"GET /v1/secrets HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
     yield "wrong method", b"DELETE /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
@@ -60,7 +60,7 @@ def malformed_requests(rng: random.Random) -> Iterator[tuple[str, bytes]]:
 
 
 def broken_framing(rng: random.Random) -> Iterator[tuple[str, bytes]]:
-    """Yield what is no HTTP, by name: the connection may be closed without an answer."""
+    """Yield malformed HTTP by name: the connection may be closed without a response."""
     yield "garbage", rng.randbytes(rng.randint(1, 2000)) + b"\r\n\r\n"
     yield (
         "length and chunks",

@@ -1,15 +1,15 @@
-"""Ports for services that are started again on the same one."""
+"""Ports for services that are restarted on the same one."""
 
 import random
 import socket
 from typing import Final
 
 LASTING: Final = range(20_000, 30_000)
-"""Outside of what systems give to connections: one of those may take a port between two starts."""
+"""Outside the range of ephemeral ports: a connection could take one of those between two starts."""
 
 
 def lasting_port() -> int:
-    """Draw a port that is free now. No choice of a trial's: what is free is the machine's."""
+    """Draw a port that is free now. Not by the trial's seed: the machine decides what is free."""
     while True:
         port = random.choice(LASTING)
         with socket.socket() as probe:

@@ -21,7 +21,7 @@ START_TIMEOUT_S: Final = 180.0
 EVENT_TIMEOUT_S: Final = 60.0
 HOOK: Final = Path(__file__).resolve().parent / "hook" / "sitecustomize.py"
 POISON_SEED: Final = 666_666
-"""The hook knows a poisonous request by it."""
+"""The hook recognises a poison request by this seed."""
 
 _STARTED: Final = re.compile(r"worker (\d+): started\b.*?\bpid (\d+)")
 _LOST: Final = re.compile(r"worker (\d+): lost\b")
@@ -29,7 +29,7 @@ _URL: Final = re.compile(r"ready at (http://\S+)")
 
 
 class ServiceError(Exception):
-    """The service did not do what was waited for, which is a finding and ends the trial."""
+    """An awaited event did not come. It is a violation and ends the trial."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """What the controller's process holds; ``rss_nbytes`` counts it alone."""
+    """Resources of the controller's process; ``rss_nbytes`` counts this process alone."""
 
     fds: int
     threads: int
@@ -58,7 +58,7 @@ class ChaosService:
     """One run of ``mlx-dp serve``. Call ``start``, and ``stop`` at the end in any case."""
 
     def __init__(self, arguments: tuple[str, ...], *, port: int = 0) -> None:
-        # Its descendants are workers and no others, on macOS too.
+        # Its descendants are workers only, on macOS too.
         more = ("--port", str(port), "--served-model-name", MODEL, "--no-caffeinate")
         self._arguments = (*arguments, *more)
         self.orders = Path(tempfile.mkdtemp(prefix="chaos-"))
@@ -67,7 +67,7 @@ class ChaosService:
         self._news = asyncio.Condition()
         self._ended = False
         self.pids: dict[int, int] = {}
-        """The process of each worker that was started last."""
+        """The process of each worker's last start."""
         self.family: set[int] = set()
         """Every worker's pid since the start."""
         self.sockets: set[Path] = set()
@@ -100,7 +100,7 @@ class ChaosService:
             self._note_sockets()
 
     def _python_path(self) -> list[str]:
-        """The hook comes first; what was there stays."""
+        """PYTHONPATH with the hook in front of the existing entries."""
         given = os.environ.get("PYTHONPATH")
         return [str(self.orders), *([given] if given else [])]
 
@@ -119,13 +119,13 @@ class ChaosService:
             self._news.notify_all()
 
     def mark(self) -> int:
-        """The place in the log from which ``wait_line`` may look."""
+        """The end of the log, from which ``wait_line`` may search."""
         return len(self.lines)
 
     async def wait_line(
         self, pattern: str, timeout_s: float = EVENT_TIMEOUT_S, *, since: int = 0
     ) -> Line:
-        """Return the first line that the pattern is found in, from a mark on."""
+        """Return the first line that matches the pattern, from a mark on."""
         seen = since
         try:
             async with asyncio.timeout(timeout_s), self._news:
@@ -144,8 +144,8 @@ class ChaosService:
     def last_words(self) -> str:
         return "\n".join(line.text for line in self.lines[-15:])
 
-    def said(self) -> list[str]:
-        """All of its log, with the seconds since its first line, and what it was started with."""
+    def log_lines(self) -> list[str]:
+        """The whole log, with seconds since its first line, after the service's arguments."""
         begun_s = self.lines[0].time_s if self.lines else 0.0
         head = f"mlx-dp serve {' '.join(self._arguments)}"
         return [head, *(f"{at.time_s - begun_s:9.3f} {at.text}" for at in self.lines)]
@@ -159,12 +159,12 @@ class ChaosService:
         )
 
     def losses(self, since: int) -> list[tuple[float, int]]:
-        """When which worker was lost, from a mark on."""
+        """The time and the index of each worker loss, from a mark on."""
         found = [(at.time_s, _LOST.search(at.text)) for at in self.lines[since:]]
         return [(time_s, int(lost[1])) for time_s, lost in found if lost]
 
     def deaths(self, since: int) -> int:
-        """How many workers were lost from a mark on."""
+        """The number of worker losses from a mark on."""
         return len(self.losses(since))
 
     async def get(self, path: str) -> Any:
@@ -183,7 +183,7 @@ class ChaosService:
         return Counter({name: round(float(value)) for name, value in found})
 
     def order(self, index: int, words: str) -> None:
-        """Have a worker do something to itself; see ``hook``."""
+        """Order a worker to inject a fault into itself; see ``hook``."""
         pid = self.pids[index]
         (self.orders / str(pid)).write_text(words)
         os.kill(pid, signal.SIGUSR2)
@@ -204,7 +204,7 @@ class ChaosService:
                 self.sockets.add(Path(endpoint.removeprefix("ipc://")))
 
     def endpoint(self) -> str:
-        """Where the workers connect."""
+        """The endpoint to which workers connect."""
         return f"ipc://{min(self.sockets)}"
 
     def identity(self, index: int) -> str:
@@ -212,7 +212,7 @@ class ChaosService:
         return line[line.index("--identity") + 1]
 
     def alive(self) -> list[int]:
-        """The workers of this service, of any time, that still are processes."""
+        """All worker processes of this service, past and present, that still run."""
         return [pid for pid in self.family if is_worker(pid)]
 
     def signal(self, number: signal.Signals) -> None:
@@ -227,7 +227,7 @@ class ChaosService:
             raise ServiceError(f"no exit in {timeout_s:g} s:\n{self.last_words()}") from None
 
     async def stop(self) -> None:
-        """End whatever is left of it, and forget its orders."""
+        """Kill all remaining processes, and delete their orders."""
         if self._client is not None:
             await self._client.close()
         # A start that was cancelled has no process yet.
@@ -242,7 +242,7 @@ class ChaosService:
 
 
 def is_worker(pid: int) -> bool:
-    """Whether the pid is a living worker, and not another process that got its number."""
+    """Whether the pid is a living worker, not another process that reused the number."""
     try:
         process = psutil.Process(pid)
         return process.status() != psutil.STATUS_ZOMBIE and "mlx_dp.worker" in process.cmdline()

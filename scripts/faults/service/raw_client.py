@@ -1,6 +1,6 @@
-"""Clients by hand, on bare sockets: those that leave, fall silent or do not read, and cheap ones.
+"""Clients on bare sockets, which leave, fall silent or do not read; and cheap ones.
 
-A general client spends milliseconds on a request, and never does what it should not.
+A general client spends milliseconds on a request, and cannot misbehave.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ _RETURN_NOTHING = struct.pack("HBBI", 0x06, 0, 0, 0)
 
 
 def plain_ask(rng: random.Random, max_tokens: int, *, rank: int | None = None) -> Ask:
-    """A streamed completion of a prompt that was not there before."""
+    """A streamed completion of a prompt that was not sent before."""
     return Ask(prompt=f"plain {rng.getrandbits(64):016x}", max_tokens=max_tokens, rank=rank)
 
 
@@ -60,7 +60,7 @@ def asking(service: ChaosService, asks: Iterable[Ask]) -> list[socket.socket]:
 
 
 async def first_event(client: socket.socket) -> None:
-    """Read until the answer has begun to come."""
+    """Read until the response has begun."""
     got = b""
     async with asyncio.timeout(FIRST_EVENT_S):
         while b"data: " not in got:
@@ -71,7 +71,7 @@ async def first_event(client: socket.socket) -> None:
 
 
 def unanswered(client: socket.socket) -> bool:
-    """Whether nothing has come, not even the end of the connection."""
+    """Whether nothing has arrived, not even the end of the connection."""
     try:
         client.recv(1, socket.MSG_PEEK)
     except BlockingIOError:
@@ -85,19 +85,19 @@ def close(clients: Iterable[socket.socket]) -> None:
 
 
 def reset_at_close(client: socket.socket) -> None:
-    """Have the connection end with RST in place of FIN."""
+    """Close the connection with RST instead of FIN."""
     client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 def lose_power(client: socket.socket) -> None:
-    """Have the system drop whatever comes, so that the peer hears no more of this connection."""
+    """Make the system drop incoming packets, so that this connection never answers its peer."""
     program = ctypes.create_string_buffer(_RETURN_NOTHING)
     filter_of_one = struct.pack("HxxxxxxP", 1, ctypes.addressof(program))
     client.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, filter_of_one)
 
 
 async def ask_raw(service: ChaosService, ask: Ask) -> Seen:
-    """Run a request to its end, and take down what came; ``chunks_s`` stays empty."""
+    """Run a request to its end, and record the response; ``chunks_s`` stays empty."""
     seen = Seen(ask, sent_s=time.monotonic())
     try:
         reader, writer = await asyncio.open_connection(*address(service))
@@ -125,7 +125,7 @@ def _read_answer(seen: Seen, answer: str) -> None:
     if seen.status != 200:
         seen.error = body
         return
-    # Sizes of chunks come between the events, on lines of their own.
+    # Chunk sizes come between the events, on lines of their own.
     for event in (line[6:] for line in body.splitlines() if line.startswith("data: ")):
         seen.after_done += seen.done
         if event == "[DONE]":

@@ -1,4 +1,4 @@
-"""The requests around a loss: those that it does not touch, and those that the next one may hit."""
+"""Streams beside a loss: those that it does not touch, and those that the next one may hit."""
 
 import time
 from typing import Final
@@ -10,18 +10,18 @@ from scripts.faults.trials.load import Load
 from scripts.faults.verdicts.verdict import RowResult
 
 GAP_S: Final = 0.1
-"""A tolerable gap on a machine that starts a worker meanwhile."""
+"""The largest allowed gap while the machine starts a worker."""
 CALM_S: Final = 30.0
 AFTER_S: Final = 1.0
-"""How long after a loss its consequences may show."""
+"""Time after a loss within which it may still affect streams."""
 ENOUGH_LOSSES: Final = 20
-"""After so many, a row has met a stream that was not touched."""
+"""After this many trials, a row has met an untouched stream."""
 
 
 class Bystanders:
-    """Measures how streams of other owners go on. Call ``begin`` and ``end`` around each trial.
+    """Measures the gaps of other owners' streams: call ``begin`` and ``end`` around each trial.
 
-    ``owners``: how many there are that can be lost one by one.
+    ``owners``: how many owners can be lost independently.
     """
 
     def __init__(self, service: ChaosService, load: Load, result: RowResult, owners: int) -> None:
@@ -35,7 +35,7 @@ class Bystanders:
         self._losses = 0
 
     async def watch_calm(self) -> None:
-        """Measure the gaps of as many streams as there are clients, while nothing is harmed."""
+        """Measure the gaps of as many streams as there are clients, before any fault."""
         load = self._load
         await load.wait_for(lambda: len(load.ended) >= max(1, len(load.seen)), CALM_S)
         self._result.calm_gap_s += [
@@ -48,7 +48,7 @@ class Bystanders:
         self._load.ended.clear()
 
     async def end(self) -> None:
-        """Take the gaps, and wait until a second loss would hit none of those that were moved."""
+        """Record the gaps, and wait until a second loss would hit no moved stream."""
         losses = self._service.losses(self._since)
         if not losses:
             return
@@ -68,16 +68,16 @@ class Bystanders:
                 self._result.gap_s.append(gap_s)
 
     def judge(self, slack: float) -> None:
-        """Hold the gaps to their bound, at the end of the row."""
+        """Check the gaps against their bound, at the end of the row."""
         gaps_s, calm_s = self._result.gap_s, self._result.calm_gap_s
         if gaps_s and calm_s:
             bound_s = max(2.0 * quantile(calm_s, 0.99), slack * GAP_S)
             self._result.bound("gap of untouched streams", gaps_s, bound_s)
         elif self._losses >= ENOUGH_LOSSES:
-            self._result.violate("no stream was seen that the losses did not touch")
+            self._result.violate("no stream was seen that was untouched by the losses")
 
     def _moved(self, victims: set[int], lost_s: float) -> list[Seen]:
-        """Requests that a victim may have had, and that have not ended."""
+        """Requests that a victim may have had and that have not ended."""
         return [
             seen
             for seen in self._load.seen.values()
@@ -87,9 +87,9 @@ class Bystanders:
         ]
 
     def _untouched(self, seen: Seen, victims: set[int], lost_s: float) -> bool:
-        """Whether it streamed at the loss, and from an owner of its own since it was sent."""
+        """Whether it streamed at the loss, from one owner ever since it was sent."""
         if seen.ask.n > 1 or seen.owner is None or seen.owner in victims or not seen.chunks_s:
             return False
         streamed = seen.chunks_s[0] <= lost_s <= (seen.ended_s or lost_s)
-        # One that is older may have been moved to its present owner by the loss before.
+        # An older stream may have been moved to its present owner by the previous loss.
         return streamed and seen.sent_s > self._lost_before_s

@@ -1,4 +1,4 @@
-"""The clients that ask without end, each judged by what it should have got."""
+"""Clients that send one request after another, each response compared with its expectation."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -13,9 +13,9 @@ REFUSALS: Final = (429, 503)
 
 
 class Load:
-    """Clients that ask one request after another, each judged when it ends.
+    """Clients that send one request after another, each judged when it ends.
 
-    ``refusals_allowed``: overload that says when to come back is no failure for now.
+    ``refusals_allowed``: for now, a refusal with Retry-After is not a failure.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class Load:
         self.seen: dict[int, Seen] = {}
         """The last request of each client."""
         self.ended: list[Seen] = []
-        """All ended requests, until the list is emptied."""
+        """All ended requests, until the list is cleared."""
         self.refusals_allowed = False
 
     def start(self) -> None:
@@ -38,17 +38,17 @@ class Load:
         self._tasks = [asyncio.create_task(self._work(n)) for n in range(self._streams)]
 
     async def stop(self) -> None:
-        """Let each client finish what it has begun."""
+        """Let each client finish its current request."""
         self._stopping = True
         await asyncio.gather(*self._tasks)
 
     def abandon(self) -> None:
-        """Cut all connections, as the service is gone."""
+        """Close all connections, since the service is gone."""
         for task in self._tasks:
             task.cancel()
 
     def streaming(self, owners: Sequence[int]) -> list[Seen]:
-        """The streams of one answer in progress whose first owner is one of these."""
+        """Streams in progress with one response whose first owner is one of these."""
         return [
             seen
             for seen in self.seen.values()
@@ -56,7 +56,7 @@ class Load:
         ]
 
     async def wait_for(self, holds: Callable[[], bool], timeout_s: float) -> bool:
-        """Poll a condition of the clients, which send no event; False when time is up."""
+        """Poll a condition of the clients, which send no event; False on time-out."""
         ends = asyncio.get_running_loop().time() + timeout_s
         while not holds():
             if asyncio.get_running_loop().time() > ends:

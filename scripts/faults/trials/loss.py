@@ -1,4 +1,4 @@
-"""How a worker is harmed, and what is waited for and measured when it is lost."""
+"""Harming a worker, and measuring its loss and recovery."""
 
 import os
 import signal
@@ -18,9 +18,9 @@ DRAWN: Final = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """When a worker was harmed, what the log said of its loss, and when its successor was ready.
+    """When a worker was harmed, its loss in the log, and when its successor was ready.
 
-    ``resumed``: how many of its streams went on afterwards; others had their last token already.
+    ``resumed``: how many of its streams resumed; the others already had their last token.
     """
 
     harmed_s: float
@@ -32,7 +32,7 @@ class Loss:
 async def lose(
     stage: Stage, index: int, harm: Callable[[], None], meanwhile: Callable[[], None] | None = None
 ) -> Loss:
-    """Harm one worker, and wait until its loss is seen, mended, and its streams have ended."""
+    """Harm one worker; wait until its loss is detected and repaired and its streams have ended."""
     service = stage.service
     streams = stage.load.streaming((index,))
     since = service.mark()
@@ -52,7 +52,7 @@ async def lose(
 
 
 def lost_alone(stage: Stage, since: int) -> None:
-    """Hold it against the product when others were lost with the one that was harmed."""
+    """Record a violation if other workers were lost with the harmed one."""
     if (deaths := stage.service.deaths(since)) != 1:
         stage.result.violate(f"{deaths} workers were lost in place of one")
 
@@ -76,14 +76,14 @@ async def victim(stage: Stage) -> int:
         return bool(found)
 
     if not await stage.load.wait_for(streaming, EVENT_TIMEOUT_S):
-        raise ServiceError("no stream that could be harmed")
+        raise ServiceError("no stream to harm")
     owner = stage.rng.choice(found).owner
     assert owner is not None
     return owner
 
 
 def by_length(stage: Stage) -> list[Ask]:
-    """Some requests, from the shortest answer to the longest."""
+    """Some requests, from the shortest response to the longest."""
     return sorted((stage.oracle.draw() for _ in range(DRAWN)), key=lambda ask: ask.max_tokens)
 
 
@@ -91,8 +91,8 @@ def kill(stage: Stage, index: int, number: signal.Signals = signal.SIGKILL) -> N
     os.kill(stage.service.pids[index], number)
 
 
-async def obeyed(stage: Stage, index: int, words: str) -> None:
-    """Give an order to a worker that survives it, and wait until it has been carried out."""
+async def carry_out(stage: Stage, index: int, words: str) -> None:
+    """Send an order to a worker that survives it, and wait until it is carried out."""
     service = stage.service
     file = service.orders / str(service.pids[index])
     service.order(index, words)
@@ -101,19 +101,19 @@ async def obeyed(stage: Stage, index: int, words: str) -> None:
 
 
 def died_s(stage: Stage, pid: int) -> float:
-    """When a worker has died at the moment that it was ordered to."""
+    """The time at which a worker died by its order."""
     return float((stage.service.orders / f"{pid}.died").read_text())
 
 
 async def all_ready(stage: Stage) -> None:
-    """Wait until no worker is missing."""
+    """Wait until all workers are ready."""
 
     async def settled() -> bool:
         owners = (await stage.service.get("/server_info"))["owners"]
         return all(owner["status"] == "ready" for owner in owners)
 
     if not await eventually(settled, EVENT_TIMEOUT_S):
-        stage.result.violate("the workers did not come back")
+        stage.result.violate("not all workers became ready")
 
 
 def total(counters: dict[str, int], name: str) -> int:

@@ -1,4 +1,4 @@
-"""One row of the matrix: its service, its clients, its trials, and what must be gone after it."""
+"""One row of the matrix: its service, clients and trials, and the check for leftovers."""
 
 import asyncio
 import random
@@ -34,9 +34,9 @@ HANG_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What the command line chose.
+    """The choices of the command line.
 
-    ``slack``: bounds of time are multiplied by it. ``findings``: where violations are kept.
+    ``slack``: a factor for every time bound. ``findings``: the folder of the violations.
     """
 
     trials: int
@@ -52,11 +52,11 @@ class Settings:
 
     @property
     def patience(self) -> float:
-        """How much longer a model may take than the fake engine, which computes nothing."""
+        """How much slower a model may be than the fake engine, which computes nothing."""
         return 1.0 if self.model is None else MODEL_PATIENCE
 
     def again(self, row: str) -> str:
-        """The command that repeats a row as it was run."""
+        """The command that repeats this row with the same choices."""
         flags = {
             "--rows": row,
             "--seed": self.seed,
@@ -75,7 +75,7 @@ class Settings:
         return ViolationRecord(self.findings, row, self.seed, self.again(row))
 
     def engine(self, *, rate: float) -> tuple[str, ...]:
-        """The flags of the engine; ``rate`` paces the fake one."""
+        """The flags of the engine; ``rate`` is the fake engine's decode rate."""
         if self.model is None:
             return ("--engine", "fake", "--fake-decode-rate", f"{rate:g}")
         return ("--model", str(self.model))
@@ -83,12 +83,12 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One fault. ``trial`` harms the stage once, and returns when all is well again.
+    """One fault. ``trial`` injects it once, and returns when the service has recovered.
 
-    ``fresh``: each trial brings a service of its own. ``orders``: what its workers find at their
-    start, see chaos_hook. ``bounds_s``: of detection and recovery. ``hang_s``: the hang time-out;
-    None leaves the product's own times.
-    ``possible``: whether this system allows it, see chaos_system.
+    ``fresh``: each trial starts its own service. ``orders``: orders that its workers find at
+    their start, see ``faults/service/hook``. ``bounds_s``: of detection and recovery.
+    ``hang_s``: the hang time-out; None keeps the product's own times. ``possible``: whether
+    this system allows the fault, see ``faults/service/system.py``.
     """
 
     name: str
@@ -106,7 +106,7 @@ class Row:
 
 
 class Stage:
-    """What a trial works with. ``service`` and ``load`` exist for rows that are not fresh."""
+    """The means of a trial. ``service`` and ``load`` exist unless the row is ``fresh``."""
 
     def __init__(self, row: Row, settings: Settings) -> None:
         self.row: Final = row
@@ -140,7 +140,7 @@ class Stage:
         return (*engine, *times, *patience, *workers, *self._row_arguments(), *more)
 
     def _row_arguments(self) -> tuple[str, ...]:
-        """A model has no rates: it is as fast as it is."""
+        """The row's flags, without those of the fake engine when a model runs."""
         arguments = self.row.arguments
         if self.settings.model is None:
             return arguments
@@ -148,7 +148,7 @@ class Stage:
         return tuple(word for word, flag in pairs if FAKE_FLAGS not in flag + word)
 
     def new_service(self, *more: str, port: int | None = None) -> ChaosService:
-        """A service with the flags of this row; later flags win. A port may be used again."""
+        """Make a service with this row's flags; later flags win. ``port``: one to reuse."""
         service = ChaosService(self.arguments(*more), port=port or lasting_port())
         for name in self.row.orders:
             (service.orders / name).touch()
@@ -166,19 +166,19 @@ class Stage:
         return range(self.settings.workers)
 
     async def run(self) -> RowResult:
-        """Run all trials. Whatever breaks a trial is a violation, and ends the row."""
+        """Run all trials. An exception in a trial is a violation, and ends the row."""
         began_s = time.monotonic()
         broken = False
         try:
             await (self._run_fresh() if self.row.fresh else self._run_shared())
         except Exception as error:
             broken = True
-            self.result.violate(f"the trial broke: {type(error).__name__}: {error}")
+            self.result.violate(f"the trial failed: {type(error).__name__}: {error}")
         finally:
             self._keep_violations()
         measured = {"detection": self.result.detection_s, "recovery": self.result.recovery_s}
         for (name, values_s), bound_s in zip(measured.items(), self.row.bounds_s, strict=True):
-            # A row that broke before it measured anything is told of already.
+            # A row that failed before it measured anything has its violation already.
             if values_s or not broken:
                 patience = self.settings.slack * self.settings.patience
                 self.result.bound(name, values_s, patience * bound_s)
@@ -194,8 +194,8 @@ class Stage:
             self._keep_violations()
 
     def _keep_violations(self) -> None:
-        said = [line for service in self._made for line in service.said()]
-        self._record.write(self.result.violations, said)
+        log = [line for service in self._made for line in service.log_lines()]
+        self._record.write(self.result.violations, log)
 
     async def _run_shared(self) -> None:
         service = self._service = self.new_service()
@@ -234,7 +234,7 @@ class Stage:
         bystanders.judge(self.settings.slack)
 
     async def end(self, service: ChaosService) -> None:
-        """Ask the service to end, and look for what it leaves behind."""
+        """Stop the service, and count its leftovers."""
         service.signal(STOP)
         status = await service.exited(QUIET_S)
         if status != 0:

@@ -1,4 +1,4 @@
-"""What a service holds of the system, and what it may leave: directories, locks, processes."""
+"""System resources that a service holds, and may leave behind: directories, locks, processes."""
 
 import fcntl
 import os
@@ -22,7 +22,7 @@ LOCK: Final = "lock"
 
 
 def socket_directories(pid: int) -> set[Path]:
-    """The private directories of a controller: it keeps their locks open."""
+    """The private directories of a controller, which holds their locks."""
     files = (Path(each.path) for each in psutil.Process(pid).open_files())
     return {
         path.parent for path in files if path.name == LOCK and path.parent.name.startswith(PREFIX)
@@ -30,7 +30,7 @@ def socket_directories(pid: int) -> set[Path]:
 
 
 def is_guarded(directory: Path) -> bool:
-    """Whether it is private, and its lock is held."""
+    """Whether the directory is private and its lock is held."""
     if stat.S_IMODE(directory.stat().st_mode) != 0o700:
         return False
     with (directory / LOCK).open("rb") as lock:
@@ -42,16 +42,17 @@ def is_guarded(directory: Path) -> bool:
 
 
 def listening_port(pid: int) -> int:
-    """The TCP port that a controller listens on, from before its workers start."""
+    """The TCP port that a controller listens on, open before its workers start."""
     found = psutil.Process(pid).net_connections(kind="tcp")
     return int(next(each.laddr.port for each in found if each.status == psutil.CONN_LISTEN))
 
 
 def descendants(service: ChaosService) -> list[int]:
-    """Whatever was started by a controller, at any depth: the environment is handed down."""
+    """All processes that a controller started, at any depth: they inherit its environment."""
     found = []
     for process in psutil.process_iter():
-        # A process that ends meanwhile is no leftover; one with a hidden environment is not ours.
+        # A process that ends meanwhile is no leftover; one with a hidden environment is not
+        # ours.
         with suppress(psutil.Error):
             path = process.environ().get("PYTHONPATH", "")
             if process.pid != service.pid and path.startswith(str(service.orders)):
@@ -60,7 +61,7 @@ def descendants(service: ChaosService) -> list[int]:
 
 
 def check_guarded(result: RowResult, service: ChaosService) -> None:
-    """Hold a service to one private directory under a lock."""
+    """Check that a service holds one private directory under a lock."""
     directories = socket_directories(service.pid)
     if len(directories) != 1 or not all(map(is_guarded, directories)):
         result.violate(f"socket directories {directories}, of which each should be 0700 and locked")
@@ -68,14 +69,15 @@ def check_guarded(result: RowResult, service: ChaosService) -> None:
 
 @contextmanager
 def planted() -> Iterator[tuple[Path, Path]]:
-    """The directory of a killed controller, with its socket, and that of one that lives."""
+    """The directory of a killed controller, with its socket, and that of a living one."""
     directories = tuple(Path(tempfile.mkdtemp(prefix=PREFIX, dir=SHORT_BASE)) for _ in range(2))
     stale, held = directories
     try:
         for directory in directories:
             with socket.socket(socket.AF_UNIX) as bound:
                 bound.bind(str(directory / "workers"))
-        # Locked before it has its name: a service that starts now removes unlocked directories.
+        # Locked before it has its name: a service that starts now removes unlocked
+        # directories.
         with (held / "new").open("wb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.rename(held / "new", held / LOCK)

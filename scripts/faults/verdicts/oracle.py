@@ -1,4 +1,4 @@
-"""What clients ask, and what they must get."""
+"""The requests that clients send, and the responses that they must get."""
 
 import random
 from dataclasses import replace
@@ -14,9 +14,9 @@ MOST_PROMPT_TOKENS: Final = 120
 LEAST_PROMPT_TOKENS: Final = 6
 OPENAI_SHARE: Final = 0.25
 FORM_SHARE: Final = 0.25
-"""Of chats, of answers in one piece, of answers with a stop string, and of penalised ones."""
+"""Shares of chats, of unstreamed responses, of stop strings, and of penalties."""
 RARE_SHARE: Final = 0.125
-"""Of requests for two answers, and for log-probabilities."""
+"""Shares of requests for two choices, and for log-probabilities."""
 STOP_CHARACTERS: Final = 3
 NEVER_SAID: Final = "$$$"
 QUESTIONS: Final = (
@@ -38,10 +38,10 @@ FORMS: Final[tuple[dict[str, Any], ...]] = (
 
 
 class Oracle(Protocol):
-    """Draws requests, and knows their answers."""
+    """Draws requests, and knows their responses."""
 
     def draw(self) -> Ask:
-        """A streamed completion of one answer."""
+        """A streamed completion with one choice."""
 
     def draw_form(self) -> Ask:
         """A request in any of the forms that clients use."""
@@ -49,11 +49,11 @@ class Oracle(Protocol):
     def expected(self, ask: Ask) -> Expected: ...
 
     async def prepare(self, client: ChaosClient) -> None:
-        """Learn the answers, while nothing is harmed."""
+        """Learn the responses, before any fault."""
 
 
 class FakeOracle:
-    """The fake engine's answers are a function, so that any request can be asked."""
+    """The fake engine's responses are a function, so any request has a known response."""
 
     def __init__(self, rng: random.Random, lengths: tuple[int, int]) -> None:
         self._rng = rng
@@ -87,7 +87,7 @@ class FakeOracle:
         return replace(ask, stop=self._stop(ask)) if rng.random() < FORM_SHARE else ask
 
     def _stop(self, ask: Ask) -> tuple[str, ...]:
-        """Strings of which one is said somewhere in the first answer, and one is not."""
+        """Stop strings, one of which occurs in the first choice's text, and one does not."""
         text = _fake_text(ask, 0)
         at = self._rng.randrange(len(text))
         return (NEVER_SAID, text[at : at + self._rng.randint(1, STOP_CHARACTERS)])
@@ -105,11 +105,11 @@ class FakeOracle:
         )
 
     async def prepare(self, client: ChaosClient) -> None:
-        """There is nothing to learn."""
+        """Nothing needs learning."""
 
 
 def _fake_prompt(ask: Ask) -> str:
-    """What the fake tokenizer makes of it, with a token for each byte."""
+    """The fake tokenizer's tokens of the prompt: one for each byte."""
     return f"user: {ask.prompt}\nassistant: " if ask.chat else ask.prompt
 
 
@@ -120,14 +120,14 @@ def _fake_text(ask: Ask, choice: int) -> str:
 
 
 def _until_stop(text: str, stops: tuple[str, ...]) -> tuple[str, int]:
-    """What is shown of a text, and how many tokens of it are counted."""
+    """The text before the first stop string, and the number of its tokens."""
     found = [(at + len(stop), at) for stop in stops if (at := text.find(stop)) >= 0]
     end, start = min(found, default=(len(text), len(text)))
     return text[:start], end
 
 
 class ModelOracle:
-    """Greedy answers of a model, each learnt from a run that nothing disturbed."""
+    """Greedy responses of a model, each learnt from an undisturbed run."""
 
     def __init__(self, rng: random.Random, lengths: tuple[int, int]) -> None:
         self._rng = rng

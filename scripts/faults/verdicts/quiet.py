@@ -1,4 +1,4 @@
-"""What a service at rest may hold: its workers and their sockets, and nothing of what has ended."""
+"""Checks of an idle service: only its workers and their sockets, nothing of ended requests."""
 
 import asyncio
 import time
@@ -13,7 +13,7 @@ from scripts.faults.verdicts.verdict import RowResult
 QUIET_S: Final = 10.0
 OUTCOMES: Final = ("ok", "error", "aborted")
 SPARE_FDS: Final = 4
-"""What the controller may hold more after a row than before: a log, a connection that closes."""
+"""File descriptors that the controller may hold beyond those before the row."""
 
 
 async def look_at_rest(service: ChaosService, result: RowResult, before: Footprint) -> None:
@@ -56,14 +56,14 @@ async def _at_rest(service: ChaosService) -> bool:
 
 
 async def _only_workers(service: ChaosService) -> bool:
-    """Whether the present workers, and no others, are its children."""
+    """Whether the present workers, and no other processes, are its children."""
     workers, zombies = _children(service)
     present = set(service.pids.values())
     return workers == present == set(service.alive()) and not zombies
 
 
 def _children(service: ChaosService) -> tuple[set[int], set[int]]:
-    """The living workers among the controller's descendants, and the dead that nobody reaped."""
+    """The living workers among the controller's descendants, and the unreaped dead."""
     workers, zombies = set(), set()
     for child in psutil.Process(service.pid).children(recursive=True):
         try:
@@ -79,7 +79,7 @@ def _children(service: ChaosService) -> tuple[set[int], set[int]]:
 async def eventually(
     holds: Callable[[], Awaitable[bool]], timeout_s: float = QUIET_S, pause_s: float = 0.02
 ) -> bool:
-    """Poll what sends no event; False when time is up."""
+    """Poll a state that sends no event; False on time-out."""
     ends_s = time.monotonic() + timeout_s
     while not await holds():
         if time.monotonic() > ends_s:

@@ -1,4 +1,4 @@
-"""What a stream should have been, what it was, and what a row of trials adds up to."""
+"""The expected and the actual response, and the sum over a row's trials."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from scripts.faults.service.client import Seen
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """How a text differs from what it should be, in characters; ``wrong``: in another way."""
+    """Differences of a text from its expectation, in characters; ``wrong``: of any other kind."""
 
     lost: int = 0
     repeated: int = 0
@@ -32,7 +32,7 @@ def compare(expected: str, got: str) -> Difference:
     gap = len(expected) - len(got)
     if gap > 0 and expected[start + gap :] == got[start:]:
         return Difference(lost=gap)
-    # A repetition begins where the text has been before, so that it may show later.
+    # The repeated part may match the expected text for a while, so that it shows later.
     if gap < 0 and got[start - gap :] == expected[start:]:
         return Difference(repeated=-gap)
     return Difference(wrong=max(len(expected), len(got)) - start)
@@ -40,10 +40,10 @@ def compare(expected: str, got: str) -> Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """What one request must get, a text for each choice.
+    """The expected response, a text for each choice.
 
-    ``usage``: tokens of the prompt, and of all answers. ``tokens``: what the log-probabilities
-    are of, where they were asked for.
+    ``usage``: tokens of the prompt, and of all choices. ``tokens``: those of the
+    log-probabilities, where requested.
     """
 
     texts: tuple[str, ...]
@@ -53,7 +53,7 @@ class Expected:
 
     @classmethod
     def of(cls, seen: Seen) -> "Expected":
-        """What was seen, when nothing disturbed it."""
+        """The response of an undisturbed run."""
         choices = range(seen.ask.n)
         shown = seen.ask.logprobs is not None
         return cls(
@@ -65,7 +65,7 @@ class Expected:
 
 
 def faults_of(seen: Seen, expected: Expected) -> list[str]:
-    """What is wrong with a request that should have succeeded, beside its texts."""
+    """Everything except the texts that is wrong with a request that should have succeeded."""
     if seen.error:
         return [f"failed: {seen.error}"]
     faults = []
@@ -90,7 +90,7 @@ def faults_of(seen: Seen, expected: Expected) -> list[str]:
 
 @dataclass(slots=True)
 class RowResult:
-    """What the trials of one row found. ``left`` counts what they left behind, by kind."""
+    """The findings of one row's trials. ``left`` counts leftovers by kind."""
 
     row: str
     title: str
@@ -105,19 +105,19 @@ class RowResult:
     gap_s: list[float] = field(default_factory=list)
     """The longest gap of each stream that a loss did not touch."""
     calm_gap_s: list[float] = field(default_factory=list)
-    """The same, before anything was harmed."""
+    """The same, before any fault."""
     grants: Counter[str] = field(default_factory=Counter)
-    """Requests by who got them, where a row compares that."""
+    """Requests by receiving worker, where a row compares that."""
     left: Counter[str] = field(default_factory=Counter)
     violations: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
     def violate(self, text: str) -> None:
-        """Write down a broken promise, and the trial that broke it."""
+        """Record a violation, with its trial."""
         self.violations.append(f"{self.row}, trial {self.trials}: {text}")
 
     def take(self, seen: Seen, expected: Expected) -> None:
-        """Count a request that should have been as if nothing had happened."""
+        """Judge a request that should have succeeded as if no fault had happened."""
         self.requests += 1
         self.failed += bool(seen.error)
         faults = faults_of(seen, expected)
@@ -132,13 +132,13 @@ class RowResult:
             self.violate(f"{seen.ask}: {fault}")
 
     def leave(self, kind: str, count: int, what: object = "") -> None:
-        """Count what should be gone."""
+        """Count leftovers; each kind should be 0."""
         if count > 0:
             self.left[kind] += count
             self.violate(f"{count} {kind} left {what}")
 
     def bound(self, name: str, values_s: Sequence[float], bound_s: float) -> None:
-        """Hold the 99th percentile to its bound. What was never measured keeps none."""
+        """Check the 99th percentile against its bound. Without a value the bound is not kept."""
         if isinf(bound_s):
             return
         if not values_s:

@@ -1,4 +1,4 @@
-"""The shared attention function: ours for rows in several slabs, mlx-lm's for all else."""
+"""The shared attention function: ours for rows in several slabs, mlx-lm's otherwise."""
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ def batch_of(lengths=LENGTHS, *, split: bool = True, tails: bool = False) -> KVB
 
 
 def token(key: int, heads: int) -> mx.array:
-    """What row ``key`` would compute, whatever its place in the batch."""
+    """The output of row ``key`` alone, in any place of the batch."""
     return mx.random.normal((heads, 1, KEY_DIM), key=mx.random.key(10 * key + heads))
 
 
@@ -196,8 +196,8 @@ def test_layers_that_share_a_cache_attend_to_what_the_first_wrote(split):
     assert mx.array_equal(*found)
 
 
-def test_what_no_attention_has_looked_at_is_handed_out_to_be_computed():
-    # Some models write KV in layers whose output they throw away.
+def test_kv_that_no_attention_used_is_returned_for_evaluation():
+    # Some models write KV in layers whose output they discard.
     batch = batch_of((3, 2))
     batch.begin_step()
     fresh = mx.ones((2, KV_HEADS, 1, KEY_DIM))

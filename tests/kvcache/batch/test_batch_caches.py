@@ -36,7 +36,7 @@ SPLIT = BatchForm(split=True)
 
 
 def model_caches(kv: Sequence[Any] | None = None, state: float = 0.0) -> list[Any]:
-    """A hybrid's own: KV, a list of state and window, and a state alone."""
+    """A hybrid's layers: KV, a list of state and window, and a state alone."""
     grown, window = kv or own_caches(WINDOWS)
     inner, outer = ArraysCache(1), ArraysCache(1)
     inner[0], outer[0] = mx.full((1, 3), state), mx.full((1, 5), -state)

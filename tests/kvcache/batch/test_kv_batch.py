@@ -1,4 +1,4 @@
-"""Rows of a batch: what they take, what they leave behind, and who may join."""
+"""Rows of a batch: their memory, their leftovers, and which may join."""
 
 import gc
 import weakref
@@ -99,7 +99,7 @@ def test_the_same_row_cannot_join_twice():
 
 
 def test_offsets_are_a_new_array_each_step():
-    # Model code keeps the old one past the update, so it must not change under its hands.
+    # Model code keeps the old one past the update, so it must not change underneath.
     rng = np.random.default_rng(1)
     batch = KVBatch(PLAIN, BatchForm(split=True))
     rows = {1: random_row(rng, 1), 2: random_row(rng, 2)}

@@ -1,4 +1,4 @@
-"""A batch holds, for every row, exactly what was written, in any order of events."""
+"""A batch holds, for every row, exactly the written tokens, in any order of events."""
 
 import numpy as np
 import pytest
@@ -90,7 +90,7 @@ class BatchMachine(RuleBasedStateMachine):
 
 
 class MixedChunkMachine(BatchMachine):
-    """Chunks of prompts ride along, or share a pass, and their prompts join in the end."""
+    """Chunks of prompts are mixed in, or share a pass, and their prompts join in the end."""
 
     @rule()
     def begin_prompt(self) -> None:

@@ -1,4 +1,4 @@
-"""What a step, a join and a leave copy, read from the peak of memory over about 100 MB of KV."""
+"""Copies of a step, a join and a leave, read from the peak memory over about 100 MB of KV."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -78,7 +78,7 @@ def warm_batch(
 
 
 def peak_nbytes(work: Callable[[], None]) -> int:
-    """Bytes that ``work`` needed beyond what was held before, at the most."""
+    """The most bytes that ``work`` needed beyond those held before."""
     before = mx.get_active_memory()
     mx.reset_peak_memory()
     work()
@@ -117,10 +117,10 @@ def test_a_steady_step_copies_none_of_the_kv(lengths, form, windows):
 
 @pytest.mark.parametrize("lengths", [EVEN, MIXED, SPLIT])
 def test_steps_copy_the_slabs_in_place_of_which_only_tails_are_copied(lengths):
-    """On a device that holds what a step has read until the next one is built."""
+    """On a device that holds a step's inputs until the next one is built."""
 
     def held_twice(form: BatchForm) -> float:
-        """What steps need at their peak, in the slabs' bytes."""
+        """The peak memory of steps, in bytes of the slabs."""
         start = mx.get_active_memory()
         with inputs_held():
             batch = warm_batch(lengths, form=form)

@@ -33,7 +33,7 @@ def slab_of(*rows: PlainRow, width: int = 8, max_rows: int = 8) -> KVSlab:
 
 
 def write_token(slab: KVSlab, rows: list[PlainRow], rng: np.random.Generator) -> None:
-    """Write one token a row in every layer; what each may see must be its own tokens."""
+    """Write a token per row in every layer; each row must attend to exactly its own tokens."""
     step = slab.begin_step(0)
     for layer, window in enumerate(rows[0].windows):
         keys, values = (
@@ -103,7 +103,7 @@ def test_shrinking_gives_back_the_rows_that_are_not_there():
     slab.pop()
     slab.shrink()
     assert (slab.held_rows, slab.nbytes) == (2, 2 * nbytes_of(MIXED, 8))
-    # What the popped row left over went with its memory.
+    # The KV of the popped row went with its memory.
     newcomer = random_row(rng, 0, MIXED)
     slab.append(KVRow(3, 0), newcomer.content(), spare=True)
     write_token(slab, [*rows[:2], newcomer], rng)
@@ -138,7 +138,7 @@ def test_a_replaced_row_leaves_nothing_behind(windows):
     slab.pop()
     kept = [rows[2], rows[1]]
     write_token(slab, kept, rng)
-    # The row that comes to the place of the popped one finds nothing of it either.
+    # The row that moves to the popped row's place finds none of its KV either.
     newcomer = random_row(rng, 0, windows)
     slab.append(KVRow(3, 0), newcomer.content(), spare=True)
     write_token(slab, [*kept, newcomer], rng)

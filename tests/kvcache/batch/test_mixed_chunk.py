@@ -1,4 +1,4 @@
-"""A chunk whose tokens are rows of a batch is what it would be alone."""
+"""A chunk whose tokens are rows of a batch gives the same results as alone."""
 
 import numpy as np
 import pytest

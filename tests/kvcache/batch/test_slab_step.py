@@ -1,4 +1,4 @@
-"""Where a step's tokens go in a slab, and what its rows may see, for layers of any window."""
+"""The write positions and masks of a step's tokens in a slab, for layers of any window."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Every request finds its own state in its own row, in whatever order rows are arranged."""
+"""Every request finds its own state in its own row, in any order of rows."""
 
 import numpy as np
 import pytest
@@ -79,7 +79,7 @@ class StateMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.states)
     @rule(data=st.data(), in_place=st.booleans())
     def step(self, data: st.DataObject, in_place: bool) -> None:
-        """A model makes every state anew, or writes into the one that it has."""
+        """A model makes every state anew, or writes into the existing one."""
         order = tuple(data.draw(st.permutations(sorted(self.states))))
         self.rows.arrange(order)
         for leaf, cache in enumerate(self.rows.caches):
@@ -117,7 +117,7 @@ class StateMachine(RuleBasedStateMachine):
         assert self.states or self.rows.nbytes == 0
 
 
-def test_every_row_is_its_own_whoever_joins_leaves_or_changes_places():
+def test_every_row_keeps_its_own_state_while_others_join_leave_or_move():
     run_state_machine_as_test(
         StateMachine,
         settings=settings(max_examples=40, stateful_step_count=30, deadline=None, derandomize=True),

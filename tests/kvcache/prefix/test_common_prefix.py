@@ -27,7 +27,7 @@ def test_one_difference_is_found_anywhere_in_a_long_prompt(differing: int) -> No
 
 
 class Counted(tuple[int, ...]):
-    """Counts how often it is looked into."""
+    """Counts the reads of its items."""
 
     looks = 0
 

@@ -13,7 +13,7 @@ def test_the_least_recently_used_goes_first() -> None:
     assert [queue.pop(), queue.pop(), queue.pop(), queue.pop()] == [2, 3, 1, None]
 
 
-def test_who_was_used_since_moves_back() -> None:
+def test_a_candidate_used_since_moves_back() -> None:
     uses = {1: 10, 2: 20}
     queue = queue_of(uses)
     uses[1] = 30
@@ -21,7 +21,7 @@ def test_who_was_used_since_moves_back() -> None:
     assert [queue.pop(), queue.pop(), queue.pop()] == [2, 1, None]
 
 
-def test_who_is_no_candidate_any_more_is_passed_over() -> None:
+def test_a_former_candidate_is_skipped() -> None:
     uses = {1: 10, 2: 20}
     queue = queue_of(uses)
     del uses[1]

@@ -14,7 +14,7 @@ STATEFUL = PrefixFacts(shape=HYBRID, stateful=True)
 
 
 class Owner:
-    """A cache, its slots and its store, and what scheduler and engine do with them."""
+    """A cache, its slots and its store, with the operations of scheduler and engine."""
 
     def __init__(self, facts: PrefixFacts = STATEFUL, slots: int = 8) -> None:
         self.facts = facts
@@ -91,7 +91,9 @@ def test_of_a_prompt_of_3_tokens_with_2_cached_one_is_run_and_the_tree_then_cove
     assert owner.cache.cached_tokens((1, 2, 3, 4), "") == 3
 
 
-def test_a_prompt_of_70_tokens_is_split_at_64_whose_state_serves_who_parts_after_it() -> None:
+def test_a_prompt_of_70_tokens_is_split_at_64_whose_state_serves_prompts_that_part_after_it() -> (
+    None
+):
     owner = Owner()
     prompt = tuple(range(70))
     assert owner.serve(prompt).snapshot_points == (64, 69)
@@ -168,7 +170,7 @@ def test_of_one_prompt_twice_in_one_plan_the_first_alone_owes_the_copy() -> None
     assert second.saves == ()
 
 
-def test_each_request_names_its_own_copies_whoever_is_asked_first() -> None:
+def test_each_request_names_its_own_copies_in_any_order_of_asking() -> None:
     owner = Owner(STATELESS)
     for request_id, prompt in ((1, (1, 2, 3, 4)), (2, (1, 2, 5, 6))):
         owner.cache.begin(request_id, prompt, "")
@@ -356,7 +358,7 @@ def test_when_slots_are_short_the_oldest_snapshot_makes_room_and_its_tokens_stay
     assert owner.cache.num_tokens == tokens
 
 
-def test_a_snapshot_that_somebody_began_with_outlives_one_that_nobody_wanted() -> None:
+def test_a_used_snapshot_outlives_an_unused_one() -> None:
     owner = Owner(slots=2)
     for request_id, ids in ((1, (1, 1, 1)), (2, (2, 2, 2))):
         live = owner.slot(request_id)
@@ -408,7 +410,7 @@ def test_what_an_insertion_would_add_is_known_before() -> None:
     assert owner.cache.missing_tokens((1, 2, 3), "salt") == 3
 
 
-def test_the_state_of_a_tracked_slot_that_nobody_takes_is_forgotten() -> None:
+def test_the_state_of_a_tracked_slot_that_is_not_taken_is_forgotten() -> None:
     owner = Owner()
     owner.serve(tuple(range(70)))
     for request_id, end in ((7, False), (8, True)):

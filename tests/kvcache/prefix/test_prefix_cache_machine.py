@@ -1,4 +1,4 @@
-"""Random requests against a store that knows which tokens each number means."""
+"""Random requests against a store that knows the tokens of each number."""
 
 from dataclasses import dataclass, field
 
@@ -181,7 +181,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
         ]
 
     def reusable(self, prompt: Text) -> int:
-        """By looking at everything that the store has."""
+        """From everything that the store has."""
         limit = len(prompt.ids) - 1
         if not self.facts.stateful:
             texts = [kept.text for kept in self.store.segments.values()]
@@ -195,7 +195,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
         return longest
 
     @invariant()
-    def the_books_agree(self) -> None:
+    def the_counts_agree(self) -> None:
         self.cache.check()
         for request_id, request in self.running.items():
             live = set() if request.live is None else {request.live}

@@ -74,7 +74,7 @@ def test_splits_name_tail_length_and_head_in_the_order_in_which_they_happen() ->
     assert whole.key == (4, 5)
 
 
-def test_what_the_store_does_not_have_yet_is_split_in_the_books_alone() -> None:
+def test_a_node_that_is_not_stored_yet_is_split_only_in_the_tree() -> None:
     tree = PrefixTree(STATELESS)
     first = tree.insert((1, 2, 3), "", (), writer=1)
     second = tree.insert((1, 5), "", (), writer=2)
@@ -119,7 +119,7 @@ def test_a_path_is_held_up_to_the_root_and_its_siblings_are_not() -> None:
     assert keys(tree) == [(1, 2), (4,)]
 
 
-def test_a_node_that_nobody_holds_cannot_be_let_go_of() -> None:
+def test_a_node_without_a_holder_cannot_be_released() -> None:
     tree = PrefixTree(STATELESS)
     leaf = put(tree, (1, 2))
     with pytest.raises(AssertionError, match="is not locked"):
@@ -143,7 +143,7 @@ def test_the_least_recently_used_leaf_goes_first_and_parents_after_their_childre
     assert (tree.num_tokens, tree.nbytes) == (0, 0)
 
 
-def test_what_a_request_still_owes_is_not_evicted_though_nobody_holds_it() -> None:
+def test_a_prefix_still_to_be_saved_is_not_evicted_though_not_held() -> None:
     tree = PrefixTree(STATELESS)
     leaf = tree.insert((1, 2), "", (), writer=7).leaf
     tree.unlock(leaf)

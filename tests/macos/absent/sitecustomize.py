@@ -1,4 +1,4 @@
-"""Takes away what macOS lacks, and imitates what it has instead, before anything else is imported.
+"""Imitates macOS before any other import: removes what it lacks, and adds what it has instead.
 
 Python imports this module by its name at each start, where its folder is on ``PYTHONPATH``: that
 reaches every process that a test starts. ``sys.platform`` stays, since libraries ask it as well.
@@ -77,7 +77,7 @@ class KernelQueue:
         self._poll.close()
 
 
-# The numbers of macOS.
+# The values of macOS.
 KQ_FILTER_PROC: Final = -5
 KQ_EV_ADD: Final = 0x1
 KQ_EV_ENABLE: Final = 0x4
@@ -92,7 +92,7 @@ def _take_away(module: Any, names: Sequence[str]) -> None:
 
 
 def _refuse_proc(event: str, arguments: tuple[Any, ...]) -> None:
-    """Let psutil alone read ``/proc``: it asks the system by other means on macOS."""
+    """Let only psutil read ``/proc``: on macOS it asks the system by other means."""
     if event not in ("open", "os.listdir", "os.scandir"):
         return
     path = arguments[0]
@@ -111,7 +111,7 @@ def _become() -> None:
         _take_away(module, _OF_POSIX)
     _take_away(select, _OF_SELECT)
     _take_away(fcntl, _OF_FCNTL)
-    # Imported by socket, which is not yet.
+    # socket imports it, and is not yet imported itself.
     _take_away(_socket, _OF_SOCKET)
     system: Any = _socket
     system.TCP_KEEPALIVE = _keep_idle

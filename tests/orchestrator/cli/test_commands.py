@@ -129,7 +129,7 @@ commands.main()
 
 @contextmanager
 def preparing(wait_s: float) -> Iterator[subprocess.Popen[str]]:
-    """A start that prepares for ever, and takes a while to leave."""
+    """A start that prepares for ever, and takes a while to end."""
     command = [sys.executable, "-c", PREPARES, str(wait_s)]
     environment = {**os.environ, "MLX_DP_API_KEY": "secret"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:

@@ -1,4 +1,4 @@
-"""Values of a flag that come one after another, and paths."""
+"""Repeated values of one flag, and paths."""
 
 from pathlib import Path
 
@@ -39,6 +39,6 @@ def test_a_tilde_that_the_shell_left_alone_is_the_home_directory(monkeypatch, tm
     assert expand_home(None) is None
 
 
-def test_the_home_of_nobody_is_refused() -> None:
+def test_the_home_of_an_unknown_user_is_refused() -> None:
     with pytest.raises(ConfigError, match="~nobody-here/keys names no home directory"):
         expand_home(Path("~nobody-here/keys"))

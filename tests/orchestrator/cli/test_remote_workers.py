@@ -1,4 +1,4 @@
-"""What the hosts of remote workers are started with."""
+"""The flags and environment of remote workers."""
 
 import shlex
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What is set up before the service runs."""
+"""Set-up before the service runs."""
 
 import asyncio
 import gc

@@ -1,4 +1,4 @@
-"""The order of a service's start and end, with a control plane that only keeps notes."""
+"""The order of a service's start and end, with a control plane that only records calls."""
 
 import asyncio
 import io
@@ -20,7 +20,7 @@ from tests.support.control.owner_states import LOADING, READY
 
 
 class Control:
-    """Keeps notes; ``events`` is what happened to it and to the HTTP server."""
+    """Records calls; ``events`` are those of the control plane and of the HTTP server."""
 
     def __init__(self, *owners: OwnerState) -> None:
         self.events: list[str] = []
@@ -132,17 +132,17 @@ def test_a_signal_drains_and_then_ends_everything_with_status_zero() -> None:
     asyncio.run(scenario())
 
 
-def test_a_bug_of_ours_during_the_drain_is_no_clean_end() -> None:
+def test_an_internal_error_during_the_drain_is_no_clean_end() -> None:
     async def scenario() -> None:
         run = Scenario(READY)
         await asyncio.sleep(0)
         os.kill(os.getpid(), signal.SIGTERM)
         await run.until("drain 3")
-        run.control.bug = RuntimeError("the books are wrong")
+        run.control.bug = RuntimeError("the counts are wrong")
         run.control.dead.set()
         await asyncio.sleep(0)
         run.control.drained.set()
-        with pytest.raises(RuntimeError, match="books"):
+        with pytest.raises(RuntimeError, match="counts"):
             await run.ended()
 
     asyncio.run(scenario())
@@ -259,7 +259,7 @@ def test_a_signal_while_loading_does_not_wait_for_the_load() -> None:
 @pytest.mark.parametrize(
     ("kind", "status"), [(None, 1), (FailureKind.INTERNAL, 1), (FailureKind.CONFIG, 2)]
 )
-def test_the_end_of_all_workers_is_told_in_one_sentence(
+def test_the_end_of_all_workers_is_reported_in_one_sentence(
     kind: FailureKind | None, status: int
 ) -> None:
     async def scenario() -> None:

@@ -1,4 +1,4 @@
-"""What is shown while workers start."""
+"""The display while workers start."""
 
 import io
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What a host finds on its own machine, before anything is started there."""
+"""Checks of a worker host on its own machine, before it starts anything."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Flags that are refused, and what the rest turn into."""
+"""Refused flags, and the configuration made from accepted ones."""
 
 from dataclasses import replace
 from typing import Any, get_type_hints
@@ -184,7 +184,7 @@ def test_a_time_without_end_is_told_the_most_that_it_may_be() -> None:
         configuration.check_flags(with_value("http", "drain_timeout", float("inf")))
 
 
-def test_affinity_to_prefixes_that_nobody_keeps_is_refused() -> None:
+def test_prefix_affinity_without_a_prefix_cache_is_refused() -> None:
     queue = QueueFlags(load_balance_method="prefix_affinity")
     configuration.check_flags(flags(queue=queue))
     with pytest.raises(ConfigError, match="--disable-radix-cache disables them: use one"):

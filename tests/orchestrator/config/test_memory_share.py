@@ -1,4 +1,4 @@
-"""Sharing out one device's memory."""
+"""Dividing one device's memory between workers."""
 
 from dataclasses import replace
 from typing import Literal

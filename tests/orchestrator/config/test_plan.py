@@ -70,7 +70,7 @@ def test_a_rank_is_charged_for_what_it_holds() -> None:
     more, most = (owner.capacity.pool_tokens for owner in plan.owners)
     assert most - more == 100_000_000 // DENSE.kv_bytes_per_token
     assert plan.weights is not None
-    # 100 MB are the same in both, the rest of the 1 GB is there once.
+    # 100 MB are the same in both, the rest of the 1 GB is counted once.
     assert plan.weights.repeated_nbytes == 100_000_000
     assert plan.weights.divided_nbytes == 900_000_000
     assert plan_json(plan)["weights"] == {
@@ -188,7 +188,7 @@ def test_a_model_that_no_batch_can_hold_is_planned_with_a_warning() -> None:
     assert plan_json(plan)["batching"] == "one_by_one"
     said = "requests will run one by one: no batch can hold ChunkedKVCache caches"
     assert said in plan.warnings
-    # Whether others batch is found out when they are loaded.
+    # Whether other models batch is only known when they are loaded.
     assert plan_json(planned(flags(model=ModelFlags()), real(DENSE)))["batching"] is None
 
 
@@ -212,9 +212,9 @@ def test_flags_that_do_nothing_for_this_model_are_named() -> None:
 
 
 def tight(tokens: int) -> PreparedModel:
-    """A model whose only worker has memory for so many tokens beside weights and reserve."""
+    """A model whose only worker has memory for this many tokens beside weights and reserve."""
     nbytes = DENSE.weights_nbytes + tokens * DENSE.kv_bytes_per_token
-    # A tenth is the reserve, and four fifths of the device are shared out.
+    # A tenth is the reserve, and four fifths of the device are divided.
     return real(DENSE, nbytes=round(nbytes / 0.9 / 0.8) + 100)
 
 
@@ -277,7 +277,7 @@ REMOTE = RemoteFlags(remote_workers=1, dist_init_addr="127.0.0.1:0")
 def test_a_remote_worker_is_decided_on_its_own_machine() -> None:
     given = flags(model=ModelFlags(), owners=OwnerFlags(dp_size=2), remote=REMOTE)
     plan = planned(given, real(DENSE))
-    # The one that is here has all of this machine.
+    # The local one has all of this machine.
     assert plan.share_nbytes == 4 * GB
     here, there = plan.owners
     assert here.capacity is not None

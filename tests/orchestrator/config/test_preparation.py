@@ -1,4 +1,4 @@
-"""What a model is called: by its flags, and by itself."""
+"""The names of a model: from its flags, and its own."""
 
 from dataclasses import replace
 from pathlib import Path

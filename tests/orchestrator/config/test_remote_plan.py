@@ -114,7 +114,7 @@ def test_a_host_file_says_how_many_workers_are_remote(tmp_path) -> None:
         plan(remote)
 
 
-def test_silence_is_never_shorter_than_a_few_beats() -> None:
+def test_silence_is_never_shorter_than_a_few_heartbeats() -> None:
     remote = RemoteFlags(remote_workers=1, dist_init_addr=HERE)
     slow = OwnerFlags(dp_size=3, heartbeat_interval=10.0)
     assert plan(remote, slow).silence_s == 40.0

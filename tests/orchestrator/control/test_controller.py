@@ -25,7 +25,7 @@ QUICK = ControlLimits(tick_s=0.01, stop_grace_s=0.2)
 
 
 class Stage:
-    """A controller over a fake world whose workers turn by themselves."""
+    """A controller over a fake world whose workers run by themselves."""
 
     def __init__(self, options: ServeOptions | None = None) -> None:
         self.world = World(options, limits=QUICK)
@@ -34,13 +34,13 @@ class Stage:
         )
         self.on_turn: Callable[[], None] = lambda: None
 
-    async def turn(self) -> None:
+    async def run_workers(self) -> None:
         while True:
             for worker in self.world.alive():
                 if not worker.serving and not worker.signals:
                     self.world_greet(worker)
-                worker.turn()
-                worker.beat()
+                worker.run_once()
+                worker.send_heartbeat()
             self.on_turn()
             self.world.on_arrival()
             await asyncio.sleep(0.001)
@@ -58,7 +58,7 @@ class Stage:
 def play(act: Callable[[Stage], Coroutine], options: ServeOptions | None = None) -> None:
     async def run() -> None:
         stage = Stage(options)
-        turning = asyncio.create_task(stage.turn())
+        turning = asyncio.create_task(stage.run_workers())
         try:
             async with asyncio.timeout(30):
                 await stage.controller.start()
@@ -250,7 +250,7 @@ def test_a_cause_outside_the_workers_ends_the_service_with_its_words() -> None:
     play(act)
 
 
-def test_a_bug_of_ours_ends_the_service_loudly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_internal_error_ends_the_service_loudly(monkeypatch: pytest.MonkeyPatch) -> None:
     async def act(stage: Stage) -> None:
         await stage.ready()
 

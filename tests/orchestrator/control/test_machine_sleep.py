@@ -1,4 +1,4 @@
-"""The machine sleeps for an hour and wakes: nobody is judged by that hour.
+"""The machine sleeps for an hour and wakes: no worker is judged by that hour.
 
 On macOS the monotonic clock stands still in sleep, as on Linux. Where it does not, or where only
 the controller stood still, it jumps.
@@ -40,13 +40,13 @@ def test_workers_that_wake_after_the_controller_are_not_late(clock: str, group: 
     world = World(serve_options(2, group=group, queue=patient)).bring_up()
     first = [worker.pid for worker in world.alive()]
     readers = [Reader(world.core.submit(generation(seed=seed, max_tokens=8))) for seed in (1, 2)]
-    world.turn(2)
+    world.run_workers(2)
     world.pass_time(1.0)
     fall_asleep(world, clock)
-    world.pass_time(WAKING_S, beats=False)
+    world.pass_time(WAKING_S, heartbeats=False)
     assert_nobody_was_judged(world, first)
     for _ in range(8):
-        world.turn()
+        world.run_workers()
         world.pass_time(1.0)
     world.pass_time(30.0)
     assert_nobody_was_judged(world, first)
@@ -63,7 +63,7 @@ def test_heartbeats_that_come_before_the_first_tick_change_nothing(clock: str) -
     world.pass_time(1.0)
     fall_asleep(world, clock)
     for worker in world.alive():
-        worker.beat()
+        worker.send_heartbeat()
     world.core.on_arrival()
     world.pass_time(30.0)
     assert_nobody_was_judged(world, first)

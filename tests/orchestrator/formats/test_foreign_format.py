@@ -1,4 +1,4 @@
-"""A format that shares nothing with OpenAI's is served by its row in the table alone."""
+"""A format that shares nothing with OpenAI's needs only its row in the table."""
 
 import asyncio
 from dataclasses import replace

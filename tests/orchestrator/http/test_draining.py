@@ -1,4 +1,4 @@
-"""What is said while the service drains ends its connection, so that clients move on."""
+"""Responses during a drain end their connection, so that clients move on."""
 
 from dataclasses import replace
 
@@ -83,7 +83,7 @@ def test_answers_that_begin_before_the_drain_and_are_said_in_it_end_their_connec
     assert connection(response) == ["close"]
 
 
-def test_a_bug_of_ours_ends_its_connection_in_a_drain_too() -> None:
+def test_an_internal_error_ends_its_connection_in_a_drain_too() -> None:
     class Broken(ScriptedService):
         def workers(self) -> object:
             raise ValueError

@@ -1,4 +1,4 @@
-"""What is refused, with which status, and that it names field, value and bound."""
+"""Refused requests: their status, and an error that names field, value and bound."""
 
 import gzip
 import json
@@ -322,7 +322,7 @@ def test_service_that_is_not_ready_answers_503_before_tokenizing(status: Service
 
 
 def restarting(*, queued: int = 0, max_queued: int = 16) -> ScriptedService:
-    """All owners are away on request: nobody can tell their slots."""
+    """All owners are restarting on request, so their slots are unknown."""
     away = replace(LOADING, message="restarts on request", restarting=True)
     service = ScriptedService(owners=(away, replace(away, dp_rank=1)))
     service.current = replace(

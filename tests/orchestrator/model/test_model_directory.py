@@ -1,4 +1,4 @@
-"""What is wrong with a model directory is said by file, and with a remedy."""
+"""Faults of a model directory are reported with the file and a remedy."""
 
 import json
 from collections.abc import Callable

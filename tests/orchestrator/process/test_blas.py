@@ -1,4 +1,4 @@
-"""Which BLAS the workers of a Linux CPU get."""
+"""The BLAS of workers on a Linux CPU."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Worker processes: what they get, how they end, and what they leave."""
+"""Worker processes: their start, their ends, and their leftovers."""
 
 import asyncio
 import errno
@@ -70,7 +70,7 @@ def alive(pid: int) -> bool:
 
 
 async def gone(pid: int) -> None:
-    """Wait until a killed grandchild is no more, which only its new parent is told of."""
+    """Wait until a killed grandchild is gone, which only its new parent is told."""
     async with asyncio.timeout(DEADLINE_S):
         while alive(pid):
             await asyncio.sleep(0.01)
@@ -169,7 +169,7 @@ time.sleep(600)
 
 
 class KqueueOfMacOS:
-    """Tells of a child's exit as macOS does, made of what this system has."""
+    """Reports a child's exit as macOS does, built from this system's means."""
 
     def __init__(self, wait: Callable[[int], None]) -> None:
         self._wait = wait
@@ -240,7 +240,7 @@ def test_a_signal_to_one_that_has_just_ended_spares_nothing_of_its_group() -> No
     async def scenario() -> None:
         run = Run(LEFTOVERS)
         child = run.spawn(0)
-        # The loop stands still, so that nobody has noticed its end when the signal is sent.
+        # The loop stands still, so its end is not yet noticed when the signal is sent.
         while alive(child.pid):
             time.sleep(0.01)
         child.abort()

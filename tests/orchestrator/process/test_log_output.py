@@ -1,4 +1,4 @@
-"""Logs on the console: whole lines, as they are, whatever happens to the reader."""
+"""Logs on the console: whole lines, unchanged, in any state of the reader."""
 
 import io
 import logging
@@ -54,7 +54,7 @@ class Gone(io.StringIO):
 
 
 @pytest.mark.parametrize("error", [BrokenPipeError(32, "gone"), OSError(5, "I/O error")])
-def test_a_reader_that_is_gone_ends_the_words_alone(error: OSError) -> None:
+def test_a_reader_that_is_gone_ends_only_the_log(error: OSError) -> None:
     console = StderrConsole()
     console.file = Gone(error)
     write_plain(console, "one")

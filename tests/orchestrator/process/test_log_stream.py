@@ -1,4 +1,4 @@
-"""Standard error that nobody reads, that is full, or whose reader comes back."""
+"""Standard error that is not read, that is full, or whose reader comes back."""
 
 import os
 import subprocess
@@ -41,7 +41,7 @@ def test_what_is_written_arrives_in_order_and_at_once(pipe: tuple[int, int]) -> 
     assert stream.dropped_lines == 0
 
 
-def test_a_pipe_that_nobody_reads_holds_up_nobody_and_what_is_lost_is_counted(
+def test_an_unread_pipe_stalls_nothing_and_lost_lines_are_counted(
     pipe: tuple[int, int],
 ) -> None:
     stream = DroppingStream(pipe[1], max_nbytes=10_000)
@@ -49,11 +49,11 @@ def test_a_pipe_that_nobody_reads_holds_up_nobody_and_what_is_lost_is_counted(
     for number in range(20_000):
         stream.write(f"line {number:06}\n")
     assert time.monotonic() - began_s < DEADLINE_S
-    assert not stream.drain(0.01), "nobody reads"
+    assert not stream.drain(0.01), "no reader"
     dropped = stream.dropped_lines
     assert dropped > 10_000
     said = read_all(pipe[0], b"line 019999\n").decode().splitlines()
-    # Each line is either there or counted, the last ones are there, and each gap is told.
+    # Each line is either there or counted, the last ones are there, and each gap is reported.
     notices = [line for line in said if "dropped here" in line]
     lines = [line for line in said if line.startswith("line")]
     assert len(lines) + dropped == 20_000

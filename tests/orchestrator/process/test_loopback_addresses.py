@@ -1,4 +1,4 @@
-"""Where a group meets on one machine: free ports, and sockets in the controller's directory."""
+"""Addresses of a group on one machine: free ports, and sockets in the controller's directory."""
 
 import socket
 from pathlib import Path
@@ -16,8 +16,8 @@ def port_of(address: str) -> int:
 
 
 def test_each_rank_has_a_port_that_can_be_bound_and_a_socket_of_its_own(short_path: Path) -> None:
-    book = LoopbackAddresses(f"ipc://{short_path}/workers")
-    found = book.fresh(3, 7)
+    addresses = LoopbackAddresses(f"ipc://{short_path}/workers")
+    found = addresses.fresh(3, 7)
     assert found.curve is None
     assert found.peers == tuple(f"ipc://{short_path}/g7-{rank}" for rank in range(3))
     assert len({*found.addresses}) == 3
@@ -42,23 +42,23 @@ def test_the_generation_before_is_remembered(monkeypatch: pytest.MonkeyPatch) ->
         return tuple(range(100 + len(told), 100 + len(told) + count))
 
     monkeypatch.setattr("mlx_dp.orchestrator.process.loopback_addresses.free_ports", found)
-    book = LoopbackAddresses("ipc:///tmp/x/workers")
-    book.fresh(2, 0)
-    book.fresh(2, 1)
+    addresses = LoopbackAddresses("ipc:///tmp/x/workers")
+    addresses.fresh(2, 0)
+    addresses.fresh(2, 1)
     assert told == [(), (101, 102)]
 
 
 def test_sockets_of_killed_ranks_are_cleared_away(short_path: Path) -> None:
-    book = LoopbackAddresses(f"ipc://{short_path}/workers")
+    addresses = LoopbackAddresses(f"ipc://{short_path}/workers")
     for name in ("workers", "lock", "g0-0", "g0-1"):
         (short_path / name).touch()
-    book.fresh(2, 1)
+    addresses.fresh(2, 1)
     assert {path.name for path in short_path.iterdir()} == {"workers", "lock"}
 
 
 def test_without_ipc_the_ranks_meet_on_ports_with_keys_of_their_own() -> None:
-    book = LoopbackAddresses("tcp://127.0.0.1:5555")
-    first, second = (book.fresh(2, generation) for generation in (0, 1))
+    addresses = LoopbackAddresses("tcp://127.0.0.1:5555")
+    first, second = (addresses.fresh(2, generation) for generation in (0, 1))
     for found in (first, second):
         assert len({port_of(each) for each in (*found.addresses, *found.peers)}) == 4
     assert first.curve is not None

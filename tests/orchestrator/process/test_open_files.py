@@ -27,7 +27,7 @@ INFINITE = resource.RLIM_INFINITY
 def test_the_soft_limit_is_raised_as_far_as_it_goes(
     monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, most: int, found: int
 ) -> None:
-    """``most``: what the system takes, whatever its hard limit says."""
+    """``most``: the system's own maximum, below any hard limit."""
     limits = [(soft, hard)]
 
     def set_limits(_: int, wanted: tuple[int, int]) -> None:
@@ -43,7 +43,7 @@ def test_the_soft_limit_is_raised_as_far_as_it_goes(
 
 @pytest.fixture
 def leave_free() -> Iterator[Callable[[int], None]]:
-    """Lower the limit so far that only so many more files can be opened."""
+    """Lower the limit so far that only this many more files can be opened."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
 
     def leave(count: int) -> None:

@@ -1,4 +1,4 @@
-"""The power assertion, by a caffeinate that only writes down how it was called."""
+"""The power assertion, with a caffeinate that only records its arguments."""
 
 import os
 import time
@@ -27,7 +27,7 @@ def path_with(tmp_path: Path) -> Callable[[str], dict[str, str]]:
 
 
 def wait_for(path: Path) -> str:
-    """What a file says once it is there; another process makes it, and sends no event."""
+    """The content of a file once it is there; another process makes it, and sends no event."""
     while not path.exists():
         time.sleep(0.01)
     return path.read_text()

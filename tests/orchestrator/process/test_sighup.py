@@ -1,4 +1,4 @@
-"""SIGHUP: a restart that is asked for, but the end where a terminal has gone."""
+"""SIGHUP: a requested restart, or the end when the terminal has gone."""
 
 import asyncio
 import errno
@@ -28,7 +28,7 @@ def test_it_ends_only_what_has_lost_its_terminal(before: bool, after: bool, call
     assert calls == [called]
 
 
-# Standard error is no terminal: what counts is the one that the session has.
+# Standard error is no terminal: only the session's terminal counts.
 IN_A_TERMINAL = """
 import fcntl, os, sys, termios
 from mlx_dp.orchestrator.process.sighup import SighupHandler

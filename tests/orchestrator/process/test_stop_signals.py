@@ -1,4 +1,4 @@
-"""The first signal asks, each further one hurries, and the first decides the status."""
+"""The first signal drains, each further one hurries, and the first decides the status."""
 
 import asyncio
 import os

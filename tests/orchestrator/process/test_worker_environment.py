@@ -1,4 +1,4 @@
-"""What workers inherit, and what they get beside it."""
+"""Environment variables that workers inherit, and those that they get in addition."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""No grammar brings its checker down, however long it takes to compile or deep it recurses."""
+"""No grammar crashes its checker, however long it compiles or deep it recurses."""
 
 import asyncio
 import sys

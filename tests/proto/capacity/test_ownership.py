@@ -1,4 +1,4 @@
-"""Who owns what: the golden values, and the arithmetic around them."""
+"""Ownership: the golden values, and the arithmetic around them."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Topologies: what the sizes mean, and which are refused with which advice."""
+"""Topologies: the meaning of the sizes, and refusals with their advice."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""One arithmetic for the edge that refuses and for the owner that admits."""
+"""HTTP's refusals and the owner's admission use one arithmetic."""
 
 import pytest
 from hypothesis import given
@@ -26,14 +26,14 @@ bounds = st.builds(
 
 
 def owner_can_run(limits, prompt, answer):
-    """What an owner with nothing else to do can hold, said without the module under test."""
+    """The capacity of an idle owner, computed without the module under test."""
     held = prompt + answer - 1
     fits_pool = limits.pool_tokens is None or held <= limits.pool_tokens
     return prompt + answer <= limits.context_length and fits_pool
 
 
 @given(bounds, st.integers(1, 3000), st.integers(1, 3000))
-def test_the_edge_refuses_exactly_what_an_empty_owner_cannot_run(limits, prompt, answer):
+def test_http_refuses_exactly_what_an_idle_owner_cannot_run(limits, prompt, answer):
     assert (refusal(limits, prompt, answer) is None) == owner_can_run(limits, prompt, answer)
 
 

@@ -1,4 +1,4 @@
-"""The one estimate of what fits into a worker's memory."""
+"""The one estimate of the tokens that fit into a worker's memory."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What a compiler says of a grammar, on one short line."""
+"""A compiler's error message about a grammar, on one short line."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What controller and hosts say to each other, as frames."""
+"""The messages of controller and hosts, as frames."""
 
 from typing import get_args
 

@@ -1,4 +1,4 @@
-"""Frames: every message survives the trip, and no input does more harm than a ProtocolError."""
+"""Frames: every message survives the trip, and bad input causes a ProtocolError only."""
 
 from dataclasses import asdict, fields, replace
 from typing import Any, get_args
@@ -50,7 +50,7 @@ def frame(tag: str, fields: Any, version: Any = PROTOCOL_VERSION) -> bytes:
 
 
 def refuse(data: bytes) -> list[str]:
-    """Both decoders' complaints. Anything but ProtocolError fails the test."""
+    """Both decoders' errors. Anything but ProtocolError fails the test."""
     complaints = []
     for decode in (decode_down, decode_up):
         with pytest.raises(ProtocolError) as caught:

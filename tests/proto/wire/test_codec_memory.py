@@ -9,7 +9,7 @@ from mlx_dp.proto.fields import MAX_REQUEST_TOKENS
 from mlx_dp.proto.wire.codec import MAX_FRAME_BYTES, decode_down, decode_up
 
 RATIO = 32
-"""One byte that stands for a float becomes an object of 24 bytes and a reference of 8."""
+"""One byte that encodes a float becomes an object of 24 bytes and a reference of 8."""
 
 
 def text(value: str) -> bytes:

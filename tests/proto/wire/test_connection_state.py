@@ -1,4 +1,4 @@
-"""What a host learns of a controller that it cannot talk to: real sockets on this machine."""
+"""The connection state that a host sees when it cannot reach a controller: real sockets."""
 
 import socket
 import threading
@@ -35,7 +35,7 @@ def open_to_all() -> Iterator[str]:
 
 
 def state_of(endpoint: str, keys: WorkerKeys | None, *wanted: State) -> State:
-    """The state once it is a wanted one, or else at the deadline."""
+    """The state once it is an expected one, or else at the deadline."""
     channel = HostChannel(endpoint, "host-1-a", keys)
     channel.send(Alive())
     ends_at = time.monotonic() + DEADLINE_S
@@ -73,9 +73,9 @@ def test_keys_that_the_controller_has_no_use_for(open_to_all: str) -> None:
     assert state_of(open_to_all, GOOD, State.OTHER_MECHANISM) is State.OTHER_MECHANISM
 
 
-def test_a_port_that_nobody_listens_on() -> None:
+def test_a_port_without_a_listener() -> None:
     with socket.socket() as taken:
-        # Bound, so that nobody else gets it meanwhile, and not listened on.
+        # Bound, so that no other process gets it meanwhile, and not listened on.
         taken.bind(("127.0.0.1", 0))
         endpoint = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
         channel = HostChannel(endpoint, "host-1-a", GOOD)

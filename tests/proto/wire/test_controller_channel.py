@@ -1,4 +1,4 @@
-"""The controller's socket against raw DEALER sockets, which may say anything."""
+"""The controller's socket against raw DEALER sockets, which may send anything."""
 
 import asyncio
 import os
@@ -93,7 +93,7 @@ async def _arrived(channel: ControllerChannel, num_messages: int) -> list:
 
 
 def arrived(channel: ControllerChannel, num_messages: int) -> list:
-    """Wait until so many messages came in, by the event loop alone."""
+    """Wait until this many messages came in, driven by the event loop only."""
 
     async def run() -> list:
         try:
@@ -148,7 +148,7 @@ def send_until_congested(channel: ControllerChannel, message: Submit) -> int:
     return 100
 
 
-def test_a_worker_channel_is_heard_and_answered(channel: ControllerChannel) -> None:
+def test_a_worker_channel_is_read_and_answered(channel: ControllerChannel) -> None:
     channel.expect("w0-1")
     worker = WorkerChannel(channel.endpoint, "w0-1")
     worker.send(HELLO)
@@ -159,7 +159,7 @@ def test_a_worker_channel_is_heard_and_answered(channel: ControllerChannel) -> N
     worker.close()
 
 
-def test_one_that_was_given_up_and_speaks_again_is_sent_away_and_a_stranger_is_not(
+def test_a_lost_worker_that_sends_again_is_shut_down_and_a_stranger_is_not(
     channel: ControllerChannel, dealer: Dealers
 ) -> None:
     channel.expect("w0-1")
@@ -239,7 +239,7 @@ def test_loopback_tcp_is_the_alternative() -> None:
     channel.close()
 
 
-def test_who_is_not_expected_is_dropped_and_counted(
+def test_frames_of_unexpected_senders_are_dropped_and_counted(
     channel: ControllerChannel, dealer: Dealers
 ) -> None:
     stranger = dealer("stranger")
@@ -248,7 +248,7 @@ def test_who_is_not_expected_is_dropped_and_counted(
     assert channel.unknown_frames == 1
 
 
-def test_a_forgotten_incarnation_is_heard_no_more(
+def test_messages_of_a_forgotten_incarnation_are_dropped(
     channel: ControllerChannel, dealer: Dealers
 ) -> None:
     channel.expect("w0-1")
@@ -336,7 +336,7 @@ def test_a_message_that_is_too_big_is_never_read_and_cuts_the_connection(
     assert asyncio.run(run())[0] == ("w0-1", HELLO)
 
 
-def test_nobody_there_is_a_lost_peer(channel: ControllerChannel) -> None:
+def test_a_send_to_a_missing_peer_is_a_lost_peer(channel: ControllerChannel) -> None:
     channel.expect("w0-1")
     with pytest.raises(NotConnectedError):
         channel.send("w0-1", Drain())
@@ -371,7 +371,7 @@ def test_more_messages_than_one_drain_takes_all_arrive_without_another_edge(
 def test_messages_that_came_in_during_a_send_are_seen(
     channel: ControllerChannel, dealer: Dealers
 ) -> None:
-    """A send takes the edge of the descriptor, so that only a look afterwards tells of them."""
+    """A send takes the edge of the descriptor, so only a look afterwards finds them."""
     channel.expect("w0-1")
     worker = dealer("w0-1")
     worker.send(encode(HELLO))
@@ -389,7 +389,7 @@ def test_messages_that_came_in_during_a_send_are_seen(
 
         channel.attach(loop, take)
         worker.send(encode(HELLO))
-        # The frame is there before the loop turns; the send below swallows its edge.
+        # The frame is there before the loop runs; the send below swallows its edge.
         assert channel._socket._socket.poll(30_000)
         channel.send("w0-1", Drain())
         async with asyncio.timeout(30):
@@ -407,7 +407,7 @@ def keys(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:0", "[::1]:0"])
-def test_workers_of_this_machine_and_of_others_are_heard_alike(keys: Path, address: str) -> None:
+def test_workers_of_this_machine_and_of_others_are_read_alike(keys: Path, address: str) -> None:
     if "::" in address and not has_dualstack_ipv6():
         pytest.skip("this machine has no IPv6")
     with closing(ControllerChannel(remote=address, keys=read_controller_keys(keys))) as channel:
@@ -440,7 +440,7 @@ def test_a_local_endpoint_is_bound_again_open_beside_one_with_keys(keys: Path) -
                 assert arrived(channel, 1) == [(identity, HELLO)]
 
 
-def test_a_host_is_heard_apart_from_workers(keys: Path) -> None:
+def test_hosts_are_read_apart_from_workers(keys: Path) -> None:
     heard: list = []
     with closing(
         ControllerChannel(remote="127.0.0.1:0", keys=read_controller_keys(keys))
@@ -473,7 +473,7 @@ OPEN = ("0.0.0.0:0", "10.0.0.1:1", "example.com:1", "*:1", ":1", "[::]:1", "127.
 
 
 @pytest.mark.parametrize("address", OPEN)
-def test_everything_else_may_be(address: str) -> None:
+def test_every_other_address_is_reachable_by_strangers(address: str) -> None:
     assert not is_loopback(host_of(address))
 
 

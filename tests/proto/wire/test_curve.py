@@ -9,7 +9,7 @@ from mlx_dp.proto.wire.curve import KeyGuard, join_curve, make_keys, serve_curve
 
 DEADLINE_MS = 10_000
 SERVER = make_keys()
-GUEST = make_keys()
+CLIENT = make_keys()
 STRANGER = make_keys()
 
 
@@ -42,7 +42,7 @@ def context() -> Iterator[Clients]:
 @pytest.fixture
 def server() -> Iterator[zmq.Socket[bytes]]:
     context = zmq.Context()
-    guard = KeyGuard(context, frozenset({GUEST.public}))
+    guard = KeyGuard(context, frozenset({CLIENT.public}))
     socket = context.socket(zmq.ROUTER)
     serve_curve(socket, SERVER)
     socket.bind("tcp://127.0.0.1:0")
@@ -61,7 +61,7 @@ def connect(context, endpoint: str, keys: CurveKeys | None, server_public: str) 
 
 
 def refusal(context, endpoint: str, keys: CurveKeys | None, server_public: str) -> int:
-    """How a handshake ended, which is when nothing of it can arrive any more."""
+    """The result of a handshake, after which nothing of it can arrive any more."""
     socket = context.socket(zmq.DEALER)
     if keys is not None:
         join_curve(socket, keys, server_public)
@@ -71,7 +71,7 @@ def refusal(context, endpoint: str, keys: CurveKeys | None, server_public: str) 
     events = failed | zmq.EVENT_HANDSHAKE_SUCCEEDED
     monitor = context.keep(socket.get_monitor_socket(events))
     socket.connect(endpoint)
-    # Whoever was turned away already has nobody to send to.
+    # A rejected client already has no peer to send to.
     with suppress(zmq.Again):
         socket.send(b"let me in", zmq.NOBLOCK)
     assert monitor.poll(DEADLINE_MS), "the handshake neither failed nor succeeded"
@@ -79,37 +79,37 @@ def refusal(context, endpoint: str, keys: CurveKeys | None, server_public: str) 
 
 
 def test_a_known_key_is_let_in(server, context) -> None:
-    guest = connect(context, server.getsockopt_string(zmq.LAST_ENDPOINT), GUEST, SERVER.public)
-    guest.send(b"hello")
+    client = connect(context, server.getsockopt_string(zmq.LAST_ENDPOINT), CLIENT, SERVER.public)
+    client.send(b"hello")
     assert server.poll(DEADLINE_MS)
     identity, frame = server.recv_multipart()
     assert frame == b"hello"
     server.send_multipart([identity, b"welcome"])
-    assert guest.poll(DEADLINE_MS)
-    assert guest.recv() == b"welcome"
+    assert client.poll(DEADLINE_MS)
+    assert client.recv() == b"welcome"
 
 
 @pytest.mark.parametrize(
     ("keys", "server_public"),
     [
-        pytest.param(STRANGER, SERVER.public, id="a key that nobody gave out"),
-        pytest.param(GUEST, STRANGER.public, id="the key of another server"),
+        pytest.param(STRANGER, SERVER.public, id="an unknown key"),
+        pytest.param(CLIENT, STRANGER.public, id="the key of another server"),
         pytest.param(None, "", id="no key"),
     ],
 )
-def test_everybody_else_stays_out(server, context, keys, server_public) -> None:
+def test_every_other_client_is_rejected(server, context, keys, server_public) -> None:
     endpoint = server.getsockopt_string(zmq.LAST_ENDPOINT)
     assert refusal(context, endpoint, keys, server_public) != zmq.EVENT_HANDSHAKE_SUCCEEDED
     assert not server.poll(0)
 
 
-def test_without_a_guard_nobody_is_let_in(context) -> None:
+def test_without_a_guard_no_client_is_let_in(context) -> None:
     with closing(context.socket(zmq.ROUTER)) as unguarded:
         unguarded.setsockopt(zmq.LINGER, 0)
         serve_curve(unguarded, SERVER)
         unguarded.bind("tcp://127.0.0.1:0")
         endpoint = unguarded.getsockopt_string(zmq.LAST_ENDPOINT)
-        assert refusal(context, endpoint, GUEST, SERVER.public) != zmq.EVENT_HANDSHAKE_SUCCEEDED
+        assert refusal(context, endpoint, CLIENT, SERVER.public) != zmq.EVENT_HANDSHAKE_SUCCEEDED
         assert not unguarded.poll(0)
 
 
@@ -136,7 +136,7 @@ def test_an_endpoint_may_be_opened_after_a_closed_one_which_stays_closed(
     assert server.recv_multipart()[1] == b"from here"
     for keys in (STRANGER, None):
         assert refusal(context, closed, keys, SERVER.public) != zmq.EVENT_HANDSHAKE_SUCCEEDED
-    assert refusal(context, closed, GUEST, SERVER.public) == zmq.EVENT_HANDSHAKE_SUCCEEDED
+    assert refusal(context, closed, CLIENT, SERVER.public) == zmq.EVENT_HANDSHAKE_SUCCEEDED
 
 
 def test_keys_are_text_and_the_secret_is_not_shown() -> None:

@@ -1,4 +1,4 @@
-"""Private directories for sockets, and who removes them."""
+"""Private directories for sockets, and their removal."""
 
 import os
 import shutil
@@ -105,7 +105,7 @@ def test_what_was_removed_is_made_again_and_still_guarded(
     assert os.listdir(tmp_path) == []
 
 
-def test_a_name_that_somebody_else_has_taken_is_one_sentence(made: SocketDirectory) -> None:
+def test_a_name_that_is_taken_is_one_sentence(made: SocketDirectory) -> None:
     shutil.rmtree(made.path)
     made.path.touch()
     with pytest.raises(OSError, match=f"^the socket directory {made.path} is gone and cannot be"):

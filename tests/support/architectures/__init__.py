@@ -1,1 +1,1 @@
-"""Tiny configurations of mlx-lm's architectures, as data, one file a kind of cache."""
+"""Tiny configurations of mlx-lm's architectures, as data, one file per kind of cache."""

@@ -1,4 +1,4 @@
-"""What mlx-lm itself cannot run, or runs differently by its chunk size; each with the reason."""
+"""Architectures that mlx-lm cannot run, or whose output depends on its chunk size, with reasons."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ from tests.support.architectures.tiny_model import TinyModel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Broken:
-    """``message`` is found in what the import of the module or ``generate_step`` raises.
+    """``message`` is part of the error of the module's import or of ``generate_step``.
 
-    With ``metal``, it is no fault on a machine that has Metal.
+    With ``metal``, it works on a machine that has Metal.
     """
 
     tiny: TinyModel
@@ -69,4 +69,4 @@ CHUNK_DEPENDENT: Mapping[str, str] = {
     "within a chunk",
     "plamo3": "a token sees one more than the window within a chunk, but not across chunks",
 }
-"""Its answers change with the chunks of the prompt, even alone."""
+"""Its output changes with the chunks of the prompt, even alone."""

@@ -8,7 +8,7 @@ from tests.support.text.tiny_tokenizer import CONTEXT_LENGTH, EOS_TOKEN_ID, VOCA
 Fields = Mapping[str, Any]
 
 WINDOW = 8
-"""Of sliding windows: shorter than most prompts of the tests, and than some of their chunks."""
+"""The sliding window: shorter than most prompts of the tests, and than some of their chunks."""
 
 COMMON: Fields = {
     "vocab_size": VOCAB_SIZE,
@@ -33,7 +33,7 @@ COMMON: Fields = {
     "pad_token_id": 3,
     "torch_dtype": "float32",
 }
-"""Every name that most architectures give a size: from_dict drops what a ModelArgs lacks."""
+"""All common names of size fields: from_dict drops those that a ModelArgs lacks."""
 
 EXPERTS: Fields = {
     "num_experts": 4,

@@ -1,4 +1,4 @@
-"""Some layers hold a recurrent state instead of keys and values."""
+"""Hybrids: some layers hold a recurrent state instead of keys and values."""
 
 from collections.abc import Mapping
 

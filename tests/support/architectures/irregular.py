@@ -1,4 +1,4 @@
-"""Caches that do not answer to layers one by one, and what only one architecture has."""
+"""Caches that do not match layers one to one, and features of a single architecture."""
 
 from collections.abc import Mapping
 
@@ -67,7 +67,7 @@ IRREGULAR_MODELS: Mapping[str, TinyModel] = {
     "phi3small": TinyModel(
         "phi3small",
         {
-            # It masks tokens from 100256 on, without asking how many there are.
+            # It masks tokens from 100256 on, whatever the vocabulary's size.
             "vocab_size": 100352,
             "dense_attention_every_n_layers": 2,
             "ff_intermediate_size": 64,

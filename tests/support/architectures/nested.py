@@ -1,4 +1,4 @@
-"""One layer holds a list of caches."""
+"""Nested caches: one layer holds a list of caches."""
 
 from collections.abc import Mapping
 
@@ -9,8 +9,8 @@ INDEXER = {
     **LATENT,
     **ROUTED_EXPERTS,
     "q_lora_rank": 16,
-    # Enough heads that the scores of two tokens are hardly ever both 0, since equal ones may be
-    # chosen either way.
+    # Enough heads that the scores of two tokens are hardly ever both 0: the choice between
+    # equal scores is arbitrary.
     "index_n_heads": 8,
     "index_head_dim": 16,
     "index_topk": 2048,

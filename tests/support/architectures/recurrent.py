@@ -1,4 +1,4 @@
-"""Every layer holds a recurrent state, none has keys and values."""
+"""Recurrent models: every layer holds a recurrent state, none has keys and values."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""Some layers keep a ring of the last tokens, the others all."""
+"""Sliding windows: some layers keep a ring of the last tokens, the others all."""
 
 from collections.abc import Mapping
 

@@ -1,7 +1,7 @@
 """One tiny random model of an mlx-lm architecture, in memory or as a model directory.
 
 All are float32 and seeded. No weight is constant (a norm of all ones hides mix-ups), and they are
-scaled so that greedy answers wander with their context instead of repeating one token.
+scaled so that greedy text varies with its context instead of repeating one token.
 """
 
 import importlib
@@ -46,7 +46,7 @@ class TinyModel:
         return model
 
     def write(self, directory: Path, seed: int = 1) -> Path:
-        """Write a directory that ``mlx_lm.load`` and our own start-up take, and return it."""
+        """Write a directory that ``mlx_lm.load`` and our own start-up accept, and return it."""
         directory.mkdir(parents=True, exist_ok=True)
         weights = dict(tree_flatten(self.build(seed).parameters()))
         mx.save_safetensors(
@@ -73,6 +73,7 @@ def _weight(key: mx.array, name: str, old: mx.array) -> mx.array:
     if old.ndim < 2:
         return old.astype(mx.float32) + 0.2 * noise
     if "embed" in name or name.endswith(("wte.weight", "wpe.weight")):
-        # Large embeddings would drown what the layers add, and a tied head then repeats its input.
+        # Large embeddings would dominate the layers' output, and a tied head then repeats
+        # its input.
         return 0.1 * noise
     return noise * (2.0 / old.shape[-1] ** 0.5)

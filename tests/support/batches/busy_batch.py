@@ -1,4 +1,4 @@
-"""Requests that decode together in our caches, each held to its like alone."""
+"""Requests that decode together in our caches, each compared with a run alone."""
 
 import mlx.core as mx
 import numpy as np
@@ -12,7 +12,7 @@ from tests.support.batches.tiny_batches import Alone, prefilled
 
 
 class Busy:
-    """Decoding requests, each held to the logits of its like alone."""
+    """Decoding requests, each compared with the logits of a run alone."""
 
     def __init__(self, loaded: LoadedModel, form: BatchForm) -> None:
         self.loaded = loaded
@@ -52,8 +52,11 @@ class Busy:
         return order
 
     def expect_growth(self, before: int, most: int) -> None:
-        """The bytes that were announced suffice. A state that gets longer is measured as its first
-        token leaves it, and a window alone holds a whole chunk until the next token."""
+        """Check that the announced bytes suffice.
+
+        A state that gets longer is measured when its first token leaves it, and a single
+        window holds a whole chunk until the next token.
+        """
         if not self.form.single:
             assert self.caches.nbytes - before <= most + self.spare + 64
 

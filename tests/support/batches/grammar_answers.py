@@ -1,4 +1,4 @@
-"""Plays a model at random behind grammar masks, and reads what came out."""
+"""Plays a model at random behind grammar masks, and returns the texts."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -42,7 +42,7 @@ def request(
 
 
 def allowed(masks: RowMasks, at: int) -> np.ndarray:
-    """The tokens that the mask in place ``at`` lets through."""
+    """The tokens that the mask at index ``at`` allows."""
     bits = np.unpackbits(masks.bits[at].view(np.uint8), bitorder="little")
     return np.flatnonzero(bits)
 
@@ -56,9 +56,9 @@ def play(
     steps: int = 4000,
     prefer: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> dict[int, list[int]]:
-    """Draw an allowed token a step for every row, until all have drawn a stop token.
+    """Draw an allowed token per step and row, until all rows have drawn a stop token.
 
-    ``prefer`` thins out the tokens to draw from, where it leaves any.
+    ``prefer`` restricts the tokens to draw from, unless none would remain.
     """
     rng = random.Random(seed)
     answers: dict[int, list[int]] = {key: [] for key in keys}

@@ -1,6 +1,6 @@
-"""MLX on a device that holds a step's inputs until the step after it is launched, as Metal may.
+"""A device that holds a step's inputs until the next step is launched, as Metal may.
 
-While something else holds a buffer, MLX copies it where it would have written in place.
+While a buffer has another reference, MLX copies it instead of writing in place.
 """
 
 from collections import deque
@@ -16,7 +16,7 @@ from mlx_dp.kvcache.batch.batched_kv_cache import BatchedKVCache
 
 @contextmanager
 def inputs_held() -> Iterator[None]:
-    """Hold what each layer's attention has read, until its attention in the next step has ended."""
+    """Hold the inputs of each layer's attention until its attention in the next step has ended."""
     end_step = BatchedKVCache.end_step
     held: WeakKeyDictionary[BatchedKVCache, deque[Any]] = WeakKeyDictionary()
 

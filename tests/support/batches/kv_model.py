@@ -1,4 +1,4 @@
-"""A step of a model that attends as most do, each row held to its own attention in numpy."""
+"""A step of a model with ordinary attention, each row compared with its own attention in numpy."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ Chunks = Sequence[tuple[PlainPrompt, int]]
 
 @dataclass(frozen=True, slots=True)
 class _Token:
-    """Whose token a row of the step is, and how many tokens that row has with it."""
+    """The row of each token in the step, and how many tokens that row has with it."""
 
     row: PlainRow
     length: int
@@ -41,14 +41,14 @@ def run_step(
     *,
     decode: bool = True,
 ) -> None:
-    """One step of the batch, with or without the guests' chunks and the rows."""
-    guests = [guest.chunk(num_tokens) for guest, num_tokens in chunks]
-    order = batch.begin_step(guests, decode=decode)
+    """One step of the batch, with or without the prompts' chunks and the rows."""
+    mixed = [prompt.chunk(num_tokens) for prompt, num_tokens in chunks]
+    order = batch.begin_step(mixed, decode=decode)
     assert sorted(order) == (sorted(rows) if decode else [])
     tokens = [_Token(rows[key], rows[key].length + 1) for key in order]
-    for guest, num_tokens in chunks:
-        done = guest.row.length
-        tokens += [_Token(guest.row, done + at + 1) for at in range(num_tokens)]
+    for prompt, num_tokens in chunks:
+        done = prompt.row.length
+        tokens += [_Token(prompt.row, done + at + 1) for at in range(num_tokens)]
     step = batch.caches[0].step
     expect_places(step, [rows[key].length for key in order])
     for layer, cache in enumerate(batch.caches):
@@ -79,7 +79,7 @@ def _run_layer(layer: int, cache: Any, tokens: Sequence[_Token], rng: np.random.
 
 
 def feed(caches: Sequence[Any], row: PlainRow, num_tokens: int, rng: np.random.Generator) -> None:
-    """Run a chunk as mlx-lm does for a request alone, and hold it to the row's own attention."""
+    """Run a chunk as mlx-lm does for one request; compare it with the row's own attention."""
     for layer, cache in enumerate(caches):
         keys, values, queries = (
             rng.standard_normal((1, heads, num_tokens, dim), dtype=np.float32)
@@ -98,7 +98,7 @@ def feed(caches: Sequence[Any], row: PlainRow, num_tokens: int, rng: np.random.G
 
 
 def expect_places(step: KVStep, lengths: Sequence[int]) -> None:
-    """The slabs follow one another, and each row looks at its own tokens alone."""
+    """The slabs follow one another, and each row attends to its own tokens only."""
     start = 0
     for slab in step.slab_steps:
         assert slab.start == start < slab.end
@@ -110,7 +110,7 @@ def expect_places(step: KVStep, lengths: Sequence[int]) -> None:
 
 
 def expect_place(step: SlabStep, window: int | None) -> None:
-    """Hold writes and masks to what a ring of this window means, token by token."""
+    """Compare writes and masks with a ring of this window, token by token."""
     place = step.place(window)
     at = [length if window is None else length % window for length in step.lengths]
     if place.position is not None:
@@ -143,7 +143,7 @@ def _expect_mask(mask: mx.array | None, seen: Sequence[Sequence[int]], visible: 
 
 
 def expect_rectangle(fetched: LayerKV, rows: Sequence[PlainRow], layer: int) -> None:
-    """Every row starts at index 0, with nothing but zeros behind its own tokens."""
+    """Every row starts at index 0, with only zeros after its own tokens."""
     for found, own in zip(
         fetched, zip(*(row.ring(layer) for row in rows), strict=True), strict=True
     ):

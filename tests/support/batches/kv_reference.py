@@ -1,4 +1,4 @@
-"""KV rows as plain numpy arrays, one request each, to hold batched caches to."""
+"""KV rows as plain numpy arrays, one request each, as a reference for batched caches."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ MIXED: tuple[int | None, ...] = (None, 6, 3)
 class PlainRow:
     """All tokens of one row: per layer, keys and values [KV heads, tokens, dim].
 
-    Layers with a window see, and show as content, the last of them only.
+    Layers with a window attend to the last of them only, and have only those as content.
     """
 
     layers: list[tuple[np.ndarray, np.ndarray]]
@@ -45,7 +45,7 @@ class PlainRow:
         )
 
     def ring(self, layer: int) -> tuple[np.ndarray, np.ndarray]:
-        """What the layer keeps, each token at its position modulo the window."""
+        """The tokens that the layer keeps, each at its position modulo the window."""
         keys, values = self.layers[layer]
         window = self.windows[layer]
         if window is None:
@@ -64,7 +64,7 @@ class PlainRow:
         ]
 
     def attend(self, layer: int, queries: np.ndarray, length: int) -> np.ndarray:
-        """Attention of the last of ``length`` tokens, by its queries [query heads, key dim]."""
+        """Attention of the last tokens up to ``length``, with queries [query heads, key dim]."""
         window = self.windows[layer]
         start = 0 if window is None else max(0, length - window)
         keys, values = (
@@ -79,7 +79,7 @@ class PlainRow:
 
 @dataclass(slots=True)
 class PlainPrompt:
-    """A prompt that is not all in: its tokens so far, and the same in mlx-lm's own caches."""
+    """A partly prefilled prompt: its tokens so far, and the same in mlx-lm's own caches."""
 
     row: PlainRow
     caches: list[Any] = field(default_factory=list)
@@ -108,7 +108,7 @@ def empty_prompt(rng: np.random.Generator, windows: Sequence[int | None] = PLAIN
 
 
 def own_caches(windows: Sequence[int | None]) -> list[Any]:
-    """The caches that a model with these layers makes for a request alone."""
+    """The caches that a model with these layers makes for a single request."""
     return [
         KVCache() if window is None else RotatingKVCache(window)  # type: ignore[no-untyped-call]
         for window in windows

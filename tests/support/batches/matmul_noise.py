@@ -1,4 +1,4 @@
-"""Rounds products of several rows as other devices do, where a CPU rounds each row by itself.
+"""Rounds products of several rows as other devices do; a CPU rounds each row by itself.
 
 On Apple's GPUs single rows and several rows take different kernels: sums are added up in another
 order, and from M5 on float32 factors are rounded to TF32 in the latter.
@@ -18,8 +18,10 @@ _EPSILON = {mx.float32: 2.0**-23, mx.float16: 2.0**-10, mx.bfloat16: 2.0**-7}
 
 @dataclass(frozen=True)
 class MatmulNoise:
-    """``tf32``: factors of float32 keep 10 bits of their mantissa. ``ulps``: how many units in the
-    last place a product may be off by."""
+    """``tf32``: factors of float32 keep 10 bits of their mantissa.
+
+    ``ulps``: the largest error of a product, in units in the last place.
+    """
 
     tf32: bool = False
     ulps: float = 0.0
@@ -28,7 +30,7 @@ class MatmulNoise:
         return rounded_to_tf32(array) if self.tf32 and array.dtype == mx.float32 else array
 
     def product(self, array: mx.array) -> mx.array:
-        """Depends on the content of all rows, as it does where a kernel sorts rows by expert."""
+        """Noise that depends on the content of all rows, as where a kernel sorts rows by expert."""
         if not self.ulps or array.dtype not in _EPSILON:
             return array
         wide = array.astype(mx.float32)
@@ -48,14 +50,14 @@ def rounded_to_tf32(array: mx.array) -> mx.array:
 
 @contextmanager
 def matmul_noise(noise: MatmulNoise) -> Iterator[None]:
-    """Until the end of the block, products of several rows are as noisy as that."""
+    """Until the end of the block, products of several rows have this noise."""
     with pytest.MonkeyPatch.context() as patch:
         install(noise, patch.setattr)
         yield
 
 
 def install(noise: MatmulNoise, replace: Callable[[Any, str, Any], None] = setattr) -> None:
-    """Put the noise into all functions of MLX by which models multiply."""
+    """Put the noise into all MLX functions by which models multiply."""
     replace(mx, "gather_mm", _in_float32(mx.gather_mm))
     for owner, name in (
         (mx.array, "__matmul__"),
@@ -93,7 +95,7 @@ def _in_float32(gather: Any) -> Any:
 
 
 def _num_rows(rows: mx.array, weights: mx.array) -> int:
-    """Rows that one matrix multiplies; of [rows, ..., 1, width], which is how experts get them."""
+    """The rows multiplied by one matrix; [rows, ..., 1, width] is the experts' form."""
     if weights.ndim > 2:
         return rows.shape[0] if rows.ndim > 2 else rows.size // rows.shape[-1]
     return math.prod(rows.shape[:-1])

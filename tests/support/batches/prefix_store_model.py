@@ -1,4 +1,4 @@
-"""A store of prefixes that keeps tokens in place of arrays, and refuses whatever is not there."""
+"""A store of prefixes that keeps tokens in place of arrays, and refuses missing ones."""
 
 from collections.abc import Collection
 from typing import NamedTuple
@@ -25,7 +25,7 @@ class Kept(NamedTuple):
 
 
 class StoreModel:
-    """The ``PrefixStore``, and what an engine does to it when a plan runs."""
+    """The ``PrefixStore``, and the engine's operations on it when a plan runs."""
 
     def __init__(self) -> None:
         self.segments: dict[int, Kept] = {}
@@ -43,7 +43,7 @@ class StoreModel:
         self.segments[segment] = Kept(text, start + at)
 
     def drop(self, segments: Collection[int], snapshots: Collection[int]) -> None:
-        """A segment is dropped by the tree alone, a snapshot also by a request without state."""
+        """A segment is dropped by the tree only, a snapshot also by a request without state."""
         for segment in segments:
             del self.segments[segment]
         for snapshot in snapshots:
@@ -61,7 +61,7 @@ class StoreModel:
         self.snapshots[slot] = text
 
     def take(self, prefix: CachedPrefix, prompt: Text, trims_to: int) -> None:
-        """Assert that a prefix spells what the request begins with."""
+        """Assert that a prefix holds the request's first tokens."""
         position = 0
         for piece in prefix.pieces:
             text, start = self.segments[piece.segment]

@@ -1,4 +1,4 @@
-"""How one token is drawn, written out slowly for one row in numpy."""
+"""The sampling of one token, written out slowly for one row in numpy."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ VOCAB = 24
 
 
 def edited(logits: np.ndarray, request: EngineRequest, answer: Sequence[int]) -> np.ndarray:
-    """Bias, then penalties; ``answer`` are all tokens of the answer so far."""
+    """Bias, then penalties; ``answer``: all generated tokens so far."""
     params = request.params
     result = logits.astype(np.float64)
     for token, bias in params.logit_bias:
@@ -32,7 +32,7 @@ def edited(logits: np.ndarray, request: EngineRequest, answer: Sequence[int]) ->
 
 
 def kept(scaled: np.ndarray, *, top_k: int, top_p: float, min_p: float) -> np.ndarray:
-    """The tokens that may be drawn, of logits that are already divided by the temperature."""
+    """The tokens that may be drawn, from logits that are already divided by the temperature."""
     order = np.argsort(-scaled, kind="stable")
     ranked = order[: top_k or len(order)]
     weights = np.exp(scaled[ranked] - scaled[order[0]])
@@ -51,7 +51,7 @@ def kept(scaled: np.ndarray, *, top_k: int, top_p: float, min_p: float) -> np.nd
 
 
 def drawn(logits: np.ndarray, request: EngineRequest, answer: Sequence[int], position: int) -> int:
-    """The token that this request draws at this position, given what it answered before."""
+    """The token that this request draws at this position, given its output so far."""
     params = request.params
     result = edited(logits, request, answer)
     if params.greedy:
@@ -68,7 +68,7 @@ tokens = st.integers(0, VOCAB - 1)
 
 @st.composite
 def sampling_params(draw: st.DrawFn, *, logprobs: bool = False) -> SamplingParams:
-    """Any mix of what a request may ask for, with neutral values often."""
+    """Any mix of sampling parameters, with neutral values often."""
     biases = draw(st.dictionaries(tokens, st.sampled_from([-100.0, -2.5, 0.5, 3.0]), max_size=3))
     return SamplingParams(
         temperature=draw(st.sampled_from([0.0, 0.1, 0.7, 1.0, 2.5])),

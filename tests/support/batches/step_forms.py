@@ -1,4 +1,4 @@
-"""Records which forms of step an engine runs, and which operations they compute."""
+"""Records the forms of step that an engine runs, and their operations."""
 
 import io
 import re
@@ -15,13 +15,15 @@ from mlx_dp.worker.engine.decode_caches import DecodeCaches
 from mlx_dp.worker.engine.prefill import Prefill
 
 _SIZES = (1, 8, 64)
-"""Tokens of a pass up to which Metal has kernels of their own: products with one vector, attention
-of few queries, and one tile of a product of matrices."""
+"""The largest pass, in tokens, with kernels of its own on Metal.
+
+They are products with one vector, attention of few queries, and one tile of a product of matrices.
+"""
 _OPERATION = re.compile(r'label ="(\w+)", shape=rectangle')
 
 
 class StepForms:
-    """What ran since the last ``clear``, seen at the places that every step passes through."""
+    """The steps since the last ``clear``, recorded at the functions that every step passes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.forms: set[str] = set()
@@ -49,7 +51,7 @@ class StepForms:
         self._patch.setattr(owner, name, watched)
 
     def _computed(self, *arrays: Any) -> None:
-        """Note the operations of a graph that is about to be computed."""
+        """Record the operations of a graph that is about to be computed."""
         pending = [array for _, array in tree_flatten(list(arrays)) if isinstance(array, mx.array)]
         if pending:
             text = io.StringIO()
@@ -95,4 +97,4 @@ _ASKS: dict[str, Callable[[DecodeBatch, Any], bool]] = {
     "best logprobs": lambda _, row: bool(row.request.params.logprobs),
     "min_tokens": lambda _, row: row.drawn < row.request.params.min_tokens,
 }
-"""What a row asks of its step's sampling."""
+"""The sampling parameters of a row in a step."""

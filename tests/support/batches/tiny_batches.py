@@ -1,4 +1,4 @@
-"""Loaded tiny models, and what they answer to one request alone, logits and all."""
+"""Loaded tiny models, and their output for a single request, with logits."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -17,12 +17,12 @@ from mlx_dp.worker.loading.loaded_model import LoadedModel, inspect
 from tests.support.models.tiny_models import ARCHITECTURES
 
 KINDS = ("llama", "gemma3_text", "qwen3_next", "falcon_h1", "baichuan_m1", "gear", "mamba")
-"""KV, windows, states, lists of both, all three, and states alone."""
+"""KV, windows, states, lists of both, all three, and states only."""
 
 
 @cache
 def loaded_tiny(name: str) -> LoadedModel:
-    """The same model at every call: nothing here changes one."""
+    """The same model at every call: tests do not change it."""
     attention.install()
     return inspect(ARCHITECTURES[name].build(), ARCHITECTURES[name].config)
 
@@ -42,7 +42,7 @@ class Alone:
             self._model(mx.array([list(prompt[:-1])], dtype=mx.int32), cache=self.caches)
 
     def next_logits(self) -> np.ndarray:
-        """Run the newest token; the next is any, the same in every run."""
+        """Run the newest token; the next one is arbitrary, the same in every run."""
         logits = self._model(mx.array([self.tokens[-1:]], dtype=mx.int32), cache=self.caches)
         self.tokens.append(4 + (7 * len(self.tokens)) % 250)
         return np.array(logits[0, -1])

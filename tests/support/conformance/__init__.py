@@ -1,1 +1,1 @@
-"""Every architecture, served as in production and held to mlx-lm's own answers."""
+"""Every architecture, served as in production and compared with mlx-lm's own output."""

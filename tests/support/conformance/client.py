@@ -27,17 +27,17 @@ TICK_S = 0.001
 
 @dataclass(slots=True)
 class Answer:
-    """What came back for one ask."""
+    """The response to one ask."""
 
     ask: Ask
     request: Request | None = None
     """None until it is granted for the first time."""
     submitted_at: int = 0
-    """The turn of the last grant."""
+    """The loop run of the last grant."""
 
     @property
     def prompt(self) -> tuple[int, ...]:
-        """What was submitted, earlier turns included."""
+        """The submitted prompt, with earlier turns of the chat."""
         return () if self.request is None else self.request.submit.prompt_ids
 
     @property
@@ -46,7 +46,7 @@ class Answer:
 
     @property
     def cached_tokens(self) -> int | None:
-        """Of the first grant: later ones find what the earlier ones left."""
+        """Of the first grant: later ones hit prefixes of the earlier ones."""
         cached = [] if self.request is None else self.request.cached_tokens
         return cached[0] if cached else None
 
@@ -56,10 +56,11 @@ class Answer:
 
 
 class Client:
-    """A channel with a clock. It holds no more than ``at_once`` requests open.
+    """A channel with a clock. It holds at most ``at_once`` requests open.
 
-    As the controller does, it puts what was preempted or found no room back to the front of its
-    queue. When all have ended it flushes the cache, sees the worker idle, and shuts it down.
+    As the controller does, it returns preempted requests, and those without memory, to the
+    front of its queue. When all have ended it flushes the cache, waits until the worker is
+    idle, and shuts it down.
     """
 
     def __init__(self, start: Start, asks: Sequence[Ask], *, at_once: int) -> None:
@@ -85,7 +86,7 @@ class Client:
 
     @property
     def idle(self) -> Heartbeat | None:
-        """What the worker says of itself once its cache is flushed."""
+        """The heartbeat of the worker after its cache was flushed."""
         return None if self._controller.flushed is None else self._controller.heartbeat
 
     @property
@@ -180,13 +181,13 @@ class Client:
         return enough or late
 
     def send(self, message: Up) -> None:
-        self._controller.heard(message)
+        self._controller.receive(message)
         if isinstance(message, Finished):
             # No ask has stop tokens.
             assert message.reason in (FinishReason.LENGTH, FinishReason.ABORT), message
 
     def _put_back(self, request: Request, message: Preempted | Rejected) -> None:
         if isinstance(message, Rejected):
-            # Alone it must be taken: there is nothing that it could wait for.
+            # On an idle worker it must be accepted: no other request would free memory.
             assert message.reason is RejectReason.NO_TOKENS and self._controller.open, message
         self._waiting.appendleft(request.request_id)

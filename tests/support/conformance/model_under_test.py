@@ -1,4 +1,4 @@
-"""One architecture's tiny model on disk, and what mlx-lm answers with it."""
+"""One architecture's tiny model on disk, and mlx-lm's output with it."""
 
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,13 @@ from tests.support.models.oracle import (
     Ties,
     assert_greedy,
     first_difference,
-    solo_greedy,
+    greedy_alone,
 )
 from tests.support.models.tiny_models import ARCHITECTURES
 
 
 class ModelUnderTest:
-    """Written and loaded once for all scenarios; remembers mlx-lm's answers."""
+    """Written and loaded once for all scenarios; remembers mlx-lm's output."""
 
     def __init__(self, name: str, directory: Path) -> None:
         self.name = name
@@ -28,7 +28,7 @@ class ModelUnderTest:
 
     @property
     def cache_kinds(self) -> tuple[str, ...]:
-        """The kinds of mlx-lm's caches, in the order of the first of each."""
+        """The kinds of mlx-lm's caches, in the order of their first use."""
         return tuple(dict.fromkeys(_kind(cache) for cache in make_prompt_cache(self._model)))
 
     @property
@@ -36,7 +36,7 @@ class ModelUnderTest:
         return sum(array.nbytes for _, array in tree_flatten(self._model.parameters()))
 
     def hold(self, prompt: tuple[int, ...], ids: list[int], ties: Ties) -> None:
-        """Compare an answer, or the beginning of one, with mlx-lm's own."""
+        """Compare a response, or the beginning of one, with mlx-lm's own."""
         if not ids:
             return
         whole = self._answer(prompt, len(ids))
@@ -52,10 +52,10 @@ class ModelUnderTest:
         assert_greedy(self._model, prompt, ids, max_tokens=len(ids), ties=ties)
 
     def _answer(self, prompt: tuple[int, ...], length: int) -> SoloAnswer:
-        """Return the longest answer so far, of at least this many tokens."""
+        """Return the longest output so far, of at least this many tokens."""
         known = self._answers.get(prompt)
         if known is None or len(known.ids) < length:
-            known = self._answers[prompt] = solo_greedy(self._model, prompt, length)
+            known = self._answers[prompt] = greedy_alone(self._model, prompt, length)
         return known
 
 

@@ -8,11 +8,11 @@ from tests.support.conformance.client import Client
 from tests.support.conformance.scenario import Ask
 
 GLANCE_S = 0.02
-"""So long an idle worker waits for its peers before its client looks whether all are done."""
+"""How long an idle worker waits for its peers before its client checks whether all are done."""
 
 
 class RankClient(Client):
-    """Says when its own requests have ended, and goes on being idle until the others' have."""
+    """Reports the end of its own requests, and stays idle until the other ranks' requests end."""
 
     def __init__(
         self, start: Start, asks: Sequence[Ask], *, at_once: int, all_done: Callable[[], bool]

@@ -1,8 +1,8 @@
-"""One rank as a process of its own, for model after model: ``python rank_process.py``.
+"""One rank as a process, for model after model: ``python rank_process.py``.
 
-Its group is formed once, since MLX forms one a process. Jobs come on stdin, one a line; ``done``
-on stdout says that this rank's requests have ended, ``stop`` on stdin that all ranks' have; then
-comes the report.
+Its group is formed once, since MLX forms one per process. Jobs come on stdin, one per line;
+``done`` on stdout reports that this rank's requests have ended, ``stop`` on stdin that all ranks'
+have; then comes the report.
 """
 
 import random
@@ -36,7 +36,7 @@ MEMORY_NBYTES = 2**30
 REQUESTS = 16
 AT_ONCE = 4
 LATER = 25
-"""Turns by which each rank's clients come later than those of the rank before."""
+"""Loop runs by which each rank's clients come later than those of the rank before."""
 
 
 class CountedLockstep(Lockstep):
@@ -80,7 +80,7 @@ class Commands:
 
 
 def asks(scenario: str, rank: int) -> list[Ask]:
-    """Every rank's clients want other things, and at other times."""
+    """Each rank's clients send other requests, at other times."""
     rng = random.Random(rank)
     mixed = conversation if rank % 2 else crowd
     parts = short(rng) if scenario == "short" else mixed(rng)

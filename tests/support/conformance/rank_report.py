@@ -1,4 +1,4 @@
-"""What one rank is told to do with a model, and what it says of it: one line of JSON each."""
+"""A rank's job with a model, and its report: one line of JSON each."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankJob:
-    """``place`` are the fields of a GroupPlace; ``scenario`` names what the clients ask."""
+    """``place`` are the fields of a GroupPlace; ``scenario`` names the clients' requests."""
 
     directory: Path
     place: dict[str, Any]
@@ -28,7 +28,7 @@ class RankJob:
 class RankReport:
     """``answers`` are pairs of prompt and tokens. ``refusal`` "": the model was served.
 
-    ``held_nbytes`` is counted from the arrays that the rank has, ``told_nbytes`` is what it said,
+    ``held_nbytes`` is counted from the rank's arrays, ``told_nbytes`` is the reported number,
     and ``block_nbytes`` of the arrays are in its blocks.
     """
 

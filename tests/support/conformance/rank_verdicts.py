@@ -1,4 +1,4 @@
-"""Which architectures cannot be sharded, and the table of those that ranks have served."""
+"""Architectures that cannot be sharded, and the table of those that ranks have served."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,12 +12,12 @@ REFUSALS: Final[Mapping[str, str]] = {
     "falcon_mamba": "no layer has an MLP or experts",
     "rwkv7": "no layer has an MLP or experts",
 }
-"""A part of the reason that each of them must be refused for."""
+"""Part of the reason with which each of them must be refused."""
 
 
 @dataclass(slots=True)
 class RankLine:
-    """What is known of one architecture on so many ranks."""
+    """The results of one architecture on this many ranks."""
 
     refusal: str = ""
     blocks: int = 0

@@ -16,11 +16,11 @@ from tests.support.conformance.rank_report import RankJob, RankReport
 
 ROOT = Path(__file__).resolve().parents[3]
 DEADLINE_S = 240.0
-"""For one model. Ranks that wait for each other in vain would do so for ever."""
+"""The time limit of one model: ranks that wait for each other wait for ever."""
 
 
 class Ranks:
-    """Processes that run until ``close``. Those that ``failed`` are of no use any more."""
+    """Processes that run until ``close``. Once ``failed``, they cannot be used again."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -52,7 +52,7 @@ class Ranks:
     def serve(
         self, directory: Path, *, scenario: str, chunk: int, vocabulary: bool = False
     ) -> list[RankReport]:
-        """Let all ranks serve the model until the requests of all have ended."""
+        """Let all ranks serve the model until all requests have ended."""
         self.failed = True
         self._generation += 1
         peers = tuple(
@@ -94,7 +94,7 @@ class Ranks:
                 f"rank {r} ({p.poll()}): {(self._scratch / f'rank{r}.log').read_text()[-3000:]}"
                 for r, p in enumerate(self._processes)
             )
-            raise AssertionError(f"rank {rank} says nothing\n{logs}")
+            raise AssertionError(f"rank {rank} printed nothing\n{logs}")
         return line
 
 
@@ -107,7 +107,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def _lines_of(process: "subprocess.Popen[str]") -> "queue.Queue[str]":
-    """What the process prints, and an empty line when it has ended."""
+    """A line that the process printed; an empty one when it has ended."""
     lines: queue.Queue[str] = queue.Queue()
 
     def read() -> None:

@@ -1,4 +1,4 @@
-"""What clients ask of a worker, as values: which requests, when, and which of them they abort."""
+"""Clients' requests as values: which requests, when, and which of them are aborted."""
 
 import random
 from dataclasses import dataclass, replace
@@ -11,11 +11,11 @@ SHARED = 130
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """One request. It arrives at ``turn`` of the worker's loop, and not before ``after`` ended.
+    """One request. It arrives at loop run ``turn``, and not before ``after`` ended.
 
-    With ``continues`` its prompt is that of ``after``, the answer to it, and then ``prompt``. It
-    is aborted once it has ``abort_tokens``, or ``abort_turns`` after it was submitted.
-    ``cached`` of its prompt's tokens must come from the prefix cache, at the least.
+    With ``continues`` its prompt is that of ``after``, its response, and then ``prompt``. It is
+    aborted once it has ``abort_tokens``, or ``abort_turns`` after it was submitted. At least
+    ``cached`` of its prompt's tokens must come from the prefix cache.
     """
 
     prompt: tuple[int, ...]
@@ -45,7 +45,7 @@ def crowd(rng: random.Random) -> list[Ask]:
         Ask(prompt=_tokens(rng, 2), max_tokens=2),
         Ask(prompt=_tokens(rng, 33), max_tokens=6),
     ]
-    # It needs a wider row than the others, and outgrows that which it gets.
+    # It needs a wider row than the others, and outgrows the row that it gets.
     long = Ask(prompt=_tokens(rng, 250), max_tokens=12)
     return [replace(ask, turn=2 * i) for i, ask in enumerate([long, *rng.sample(asks, len(asks))])]
 
@@ -56,7 +56,7 @@ def burst(rng: random.Random) -> list[Ask]:
 
 
 def conversation(rng: random.Random) -> list[Ask]:
-    """Prompts that share their beginnings, and second turns that follow an answer."""
+    """Prompts that share prefixes, and second turns that follow a response."""
     shared = _tokens(rng, SHARED)
     first = shared + _tokens(rng, 9)
     return [
@@ -77,7 +77,7 @@ def conversation(rng: random.Random) -> list[Ask]:
 
 
 def short(rng: random.Random) -> list[Ask]:
-    """Requests one after another, each prompt in one chunk, whatever else the step carries."""
+    """Requests one after another, each prompt in one chunk, beside any other work of the step."""
     lengths = (5, 31, 1, 23, 9)
     return [
         Ask(prompt=_tokens(rng, length), max_tokens=10, turn=2 * i)
@@ -86,7 +86,7 @@ def short(rng: random.Random) -> list[Ask]:
 
 
 def together(*parts: list[Ask]) -> list[Ask]:
-    """All of these at once: what follows an ask still follows the same one."""
+    """All of these at once: an ask keeps its predecessor."""
     asks: list[Ask] = []
     for part in parts:
         base = len(asks)

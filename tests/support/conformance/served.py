@@ -24,9 +24,9 @@ AT_ONCE = 4
 PLENTY = 16
 """Request slots, which bring snapshots for more prefixes than there are."""
 SCARCE_TOKENS = 900
-"""Two or three rows, of which the longest request's takes the room of two."""
+"""Two or three rows; the longest request takes the space of two."""
 NEXT_ANSWER_TOKENS = 2
-"""So few that rows outgrow their room, as those of long answers do."""
+"""So few that rows outgrow their space, as those of long responses do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class Service:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """``form`` is how the engine batches the model; None: it was refused, for ``refusal``."""
+    """``form``: how the engine batches the model; None: it was refused, for ``refusal``."""
 
     client: Client
     form: BatchForm | None
@@ -50,7 +50,7 @@ class Served:
 def serve(
     directory: Path, asks: Sequence[Ask], service: Service, *, warm_up: bool = True
 ) -> Served:
-    """Start a worker on the model, and let it answer."""
+    """Start a worker on the model, and let it serve the scenario."""
     requests = AT_ONCE if service.scarce else PLENTY
     start = mlx_start(
         directory, requests=requests, chunk=service.chunk, memory_nbytes=MEMORY_NBYTES

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 TABLES: Final[pytest.StashKey[dict[str, Any]]] = pytest.StashKey()
 LINES: Final[pytest.StashKey[dict[str, list[str]]]] = pytest.StashKey()
-"""Of the workers of a parallel run, by the title of their table."""
+"""Lines of the workers of a parallel run, by the title of their table."""
 OUTPUT: Final = "conformance"
 
 

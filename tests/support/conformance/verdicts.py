@@ -1,4 +1,4 @@
-"""How each architecture must be served at the least, and the table of how it was."""
+"""The required way to serve each architecture, and the table of the actual ways."""
 
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -61,7 +61,7 @@ _ONE_SLAB: Final = frozenset(
 
 
 def least(name: str) -> Verdict:
-    """How an architecture is served at the least; one that comes to be served better may."""
+    """The least acceptable way to serve an architecture; a better one passes."""
     if name in _ONE_ROW:
         return Verdict.ONE_ROW
     return Verdict.ONE_SLAB if name in _ONE_SLAB else Verdict.SEVERAL_SLABS
@@ -82,7 +82,7 @@ def verdict(form: BatchForm | None) -> Verdict:
 
 @dataclass(slots=True)
 class Line:
-    """What is known of one architecture after its scenarios."""
+    """The results of one architecture after its scenarios."""
 
     cache_kinds: tuple[str, ...]
     outcome: str = ""

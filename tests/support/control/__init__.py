@@ -1,1 +1,1 @@
-"""The control plane without processes: virtual time, and workers to drive it."""
+"""The control plane without processes: virtual time, and fake workers."""

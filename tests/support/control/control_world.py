@@ -1,6 +1,6 @@
 """A controller's whole surroundings in one thread: clock, wire, processes and workers, all fake.
 
-Nothing happens by itself: tests turn workers, deliver messages and move the clock.
+Nothing happens by itself: tests run workers' loops, deliver messages and move the clock.
 """
 
 import random
@@ -26,7 +26,7 @@ from mlx_dp.proto.wire.controller_channel import NotConnectedError, PeerCongeste
 from tests.support.control.fake_worker import FakeWorker, ready
 
 made: list[RequestTable | ControlCore] = []
-"""What the present test has made; its invariants are checked when the test ends."""
+"""The worlds of the present test; their invariants are checked when it ends."""
 
 
 def request_table(options: QueueOptions | None = None) -> RequestTable:
@@ -68,7 +68,7 @@ class World:
     ) -> None:
         self.clock = Clock()
         self.arrived: deque[tuple[str, Up | ProtocolError]] = deque()
-        self.heard: set[str] = set()
+        self.readable: set[str] = set()
         self.unknown_frames = 0
         self.workers: list[FakeWorker] = []
         self.started: list[int] = []
@@ -79,7 +79,7 @@ class World:
         self.no_processes = False
         self.no_addresses = False
         self.meetings: list[int] = []
-        """The generations for which addresses were asked."""
+        """The generations for which addresses were requested."""
         self.readies: dict[int, Ready] = {}
         self.limits = limits or ControlLimits()
         self.core = ControlCore(
@@ -97,10 +97,10 @@ class World:
     endpoint = "fake://"
 
     def expect(self, identity: str) -> None:
-        self.heard.add(identity)
+        self.readable.add(identity)
 
     def forget(self, identity: str) -> None:
-        self.heard.discard(identity)
+        self.readable.discard(identity)
 
     def send(self, identity: str, message: Down) -> None:
         worker = next((each for each in self.workers if each.identity == identity), None)
@@ -108,13 +108,13 @@ class World:
             raise NotConnectedError(f"{identity}: not connected")
         if identity in self.congested:
             raise PeerCongestedError(f"{identity}: full")
-        worker.inbox.append(decode_down(encode(message)))
+        worker.commands.append(decode_down(encode(message)))
 
     def drain(self) -> list[tuple[str, Up | ProtocolError]]:
         arrived = []
         while self.arrived:
             identity, event = self.arrived.popleft()
-            if identity in self.heard:
+            if identity in self.readable:
                 arrived.append((identity, event))
             else:
                 self.unknown_frames += 1
@@ -150,7 +150,7 @@ class World:
             peers=tuple(f"ipc://{port}-{rank}" for rank in range(size)),
         )
 
-    # What tests do.
+    # For tests.
 
     def ready_of(self, index: int) -> Ready:
         return self.readies.get(index, ready())
@@ -179,28 +179,28 @@ class World:
         self.core.on_arrival()
 
     def settle(self) -> None:
-        """Deliver what is under way in both directions."""
+        """Deliver all messages in flight, in both directions."""
         for worker in self.alive():
             worker.receive()
         self.core.on_arrival()
         self.core.check()
 
-    def turn(self, times: int = 1) -> None:
-        """Every worker's loop turns, and everything is delivered."""
+    def run_workers(self, times: int = 1) -> None:
+        """Run every worker's loop once, and deliver everything."""
         for _ in range(times):
             for worker in self.alive():
-                worker.turn()
+                worker.run_once()
             self.core.on_arrival()
             self.core.check()
 
-    def pass_time(self, seconds: float, *, beats: bool = True) -> None:
+    def pass_time(self, seconds: float, *, heartbeats: bool = True) -> None:
         """Move the clock on in ticks, with heartbeats twice a second."""
         ticks = max(1, round(seconds / self.limits.tick_s))
         for tick in range(ticks):
             self.clock.now += self.limits.tick_s
-            if beats and tick % 5 == 0:
+            if heartbeats and tick % 5 == 0:
                 for worker in self.alive():
-                    worker.beat()
+                    worker.send_heartbeat()
             self.core.tick()
             self.core.check()
 
@@ -213,7 +213,7 @@ class World:
 
 
 class Reader:
-    """Reads an answer without an event loop, as far as it has come."""
+    """Reads a response stream without an event loop, up to its newest event."""
 
     def __init__(self, answer: BufferedStream) -> None:
         self.answer = answer

@@ -54,7 +54,7 @@ def ready(
     context: int = 1000,
     memory_tokens: int | None = None,
 ) -> Ready:
-    """``memory_tokens``: the budget in bytes, in tokens of what runs."""
+    """``memory_tokens``: the memory budget, in tokens of running requests."""
     return Ready(
         capacity=OwnerCapacity(
             request_slots=slots,
@@ -89,7 +89,7 @@ def generation(
 
 
 def expected(generation: Generation, num_tokens: int) -> list[int]:
-    """What any worker says to this request."""
+    """The next token of this request from any worker."""
     key = hash((generation.prompt_ids, generation.params.seed))
     return [(key + position * 7) % VOCAB for position in range(num_tokens)]
 
@@ -111,7 +111,7 @@ def _next_tokens(submit: Submit) -> int:
 
 
 class Site(Protocol):
-    """What a worker finds around it."""
+    """The surroundings of a worker."""
 
     auto_ready: bool
     """Whether a started worker becomes ready by itself."""
@@ -133,7 +133,7 @@ class FakeWorker:
     identity: str
     on_exit: Callable[[int], None]
     pid: int
-    inbox: deque[Down] = field(default_factory=deque)
+    commands: deque[Down] = field(default_factory=deque)
     running: dict[int, Running] = field(default_factory=dict)
     alive: bool = True
     stopped: bool = False
@@ -143,7 +143,7 @@ class FakeWorker:
     start: Start | None = None
     signals: list[str] = field(default_factory=list)
     cached: set[tuple[str, tuple[int, ...]]] = field(default_factory=set)
-    """Salts and prompts whose KV it has."""
+    """Salts and prompts whose KV is cached."""
 
     @property
     def halted(self) -> bool:
@@ -163,17 +163,17 @@ class FakeWorker:
             self.alive = False
             self.on_exit(status)
 
-    def say(self, event: Up) -> None:
+    def send_event(self, event: Up) -> None:
         if self.alive:
             self.world.arrived.append((self.identity, decode_up(encode(event))))
 
     def hello(self) -> None:
-        self.say(Hello(pid=self.pid))
+        self.send_event(Hello(pid=self.pid))
 
     def receive(self) -> None:
-        """Read everything that was sent to it."""
-        while self.inbox and self.alive and not self.stopped:
-            self._receive(self.inbox.popleft())
+        """Read every message that was sent to it."""
+        while self.commands and self.alive and not self.stopped:
+            self._receive(self.commands.popleft())
 
     def _receive(self, message: Down) -> None:
         match message:
@@ -191,7 +191,9 @@ class FakeWorker:
             case Flush():
                 freed = sum(len(prompt) for _, prompt in self.cached)
                 self.cached.clear()
-                self.say(Flushed(flush_id=message.flush_id, num_tokens=freed, nbytes=2 * freed))
+                self.send_event(
+                    Flushed(flush_id=message.flush_id, num_tokens=freed, nbytes=2 * freed)
+                )
             case Drain():
                 self.draining = True
             case Shutdown():
@@ -201,7 +203,7 @@ class FakeWorker:
 
     def become_ready(self) -> None:
         self.serving = True
-        self.say(self.world.ready_of(self.index))
+        self.send_event(self.world.ready_of(self.index))
 
     def _submit(self, submit: Submit) -> None:
         capacity = self.world.ready_of(self.index).capacity
@@ -214,7 +216,7 @@ class FakeWorker:
         elif self.running and not self._fits(_next_tokens(submit)):
             refused = RejectReason.NO_TOKENS
         if refused is not None:
-            self.say(
+            self.send_event(
                 Rejected(
                     request_id=submit.request_id,
                     epoch=submit.epoch,
@@ -224,10 +226,10 @@ class FakeWorker:
             )
             return
         self.running[submit.request_id] = Running(submit, len(submit.output_ids))
-        self.say(Accepted(request_id=submit.request_id, epoch=submit.epoch, slot=0))
+        self.send_event(Accepted(request_id=submit.request_id, epoch=submit.epoch, slot=0))
 
-    def turn(self) -> None:
-        """One turn of the worker's loop: receive, then a token for everyone."""
+    def run_once(self) -> None:
+        """Run the worker's loop once: receive, then a token for every request."""
         if not self.alive or self.stopped:
             return
         self.receive()
@@ -252,7 +254,7 @@ class FakeWorker:
                 )
             )
             running.num_tokens += 1
-        self.say(Tokens(chunks=tuple(chunks)))
+        self.send_event(Tokens(chunks=tuple(chunks)))
         for chunk in chunks:
             running = self.running[chunk.request_id]
             if chunk.ids[0] in running.submit.stop_token_ids:
@@ -262,13 +264,13 @@ class FakeWorker:
 
     @staticmethod
     def _logprobs(running: Running) -> tuple[TokenLogprob, ...]:
-        """Another one at each position, when the request asks for them."""
+        """Other log-probabilities at each position, when the request asks for them."""
         if running.submit.params.logprobs is None:
             return ()
         return (TokenLogprob(logprob=-float(running.num_tokens)),)
 
     def _make_room(self) -> None:
-        """Give up the youngest until the next step fits, as a worker does; never the last one."""
+        """Preempt the youngest request until the next step fits, as a worker does, but not all."""
         while len(self.running) > 1 and not self._fits(len(self.running)):
             self.preempt(next(reversed(self.running)))
 
@@ -282,7 +284,7 @@ class FakeWorker:
 
     def preempt(self, request_id: int) -> None:
         running = self.running.pop(request_id)
-        self.say(
+        self.send_event(
             Preempted(
                 request_id=request_id,
                 epoch=running.submit.epoch,
@@ -299,11 +301,13 @@ class FakeWorker:
             key = (submit.cache_salt, submit.prompt_ids)
             cached = len(submit.prompt_ids) - 1 if key in self.cached else 0
             self.cached.add(key)
-            self.say(Prefilled(request_id=request_id, epoch=submit.epoch, cached_tokens=cached))
+            self.send_event(
+                Prefilled(request_id=request_id, epoch=submit.epoch, cached_tokens=cached)
+            )
 
     def finish(self, request_id: int, reason: FinishReason) -> None:
         running = self.running.pop(request_id)
-        self.say(
+        self.send_event(
             Finished(
                 request_id=request_id,
                 epoch=running.submit.epoch,
@@ -313,20 +317,20 @@ class FakeWorker:
         )
 
     def lose_peer(self, rank: int | None) -> None:
-        self.say(Failed(kind=FailureKind.PEER_LOST, message="no answer", lost_rank=rank))
+        self.send_event(Failed(kind=FailureKind.PEER_LOST, message="no answer", lost_rank=rank))
 
-    def beat(self, **changes: Any) -> None:
+    def send_heartbeat(self, **changes: Any) -> None:
         if self.stopped:
             return
-        beat = heartbeat(
+        sent = heartbeat(
             phase=WorkerPhase.SERVING if self.serving else WorkerPhase.LOADING,
             step=self.step,
             running=len(self.running),
             rss_nbytes=1,
             device_nbytes=2,
         )
-        self.say(replace(beat, **changes))
+        self.send_event(replace(sent, **changes))
 
     def fail(self, kind: FailureKind, message: str = "no good", status: int = 3) -> None:
-        self.say(Failed(kind=kind, message=message))
+        self.send_event(Failed(kind=kind, message=message))
         self.die(status)

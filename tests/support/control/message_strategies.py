@@ -17,7 +17,7 @@ from mlx_dp.proto.messages.events import TokenChunk
 from mlx_dp.proto.messages.group import GroupPlace
 
 LONGEST = 8
-"""Of tuples and texts: their bounds have tests of their own."""
+"""The largest length of tuples and texts: their bounds have tests of their own."""
 
 
 def of_class(kind: type) -> st.SearchStrategy[Any]:

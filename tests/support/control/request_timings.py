@@ -1,4 +1,4 @@
-"""An ended request as the controller tells of it, for tests."""
+"""The controller's record of an ended request, for tests."""
 
 from mlx_dp.orchestrator.service_counters import RequestTimings
 from mlx_dp.proto.messages.events import FinishReason

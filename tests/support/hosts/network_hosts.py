@@ -1,4 +1,4 @@
-"""Two hosts on one machine: a network namespace, and a cable to it that can be cut."""
+"""Two hosts on one machine: a network namespace, and a virtual cable that can be cut."""
 
 import os
 import re
@@ -10,7 +10,7 @@ from typing import Self
 
 IP = shutil.which("ip", path="/usr/sbin:/sbin:/usr/bin:/bin")
 NEAR, FAR = "198.51.100.1", "198.51.100.2"
-"""Addresses that are set aside for documents, so that nobody's network has them."""
+"""Addresses reserved for documentation, which no real network uses."""
 _PREFIX = "mlxdp"
 
 
@@ -75,14 +75,14 @@ class FarHost:
         return (IP, "netns", "exec", self._name, *command)
 
     def cut(self) -> None:
-        """Pull the cable: nothing arrives any more, and nobody is told."""
+        """Pull the cable: nothing arrives any more, and no end is notified."""
         self._there("link", "set", self._far, "down")
 
     def mend(self) -> None:
         self._there("link", "set", self._far, "up")
 
     def pids(self) -> list[int]:
-        """Of all processes there."""
+        """The pids of all processes there."""
         return _pids(self._name)
 
     def _there(self, *arguments: str) -> None:
@@ -111,7 +111,7 @@ def _remove(name: str) -> None:
 
 
 def _sweep() -> None:
-    """Remove what a killed run has left."""
+    """Remove leftovers of a killed run."""
     for name in re.findall(rf"^{_PREFIX}\d+", run("netns", "list"), re.MULTILINE):
         if not os.path.exists(f"/proc/{name.removeprefix(_PREFIX)}"):
             _remove(name)

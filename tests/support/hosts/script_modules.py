@@ -1,4 +1,4 @@
-"""Where the scripts are."""
+"""The names of the scripts' modules."""
 
 from pathlib import Path
 from typing import Final

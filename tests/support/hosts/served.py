@@ -17,12 +17,12 @@ from typing import Any, Self
 import psutil
 
 DEADLINE_S = 200.0
-"""Of waits that end with an event: what a busy machine may need, below the timeout of a test."""
+"""Time limit of waits for an event, with reserve for a busy machine, below a test's time-out."""
 COMMAND = (sys.executable, "-m", "mlx_dp.orchestrator.cli.entry", "serve")
 
 
 class Served:
-    """Starts the service, reads what it says, and leaves no process behind."""
+    """Starts the service, reads its output, and leaves no process behind."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Served:
         serves = command is COMMAND
         command = [*command, *arguments]
         if serves:
-            # Its children are workers and no others, on macOS too.
+            # Its children are workers only, on macOS too.
             command.append("--no-caffeinate")
         if serves and "--port" not in arguments:
             command += ["--port", "0"]
@@ -161,7 +161,7 @@ def alive(process: psutil.Process) -> bool:
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
-        # It has gone between the two.
+        # It ended between both calls.
         return False
 
 

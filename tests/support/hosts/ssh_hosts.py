@@ -28,7 +28,7 @@ def why_not() -> str | None:
 
 
 class SshHosts:
-    """The server, and an ``ssh`` for PATH that finds it. Needs no right that the user has not."""
+    """The server, and an ``ssh`` for PATH that finds it. Needs no privileges."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -44,12 +44,13 @@ class SshHosts:
 
     @property
     def environment(self) -> dict[str, str]:
-        """For a process whose ssh should come here."""
+        """The environment of a process whose ssh should connect here."""
         return {"PATH": f"{self._folder / 'bin'}{os.pathsep}{os.environ['PATH']}"}
 
     def __enter__(self) -> Self:
         if os.geteuid() == 0:
-            # Where it leaves its rights, made by its package's service, which may never have run.
+            # sshd's privilege separation directory; the package's service makes it, if
+            # it ever ran.
             Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
         assert SSHD is not None
         log = (self._folder / "sshd.log").open("wb")
@@ -106,7 +107,7 @@ class SshHosts:
 
 
 def session_of(pid: int) -> psutil.Process:
-    """The server's process for the connection that this process came over."""
+    """The server's process for the connection of this process."""
     parent = psutil.Process(pid).parent()
     assert parent is not None, f"{pid} has no parent"
     assert parent.name().startswith("sshd"), parent.cmdline()

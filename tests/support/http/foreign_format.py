@@ -1,4 +1,4 @@
-"""A tiny API that shares nothing with OpenAI's, for tests of what HTTP assumes about a format."""
+"""A tiny API that shares nothing with OpenAI's, to test HTTP's assumptions about formats."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence

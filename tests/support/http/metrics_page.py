@@ -10,7 +10,7 @@ _OF_ONE_SAMPLE = frozenset({"le", "quantile"})
 
 
 def label_names(page: str) -> Labels:
-    """The label names of each family, which has samples that agree about them."""
+    """The label names of each family; its samples have the same ones."""
     found: dict[str, frozenset[str]] = {}
     for family in text_string_to_metric_families(page):
         assert family.name not in found, f"{family.name} is there twice"
@@ -24,7 +24,7 @@ def label_names(page: str) -> Labels:
 
 
 def assert_joinable(pages: Mapping[str, str]) -> None:
-    """Assert that what several pages share has the same label names on each of them."""
+    """Assert that families on several pages have the same label names on each of them."""
     joined: dict[str, frozenset[str]] = {}
     for state, page in pages.items():
         for name, names in label_names(page).items():

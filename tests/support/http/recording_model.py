@@ -1,4 +1,4 @@
-"""A text side that keeps what its template would get, for tests of the HTTP side."""
+"""A text side that records the template's input, for tests of the HTTP side."""
 
 from mlx_dp.orchestrator.text.fake_tokenizer import FakeTextModel
 from mlx_dp.orchestrator.text.text_model import Chat

@@ -1,4 +1,4 @@
-"""An in-memory control plane whose answers a test writes down, for tests of the HTTP side."""
+"""An in-memory control plane with scripted responses, for tests of the HTTP side."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -49,7 +49,7 @@ def granted(owner: int = 0, reason: str = "least") -> Granted:
 
 
 def says(text: str, reason: FinishReason = FinishReason.STOP, owner: int = 0) -> list[StreamEvent]:
-    """Events of an answer, a byte at a time, in the fake tokenizer's ids."""
+    """Events of a response, a byte at a time, in the fake tokenizer's ids."""
     tokens = [NewTokens(ids=(byte,)) for byte in text.encode()]
     if reason is FinishReason.STOP:
         tokens.append(NewTokens(ids=(256,)))
@@ -57,7 +57,7 @@ def says(text: str, reason: FinishReason = FinishReason.STOP, owner: int = 0) ->
 
 
 class ScriptedAnswer:
-    """Gives what it was fed, and ends as aborted when it is cancelled before its end."""
+    """A stream of given events, which ends as aborted when it is cancelled before its end."""
 
     def __init__(self, request_id: int, generation: Generation) -> None:
         self.request_id = request_id
@@ -91,7 +91,7 @@ class ScriptedAnswer:
 
 
 class ScriptedService:
-    """Answers each generation with what ``reply`` says, and admits as the real one does."""
+    """Answers each generation with ``reply``, and admits requests as the real one does."""
 
     def __init__(
         self,
@@ -171,6 +171,6 @@ class ScriptedService:
 
     @property
     def generation(self) -> Generation:
-        """The only one there was."""
+        """The only generation so far."""
         assert len(self.answers) == 1, len(self.answers)
         return self.answers[0].generation

@@ -18,11 +18,12 @@ from tests.support.http.scripted_service import OPTIONS
 async def served(
     service: Service, options: HttpOptions = OPTIONS, text: TextModel | None = None
 ) -> AsyncIterator[int]:
-    """The app on a loopback port of its own, behind the server that ``mlx-dp serve`` has."""
+    """The app on a loopback port of its own, behind the server that ``mlx-dp serve`` uses."""
     app = create_app(service, options, text or FakeTextModel(512))
     listener = open_socket("127.0.0.1", 0)
     port = bound_port(listener)
-    # Without access log uvicorn silences its logger for the whole process, other tests included.
+    # Without an access log uvicorn silences its logger for the whole process, other tests
+    # included.
     server = EmbeddedServer(app, listener, options, access_log=True)
     task = asyncio.create_task(server.run())
     try:

@@ -1,1 +1,1 @@
-"""Tiny models, and mlx-lm's own answers to compare with."""
+"""Tiny models, and mlx-lm's own output to compare with."""

@@ -1,4 +1,4 @@
-"""Which architectures the installed mlx-lm has."""
+"""The architectures of the installed mlx-lm."""
 
 import ast
 from pathlib import Path

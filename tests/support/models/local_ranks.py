@@ -1,4 +1,4 @@
-"""All ranks of a sharded model in one process, whose shards are added up on the spot."""
+"""All ranks of a sharded model in one process, which sums their shards directly."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ from mlx_dp.worker.shards.sharded_load import ShardedModel, shard_model
 
 
 class LocalRanks:
-    """A block runner that asks every rank's shard of the same block."""
+    """A block runner that runs every rank's shard of the same block."""
 
     def __init__(self, build: Callable[[], Any], size: int, *, vocabulary: bool = False) -> None:
         self.ranks: list[ShardedModel] = []

@@ -36,7 +36,8 @@ def demo_model_dir() -> Path:
 class TinyGguf:
     """A llama of 2 layers in GGUF's names and row order, with every byte in its vocabulary.
 
-    ``model`` is the mlx-lm model that it was made of; tests may change both dicts before writing.
+    ``model`` is the mlx-lm model that it was made from; tests may change both dicts before
+    writing.
     """
 
     model: Any

@@ -1,9 +1,9 @@
-"""What mlx-lm itself answers to one request alone, and how closely an answer must follow it.
+"""mlx-lm's own output for a single request, and how closely ours must follow it.
 
-An answer must equal the oracle's token for token. The one exception is a tie: where the two best
-logits lie within float error of each other, the sums of a batch may round the other way. A tie is
-never waved through: it is recorded with its gap, and the oracle is asked again from behind the
-token that was chosen, so that whatever follows a tie is still compared.
+An output must equal the oracle's token for token. The one exception is a tie: where the two best
+logits lie within float error of each other, the sums of a batch may round the other way. Every tie
+is recorded with its gap, and the oracle continues after our token, so that the output after a tie
+is still compared.
 """
 
 from collections.abc import Collection, Sequence
@@ -15,14 +15,14 @@ import numpy as np
 from mlx_lm.generate import generate_step
 
 TIE_GAP = 1e-4
-"""Largest difference of two log-probabilities that float32 sums in another order may swap."""
+"""The largest gap of two log-probabilities that float32 sums in another order may swap."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SoloAnswer:
-    """One greedy answer. Per position: its token, the second best one, and the gap to it.
+    """One greedy output. Per position: its token, the second best one, and the gap to it.
 
-    The stop token is part of the answer, as its last.
+    The stop token is part of the output, as its last.
     """
 
     ids: tuple[int, ...]
@@ -41,7 +41,7 @@ class Tie:
 
 @dataclass(slots=True)
 class Ties:
-    """Counts the positions compared and keeps every tie seen at one of them."""
+    """Counts the positions compared and keeps every tie at one of them."""
 
     compared: int = 0
     found: list[Tie] = field(default_factory=list)
@@ -55,14 +55,14 @@ class Ties:
         return "\n".join(lines)
 
 
-def solo_greedy(
+def greedy_alone(
     model: Any,
     prompt_ids: Sequence[int],
     max_tokens: int,
     stop_ids: Collection[int] = (),
     chunk: int = 512,
 ) -> SoloAnswer:
-    """Return the greedy answer of mlx-lm's own single-request generation.
+    """Return the greedy output of mlx-lm's own single-request generation.
 
     ``chunk`` is its prefill step; it should be the chunk that the engine under test uses.
     """
@@ -96,7 +96,7 @@ def _second_best(logprobs: np.ndarray, best: int) -> tuple[int, float]:
 
 
 def first_difference(ours: Sequence[int], oracle: SoloAnswer) -> int | None:
-    """Return the first position where they part, or None when they are equal throughout."""
+    """Return the first position where both differ, or None when they are equal throughout."""
     for position, (mine, theirs) in enumerate(zip(ours, oracle.ids, strict=False)):
         if mine != theirs:
             return position
@@ -115,7 +115,8 @@ def assert_same(
 ) -> int | None:
     """Compare up to the first tie; return its position, or None when all is equal.
 
-    Raises AssertionError where they part without a tie. ``offset`` only shifts what is reported.
+    Raises AssertionError at a difference without a tie. ``offset`` only shifts the reported
+    position.
     """
     position = first_difference(ours, oracle)
     ties.compared += len(oracle.ids) if position is None else position + 1
@@ -149,10 +150,12 @@ def assert_greedy(
     chunk: int = 512,
     tie_gap: float = TIE_GAP,
 ) -> None:
-    """Compare a whole answer with the oracle's, and go on behind every tie."""
+    """Compare a whole output with the oracle's, and continue after every tie."""
     done = 0
     while True:
-        oracle = solo_greedy(model, [*prompt_ids, *ours[:done]], max_tokens - done, stop_ids, chunk)
+        oracle = greedy_alone(
+            model, [*prompt_ids, *ours[:done]], max_tokens - done, stop_ids, chunk
+        )
         tie = assert_same(ours[done:], oracle, ties, offset=done, tie_gap=tie_gap)
         if tie is None:
             return

@@ -1,4 +1,4 @@
-"""A display of preparations that shows nothing."""
+"""A progress display that shows nothing."""
 
 
 class SilentProgress:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.models.oracle import SoloAnswer, Ties, assert_greedy, assert_same, solo_greedy
+from tests.support.models.oracle import SoloAnswer, Ties, assert_greedy, assert_same, greedy_alone
 from tests.support.models.tiny_models import DENSE, TINY_MODELS
 
 ANSWER = SoloAnswer(ids=(7, 8, 9), runners_up=(1, 2, 3), gaps=(0.5, 2e-5, 0.5), stopped=False)
@@ -39,22 +39,22 @@ def test_any_other_difference_fails(ours):
 @pytest.mark.mlx
 def test_an_answer_is_followed_behind_a_tie():
     model, prompt = DENSE["llama"].build(), [5, 9, 70]
-    solo = solo_greedy(model, prompt, 8)
-    swapped = [*solo.ids[:3], solo.runners_up[3]]
-    rest = solo_greedy(model, [*prompt, *swapped], 4)
+    alone = greedy_alone(model, prompt, 8)
+    swapped = [*alone.ids[:3], alone.runners_up[3]]
+    rest = greedy_alone(model, [*prompt, *swapped], 4)
     ties = Ties()
     assert_greedy(model, prompt, [*swapped, *rest.ids], max_tokens=8, ties=ties, tie_gap=100.0)
-    assert [(tie.position, tie.ours) for tie in ties.found] == [(3, solo.runners_up[3])]
+    assert [(tie.position, tie.ours) for tie in ties.found] == [(3, alone.runners_up[3])]
     wrong = [*swapped, *rest.ids[:-1], rest.ids[-1] + 1]
     with pytest.raises(AssertionError):
-        assert_greedy(model, prompt, wrong, max_tokens=8, ties=Ties(), tie_gap=solo.gaps[3])
+        assert_greedy(model, prompt, wrong, max_tokens=8, ties=Ties(), tie_gap=alone.gaps[3])
 
 
 @pytest.mark.mlx
 def test_an_answer_ends_with_its_stop_token():
     model, prompt = DENSE["llama"].build(), [5, 9, 70]
-    free = solo_greedy(model, prompt, 8)
-    stopped = solo_greedy(model, prompt, 8, stop_ids={free.ids[4]})
+    free = greedy_alone(model, prompt, 8)
+    stopped = greedy_alone(model, prompt, 8, stop_ids={free.ids[4]})
     assert stopped.stopped
     assert stopped.ids == free.ids[:5]
     assert_greedy(model, prompt, stopped.ids, max_tokens=8, ties=Ties(), stop_ids={free.ids[4]})
@@ -66,8 +66,8 @@ def test_an_answer_ends_with_its_stop_token():
 @pytest.mark.parametrize("name", TINY_MODELS)
 def test_answers_of_tiny_models_depend_on_the_whole_prompt(name):
     model = TINY_MODELS[name].build()
-    one = solo_greedy(model, [5, 9, 70, 33, 100], 24, chunk=2)
-    other = solo_greedy(model, [6, 9, 70, 33, 100], 24, chunk=2)
+    one = greedy_alone(model, [5, 9, 70, 33, 100], 24, chunk=2)
+    other = greedy_alone(model, [6, 9, 70, 33, 100], 24, chunk=2)
     assert one.ids != other.ids
     assert len(set(one.ids)) > 3
     assert_greedy(

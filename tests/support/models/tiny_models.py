@@ -34,10 +34,10 @@ ARCHITECTURES: Mapping[str, TinyModel] = {
     **VISION_MODELS,
     **IRREGULAR_MODELS,
 }
-"""All that mlx-lm can run. Some architectures have several, where their caches differ."""
+"""All architectures that mlx-lm can run. Some occur several times, where their caches differ."""
 
 DYNAMIC_ROPE = IRREGULAR_MODELS["llama_dynamic_rope"]
-"""Its position must be a whole number, so that rows of unequal length cannot share a batch."""
+"""Its position must be a whole number, so rows of unequal length cannot share a batch."""
 
 _SAMPLE = (
     "llama",

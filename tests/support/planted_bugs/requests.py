@@ -1,4 +1,4 @@
-"""Bugs of the controller's books, of its messages and of its answers."""
+"""Bugs of the request table, of messages and of response streams."""
 
 from collections import Counter
 from typing import Any
@@ -33,7 +33,7 @@ def epochs_are_not_compared(patch: Patch) -> None:
 
 
 def the_last_token_is_sent_again(patch: Patch) -> None:
-    """Those that arrive twice are told twice."""
+    """Messages that arrive twice are handled twice."""
     append = RequestTable.append
 
     def always(
@@ -167,10 +167,10 @@ def tokens_of_an_answer_go_missing_at_its_end(patch: Patch) -> None:
     tokens = OpenStreams.tokens
 
     def but_the_last(
-        desk: OpenStreams, entry: RequestEntry, chunk: TokenChunk, *, before: float | None
+        streams: OpenStreams, entry: RequestEntry, chunk: TokenChunk, *, before: float | None
     ) -> None:
         if len(entry.emitted) != entry.max_tokens or entry.epoch == 1:
-            tokens(desk, entry, chunk, before=before)
+            tokens(streams, entry, chunk, before=before)
 
     patch.setattr(OpenStreams, "tokens", but_the_last)
 
@@ -208,7 +208,7 @@ def the_queue_is_shorter_than_it_is_said_to_be(patch: Patch) -> None:
 
 
 def replays_count_their_cached_prefix_again(patch: Patch) -> None:
-    """And so more than the first owner had."""
+    """And therefore more than the first owner had."""
 
     def prefilled(table: RequestTable, entry: RequestEntry, cached_tokens: int) -> bool:
         first = entry.cached_tokens is None

@@ -1,4 +1,4 @@
-"""Bugs of whoever keeps the workers alive."""
+"""Bugs of the supervisor."""
 
 from itertools import count
 from typing import Any
@@ -74,7 +74,7 @@ def exits_are_never_seen(patch: Patch) -> None:
 
 
 def the_dead_are_routable(patch: Patch) -> None:
-    """For as long as their exit has not settled."""
+    """While their exit has not settled."""
     exited = ControlCore.process_exited
 
     def late(core: ControlCore, index: int, status: int) -> None:
@@ -88,7 +88,7 @@ def the_dead_are_routable(patch: Patch) -> None:
 
 
 def the_dead_are_settled_late(patch: Patch) -> None:
-    """They get nothing, but what they had waits."""
+    """They get nothing new, but their buffered commands wait."""
     exited = ControlCore.process_exited
 
     def late(core: ControlCore, index: int, status: int) -> None:
@@ -99,7 +99,7 @@ def the_dead_are_settled_late(patch: Patch) -> None:
 
 
 def a_message_is_received_and_forgotten(patch: Patch) -> None:
-    """As if the receive had been cancelled: some of what workers say is lost without a word."""
+    """As if the receive had been cancelled: some events of workers are silently lost."""
     handle, handled = EventDispatch.handle, count(1)
 
     def forgetful(

@@ -1,4 +1,4 @@
-"""Bugs as they happen, each a patch of one function. The simulation has to find every one."""
+"""Plausible bugs, each a patch of one function. The simulation must find every one."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from tests.support.planted_bugs import worker as planted_worker
 
 @dataclass(frozen=True, slots=True)
 class Planted:
-    """A bug, and how the message begins by which it has to be found."""
+    """A bug, and the beginning of the message with which it must be found."""
 
     plant: Callable[[pytest.MonkeyPatch], None]
     shows: str

@@ -1,1 +1,1 @@
-"""Runs of the simulation: drawn by seed, harmed, held to invariants, replayed."""
+"""Runs of the simulation: drawn by seed, with faults, checked against invariants, replayed."""

@@ -1,4 +1,4 @@
-"""By when something must have happened, by the clock of a controller that is awake."""
+"""Deadlines by which the controller must react, by the clock of an awake controller."""
 
 from collections.abc import Iterator
 
@@ -12,16 +12,16 @@ from tests.support.simulation.schedule import Schedule
 
 FROZEN_S = LIVENESS.hang_timeout_s + 2 * CHUNK_TOKENS / LIVENESS.slowest_prefill_tokens_per_s + 0.7
 GHOST_S = 1.5
-"""What is given up has to be gone after so long, on a machine that is never late."""
+"""An expired worker must have ended after this time, on a machine that is never late."""
 UNROUTABLE_S = 0.1
 PARTED_S = 0.3
-"""An exit is seen and settled by then, and the others of a group are given up."""
+"""By then an exit is seen and settled, and the others of a group are given up."""
 STUCK_S = 0.3
-"""A few ticks: what is free is granted with the event that freed it."""
+"""A few ticks: a free slot is granted with the event that freed it."""
 
 
 class Deadlines:
-    """Part of the invariants, by the same numbers. Sleeps of the controller are no one's time."""
+    """Checks deadlines, as part of the invariants. The controller's sleeps do not count."""
 
     def __init__(
         self,
@@ -50,12 +50,12 @@ class Deadlines:
         self._nobody_waits_beside_an_empty_owner()
 
     def _passed_s(self, since: float) -> float:
-        """How long the controller was awake since then, at least."""
+        """The least time for which the controller was awake since then."""
         return self._agenda.now - max(since, self._host.woke_at)
 
     def _nobody_is_frozen(self) -> None:
-        """I9: who makes no progress is given up."""
-        # A frame that comes late is a word of life as well.
+        """I9: a worker without progress is given up."""
+        # A late frame counts as a sign of life as well.
         most_s = FROZEN_S + self._schedule.latest_s
         for each in self._machine.living:
             since = each.process.frozen_since
@@ -68,7 +68,7 @@ class Deadlines:
         return each.identity in self._watch.ready and each.identity not in self._watch.lost
 
     def _nobody_lingers(self) -> None:
-        """What was given up ends."""
+        """A worker that was given up ends."""
         for each in self._machine.living:
             if each.identity not in self._watch.lost:
                 continue
@@ -92,7 +92,7 @@ class Deadlines:
             )
 
     def _a_group_parts_together(self) -> None:
-        """I18: nobody computes on with a member that is dead."""
+        """I18: no rank computes on beside a dead member of its group."""
         if not self._schedule.setting.group:
             return
         epochs = self._machine.epochs
@@ -102,9 +102,9 @@ class Deadlines:
             assert parted, f"I18: {each.identity} serves on with a dead member"
 
     def _nobody_waits_beside_an_empty_owner(self) -> None:
-        """I9: whoever lost its owner, or has none yet, gets one as soon as one has nothing to do.
+        """I9: a request that lost its owner, or has none yet, gets one as soon as one is free.
 
-        So its client hears something, unless all of them are busy.
+        So its client receives something, unless all owners are busy.
         """
         owners = self._host.core.ranks.owners()
         empty = [owner for owner in owners if owner.takes_requests and not owner.grants]
@@ -123,7 +123,7 @@ class Deadlines:
             life = self._watch.lives.get(client.answer.request_id)
             if life is not None and life.grant is not None:
                 continue
-            # An explicit rank holds until a token is out.
+            # A pinned rank holds until the first token is sent.
             moved = life is not None and life.emitted
             rank = None if moved else client.arrival.generation.routed_dp_rank
             if any(rank in (None, owner.dp_rank) for owner in empty):

@@ -24,9 +24,9 @@ from tests.support.simulation.schedule import (
 )
 
 BEGIN_S = 0.8
-"""By then, workers have mostly started."""
+"""By then, most workers have started."""
 SPAN_S = 3.0
-"""In which everything begins that does not follow from something else."""
+"""All requests and independent faults begin within this time."""
 UP_TAGS = (
     *("", "accepted", "prefilled", "tokens", "tokens", "tokens"),
     *("finished", "preempted", "preempted", "rejected", "heartbeat"),
@@ -46,7 +46,7 @@ KINDS = (
 )
 BOOTS = (*tuple(Boot), *((Boot.CRASH, Boot.NO_PROCESS, Boot.NO_HELLO, Boot.NO_READY) * 2))
 SCARCE_TOKENS = 40
-"""With so little memory, answers are preempted over and over."""
+"""With so little memory, requests are preempted over and over."""
 UNBOUNDED = 10**6
 
 
@@ -62,7 +62,7 @@ def draw(seed: int) -> Schedule:
 
 
 def draw_frames(seed: int) -> Schedule:
-    """The run of this seed, in which nothing goes wrong but frames: lost, late, repeated, cut."""
+    """The run of this seed with faults of frames only: lost, late, repeated, truncated."""
     schedule = draw(seed)
     rng = random.Random(f"{seed} frames")
     faults = [
@@ -74,9 +74,9 @@ def draw_frames(seed: int) -> Schedule:
 
 
 def draw_sleeps(seed: int) -> Schedule:
-    """The run of this seed, in which nothing happens but that clocks jump.
+    """The run of this seed with clock jumps only.
 
-    Either that of the controller, or everyone's, as when a lid is closed.
+    Either the controller's clock jumps, or all clocks, as when a lid is closed.
     """
     schedule = draw(seed)
     rng = random.Random(f"{seed} sleeps")
@@ -195,7 +195,7 @@ def _faults(rng: random.Random, setting: Setting) -> tuple[Fault, ...]:
             Fault(at=1.0 + turn * 1.6, kind=FaultKind.DIE, worker=worker) for turn in range(5)
         ]
     if rng.random() < 0.05:
-        # Whoever has it dies of it, over and over: the bounds of losses have to end that.
+        # Its owners die over and over: the limits on losses must end that.
         tag, nth, after = rng.choice((("accepted", 1, False), ("tokens", 2, True)))
         faults += [
             Fault(
@@ -213,7 +213,7 @@ def _faults(rng: random.Random, setting: Setting) -> tuple[Fault, ...]:
 
 
 def _repeat(rng: random.Random, setting: Setting) -> Fault:
-    """What is granted again soon hears of its earlier grant."""
+    """A request that is granted again soon gets events of its earlier grant."""
     return Fault(
         at=rng.uniform(BEGIN_S, BEGIN_S + SPAN_S),
         kind=FaultKind.REPEAT,

@@ -1,4 +1,4 @@
-"""Carries out the faults of a schedule when their time has come."""
+"""Injects the faults of a schedule when their time has come."""
 
 from contextlib import suppress
 
@@ -10,7 +10,7 @@ from tests.support.simulation.schedule import Fault, FaultKind
 
 
 class Injection:
-    """Acts on whichever incarnation is there at that moment; else nothing happens."""
+    """Acts on the incarnation that runs at that moment; without one, nothing happens."""
 
     def __init__(self, agenda: Agenda, host: ControllerHost, machine: Machine) -> None:
         self._agenda = agenda
@@ -21,7 +21,7 @@ class Injection:
         self._agenda.at(at, lambda: self._inject(fault))
 
     def disarm(self) -> None:
-        """No message sets anything off from now on."""
+        """From now on, messages trigger no fault."""
         for slot in self._machine.slots.values():
             slot.armed.disarm()
             slot.boots.clear()
@@ -78,7 +78,7 @@ class Injection:
                 link.up.extra_s = link.down.extra_s = fault.for_s
                 self._agenda.after(fault.for_s, link.hurry)
             case _:
-                raise AssertionError(f"{fault.kind} strikes nobody")
+                raise AssertionError(f"{fault.kind} hits no worker")
 
     def _restart(self, fault: Fault) -> None:
         restarts = self._host.core.restarts

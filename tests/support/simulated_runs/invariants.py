@@ -1,4 +1,4 @@
-"""What must hold after every event, and what must hold once all is quiet again."""
+"""Invariants after every event, and in the quiet state at the end."""
 
 from collections import Counter
 
@@ -70,7 +70,7 @@ class Invariants:
             assert owner.free_slots == free, f"I1: {owner} has {free} free slots"
 
     def _the_lost_are_not_heard(self) -> None:
-        """I5: whatever else a given-up incarnation says is nobody's word."""
+        """I5: events of a lost incarnation are ignored."""
         fleet = self._host.core.fleet
         for identity in self._watch.lost:
             assert fleet.index_of(identity) is None, f"I5: {identity} is heard"
@@ -86,20 +86,20 @@ class Invariants:
         assert counters.worker_restarts == restarts, f"I20: {counters.worker_restarts}, {restarts}"
 
     def _group_is_one(self) -> None:
-        """I18: whoever serves belongs to one epoch."""
+        """I18: all serving ranks belong to one epoch."""
         core = self._host.core
         if self._schedule.setting.group:
             epochs = {self._machine.epochs.get(owner.identity) for owner in core.ranks.owners()}
             assert len(epochs) <= 1, f"I18: {epochs}"
 
     def _starts_are_bounded(self) -> None:
-        """I15, and that nobody is given up who has starts left."""
+        """I15, and no worker is given up that has starts left."""
         setting, supervisor = self._schedule.setting, self._host.core.supervisor
         asked = sum(fault.kind is FaultKind.RESTART for fault in self._schedule.faults)
         for index, worker in enumerate(supervisor.workers):
             slot = self._machine.slots[index]
             recent = [time for time in slot.spawned_at[1:] if self._agenda.now - time < WINDOW_S]
-            # A restart counts when it is decided on, which is before its process is there.
+            # A restart counts from its decision, which comes before its process.
             most = setting.max_restarts + 1 + asked
             assert len(recent) <= most, f"I15: {index}: {slot.spawned_at}"
             if worker.status is WorkerStatus.READY:
@@ -112,7 +112,7 @@ class Invariants:
             assert spent or final or setting.group, f"I15: {index} had starts left: {slot}"
 
     def asked(self, client: Client, waiting: int) -> None:
-        """I11: the queue takes so many and no more. Whoever is turned away is told why."""
+        """I11: the queue has a limit and keeps it. Rejected requests get the reason."""
         most = self._schedule.setting.max_queued
         if client.answer is not None:
             assert waiting < most, f"I11: {waiting} wait, of {most}, and one more"
@@ -124,7 +124,7 @@ class Invariants:
             assert rank is not None or not present, f"I17: {client.overload}"
 
     def ended(self, client: Client) -> None:
-        """I6 and I8, when an answer has ended."""
+        """I6 and I8, when a response has ended."""
         assert client.ended is not None and client.answer is not None
         life = self._watch.lives.get(client.answer.request_id)
         emitted, cached = (0, None) if life is None else (len(life.emitted), life.cached)
@@ -170,7 +170,7 @@ class Invariants:
             assert life.deaths <= POISON_DEATHS, f"I6: F9: {life}"
 
     def _usage_is_counted_once(self) -> None:
-        """I8: each prompt, and what was cached of it, whatever was computed again."""
+        """I8: each prompt and its cached tokens are counted once, despite recomputation."""
         counters = self._host.core.counters
         begun = [life for life in self._watch.lives.values() if life.cached is not None]
         prompts, cached = counters.prompt_by_owner.total(), counters.cached_by_owner.total()
@@ -178,7 +178,7 @@ class Invariants:
         assert cached == sum(life.cached or 0 for life in begun), f"I8: {cached}: {begun}"
 
     def _all_is_free_as_advertised(self) -> None:
-        """I1: the slots that are shown are those of the owners that serve, and nothing is held."""
+        """I1: the reported slots are those of the serving owners, and nothing is held."""
         core = self._host.core
         states = [state for state in core.views.owners() if state.capacity is not None]
         shown = sum(state.capacity.request_slots for state in states if state.capacity)
@@ -188,13 +188,13 @@ class Invariants:
             assert held == (0, 0, 0, 0), f"I1: {state.dp_rank} holds {held}"
 
     def _unfaulted_are_untouched(self) -> None:
-        """I10: workers to which nothing happens are never lost, whatever happens elsewhere."""
+        """I10: workers without a fault are never lost, even while others are."""
         for index, slot in self._machine.slots.items():
             if index not in self._schedule.faulted:
                 assert len(slot.spawned_at) <= 1, f"I10: worker {index} was restarted: {slot}"
 
     def _nobody_dies_of_nothing(self) -> None:
-        """I10 and I16: neither clocks nor what a client asks for may cost a worker its life."""
+        """I10 and I16: neither clocks nor requests may cost a worker its life."""
         if self._schedule.deadly:
             return
         counters = self._host.core.counters
@@ -203,7 +203,7 @@ class Invariants:
         assert counters.errors.keys() <= refused, f"I10: requests had no fault: {counters.errors}"
 
     def _is_empty(self, index: int) -> None:
-        """Nothing is held but cached prefixes, all of which can be dropped."""
+        """Only cached prefixes are held, and all of them can be dropped."""
         present = self._machine.present(index)
         if present is None or present.process.serving is None:
             return

@@ -1,4 +1,4 @@
-"""Addresses of a simulated group, which are asked for once a start."""
+"""Addresses of a simulated group, requested once per start."""
 
 from mlx_dp.orchestrator.ports import GroupAddresses
 

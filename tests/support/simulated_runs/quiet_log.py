@@ -1,4 +1,4 @@
-"""Silence, while thousands of workers die, each with its line in the log."""
+"""Silences the log while thousands of workers die."""
 
 import logging
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def quiet_log() -> Iterator[None]:
-    """Let nothing of ours be logged meanwhile."""
+    """Disable our loggers meanwhile."""
     logger = logging.getLogger("mlx_dp")
     before = logger.level
     logger.setLevel(logging.CRITICAL + 1)

@@ -1,4 +1,4 @@
-"""Runs schedules by their seeds, and tells of a failure with the fewest faults that still fail."""
+"""Runs schedules by their seeds, and reports a failure with the fewest faults that still fail."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -14,7 +14,7 @@ MAX_TRIES = 300
 
 
 class SimulationError(Exception):
-    """An invariant did not hold. The message has the seed, and what is left of the schedule."""
+    """An invariant did not hold. The message has the seed and the reduced schedule."""
 
     def __init__(self, schedule: Schedule, error: Exception) -> None:
         super().__init__(f"{error}\n{schedule}\nreplay: {schedule.replay}")
@@ -23,7 +23,7 @@ class SimulationError(Exception):
 
 
 def failure_of(schedule: Schedule) -> Exception | None:
-    """What goes wrong in this run, if anything does."""
+    """The failure of this run, or None."""
     try:
         Simulation(schedule).run()
     except Exception as error:
@@ -32,7 +32,7 @@ def failure_of(schedule: Schedule) -> Exception | None:
 
 
 def run_seed(seed: int, drawn: Drawn = Drawn.ALL) -> Simulation:
-    """Raises SimulationError, with a schedule that is as short as it could be made."""
+    """Raises SimulationError, with a reduced schedule."""
     schedule = DRAWS[drawn](seed)
     try:
         return Simulation(schedule).run()
@@ -42,9 +42,9 @@ def run_seed(seed: int, drawn: Drawn = Drawn.ALL) -> Simulation:
 
 
 def first_failure(seeds: Iterable[int], shows: str) -> int | None:
-    """The first of these seeds whose run breaks what ``shows`` names.
+    """The first of these seeds whose run breaks the invariant named by ``shows``.
 
-    Raises what is no broken promise: it may be that the bug is no longer what it was meant to be.
+    Raises any other exception: the planted bug may not do any more what it was meant to do.
     """
     for seed in seeds:
         error = failure_of(draw(seed))
@@ -70,7 +70,7 @@ def shrink(schedule: Schedule) -> Schedule:
 
 
 def _fewest(parts: tuple[Part, ...], fails: Callable[[tuple[Part, ...]], bool]) -> tuple[Part, ...]:
-    """A part of these with which it fails too, and of which each single one is needed."""
+    """A subset with which it still fails, and of which every element is needed."""
     size = len(parts)
     while size:
         start = 0

@@ -1,4 +1,4 @@
-"""One run: controller, workers, wire and clients of a schedule, watched from beginning to end."""
+"""One run: controller, workers, wire and clients of a schedule, checked from start to end."""
 
 import random
 from collections.abc import Callable
@@ -20,10 +20,10 @@ from tests.support.simulation.schedule import SLEEPS, Schedule
 from tests.support.simulation.wire import Wire
 
 PATIENCE_S = 60.0
-"""From the last fault to quiet. No time-out of a request is so short, so that none can help."""
+"""From the last fault to quiet. Every request time-out is longer, so none can help."""
 REST_S = 0.6
 ANSWER_TOKENS = 4
-"""For which owners set memory aside at a time: few, so that answers outgrow it."""
+"""Tokens for which owners reserve memory at a time: few, so that responses outgrow it."""
 
 
 class Simulation:
@@ -86,7 +86,7 @@ class Simulation:
 
     @property
     def _reading(self) -> list[Client]:
-        """Those that read as soon as there is something."""
+        """Clients that read as soon as there is an event."""
         clients = self._by_id.values()
         return [each for each in clients if each.open and not each.arrival.reads_every_s]
 
@@ -131,7 +131,7 @@ class Simulation:
             self._expect_release(holder, request_id)
 
     def _expect_release(self, holder: str, request_id: int) -> None:
-        """I12: within a step and 100 ms, where nothing else happens to the worker."""
+        """I12: within a step and 100 ms, when no other fault hits the worker."""
         index = int(holder[1 : holder.index("-")])
         sleeps = any(each.kind in SLEEPS for each in self._schedule.faults)
         if self._schedule.setting.group or sleeps or index in self._schedule.faulted:
@@ -149,7 +149,7 @@ class Simulation:
         return client is not None and client.answer is not None and client.answer._ended
 
     def _unquiet(self) -> list[str]:
-        """What is still to come to rest."""
+        """Everything that is not yet at rest."""
         core = self.core
         found = [f"{each.arrival} has not asked" for each in self._clients if not each.asked]
         found += [f"request {held} is open" for held, each in self._by_id.items() if each.open]

@@ -1,1 +1,1 @@
-"""The controller and its workers in virtual time, over a wire that may do anything, by a seed."""
+"""The controller and its workers in virtual time, over a wire with any fault, by a seed."""

@@ -1,4 +1,4 @@
-"""Virtual time: what is to happen, in order, and a clock that jumps from one to the next."""
+"""Virtual time: future acts in order, and a clock that jumps from one to the next."""
 
 from collections.abc import Callable
 from heapq import heappop, heappush
@@ -26,6 +26,6 @@ class Agenda:
 
     def step(self) -> None:
         """Move the clock to the next act, and do it."""
-        assert self._due, "nothing is to happen any more"
+        assert self._due, "no act is left"
         self.now, _, act = heappop(self._due)
         act()

@@ -1,4 +1,4 @@
-"""The faults that wait for a certain message, and count down to it."""
+"""Faults that wait for a certain message, and count down to it."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ class _Waiting:
 
 
 class Armed:
-    """Faults of one worker, across its incarnations. Each goes off once."""
+    """Faults of one worker, across its incarnations. Each is injected once."""
 
     def __init__(self) -> None:
         self._waiting: list[_Waiting] = []
@@ -21,7 +21,7 @@ class Armed:
         self._waiting.append(_Waiting(fault, fault.nth))
 
     def due(self, tag: str, *kinds: FaultKind) -> list[Fault]:
-        """Count one message, and take out the faults of these kinds that it sets off."""
+        """Count one message, and remove the faults of these kinds that it triggers."""
         if not self._waiting:
             return []
         for each in self._waiting:

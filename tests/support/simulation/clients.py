@@ -1,4 +1,4 @@
-"""The clients of one run: they ask, read at their own pace, and some leave."""
+"""The clients of one run: they send requests, read at their own pace, and some leave."""
 
 from collections.abc import Callable
 from functools import cached_property
@@ -11,11 +11,11 @@ from mlx_dp.worker.fake.tokens import FakeAnswer
 from tests.support.simulation.schedule import VOCAB_SIZE, Arrival
 
 ACCEPTABLE = frozenset({"request_crashed_worker", "worker_lost", "no_worker", "worker_failed"})
-"""How an answer may fail; a time-out would mean that something was stuck."""
+"""The allowed errors of a response; a time-out would mean that something was stuck."""
 
 
 class Client:
-    """One client. Whatever it reads must be the beginning of the undisturbed answer."""
+    """One client. Everything that it reads must be a prefix of the undisturbed response."""
 
     def __init__(self, arrival: Arrival) -> None:
         self.arrival = arrival
@@ -30,7 +30,7 @@ class Client:
 
     @cached_property
     def wanted(self) -> list[int]:
-        """What any worker says to this request when nothing happens."""
+        """The response of any worker to this request, without faults."""
         generation = self.arrival.generation
         assert generation.max_tokens is not None
         whole = FakeAnswer(0, VOCAB_SIZE, generation.prompt_ids, generation.params)
@@ -62,7 +62,7 @@ class Client:
             assert not self.arrival.refused, f"accepted: {self.arrival}"
 
     def read(self, leave: Callable[["Client"], None]) -> None:
-        """Read all that is there; ``leave`` is called once it has had enough."""
+        """Read all events so far; ``leave`` is called once the client has read enough."""
         if self.answer is None:
             return
         while (event := self.answer.poll()) is not None:
@@ -88,7 +88,7 @@ class Client:
             leave(self)
 
     def leave(self) -> None:
-        """Want no more of it. In every state, as often as it likes."""
+        """Cancel the response: in every state, and repeatedly."""
         if self.answer is None:
             return
         self.left |= self.ended is None

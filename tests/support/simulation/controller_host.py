@@ -1,4 +1,4 @@
-"""The controller's process: the real core, which acts when it is awake."""
+"""The controller's process: the real core, which acts while it is awake."""
 
 import random
 from functools import partial
@@ -84,7 +84,7 @@ def options_of(setting: Setting) -> ServeOptions:
 
 
 class WatchedCore(ControlCore):
-    """Tells the watch of losses, before anything follows from them."""
+    """Reports losses to the watch, before their consequences."""
 
     watch: GrantWatch
 
@@ -94,7 +94,7 @@ class WatchedCore(ControlCore):
 
 
 class ControllerHost:
-    """Runs the core's entry points. What comes while it sleeps is done when it wakes."""
+    """Runs the core's entry points. Events during a sleep are handled at the wake-up."""
 
     def __init__(
         self, setting: Setting, agenda: Agenda, rng: random.Random, watch: GrantWatch
@@ -108,9 +108,9 @@ class ControllerHost:
         self._limits = limits_of(setting)
         self.asleep = False
         self.woke_at = agenda.now
-        """When it last woke up, or will."""
+        """The time of its last wake-up, or of the next one."""
         self.acted = False
-        """Something has happened since somebody last looked."""
+        """Something has happened since the last check."""
         self.core: WatchedCore
 
     def open(self, outside: ControlPorts) -> None:
@@ -127,7 +127,7 @@ class ControllerHost:
         self._tick_after()
 
     def do(self, act: Act) -> None:
-        """Act now, or when it wakes."""
+        """Act now, or at the wake-up."""
         if self.asleep:
             self._missed.append(act)
             return
@@ -149,7 +149,7 @@ class ControllerHost:
             self._agenda.after(0.0, partial(self.do, act))
 
     def arrived(self) -> None:
-        """There is something to drain."""
+        """Messages wait to be drained."""
         if not self._arrival_due:
             self._arrival_due = True
             self.do(self._drain)

@@ -1,4 +1,4 @@
-"""What the wire shows of each request: who has it, what was lost, and what must not be sent."""
+"""The history of each request on the wire: its owners, its losses, and forbidden messages."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ TOGETHER_S = 0.25
 
 @dataclass(slots=True)
 class Grant:
-    """One grant, from its ``Submit`` to the word that gives it back, or the loss of its owner."""
+    """One grant, from its ``Submit`` to the event that returns it, or to its owner's loss."""
 
     identity: str
     epoch: int
@@ -44,17 +44,16 @@ class Grant:
 
 @dataclass(slots=True)
 class Life:
-    """One request, as far as the controller was told."""
+    """One request, as far as the controller knows."""
 
     prompt: tuple[int, ...]
     grant: Grant | None = None
     epochs: int = 0
     emitted: list[int] = field(default_factory=list)
     losses: int = 0
-    """Owners lost after they had accepted it, since its last token, unless it was no fault of it
-    or theirs."""
+    """Losses after Accepted since its last token, without correlated crashes and our own kills."""
     losses_before_accept: int = 0
-    """The same of those that had not accepted it."""
+    """The same for losses before Accepted."""
     deaths: int = 0
     poisoned: bool = False
     cached: int | None = None
@@ -64,7 +63,8 @@ class Life:
 class GrantWatch:
     """A second account of grants, kept from messages and losses, which the controller's must equal.
 
-    ``has_ended`` says whether the answer of a request is complete, as its client would see it.
+    ``has_ended`` says whether the response of a request is complete, as its client would see
+    it.
     """
 
     def __init__(
@@ -81,17 +81,17 @@ class GrantWatch:
         self._accept_timeout_s = accept_timeout_s
         self.lives: dict[int, Life] = {}
         self.grants: dict[tuple[str, int], Grant] = {}
-        """By incarnation and request, those included that were withdrawn and are not let go."""
+        """By incarnation and request, including withdrawn requests that are not returned yet."""
         self.lost: set[str] = set()
         """Incarnations that were given up."""
         self.deaths = 0
         self._died: list[tuple[float, set[int]]] = []
-        """When workers died by their own fault, and what each had accepted."""
+        """When workers died by their own fault, and the requests that each had accepted."""
         self.exited: set[str] = set()
-        """Those whose exit the controller has seen."""
+        """Incarnations whose exit the controller has seen."""
         self.ready: set[str] = set()
         self.failed: set[str] = set()
-        """Those that have said that they give up."""
+        """Incarnations that have reported Failed."""
 
     def sent(self, identity: str, message: Down) -> None:
         """The controller's socket has taken a message."""
@@ -99,7 +99,7 @@ class GrantWatch:
             case Submit():
                 self._submitted(identity, message)
             case Abort():
-                # I12: what has ended is not aborted.
+                # I12: an ended request is not aborted.
                 grant = self.grants.get((identity, message.request_id))
                 assert grant is not None, f"I12: {message} to {identity}, which has no such grant"
                 assert grant.epoch == message.epoch, f"I5: {message} to {identity}: {grant}"
@@ -115,7 +115,7 @@ class GrantWatch:
         assert (identity, submit.request_id) not in self.grants, f"I2: it has it: {told}"
         assert life.grant is None or self._may_be_withdrawn(life.grant), f"I2: {life}: {told}"
         assert not self._has_ended(submit.request_id), f"I3: it has ended: {told}"
-        # One that could not be sent has taken an epoch too.
+        # A message that could not be sent has used up an epoch as well.
         assert submit.epoch > life.epochs, f"I5: epoch {life.epochs} was the last: {told}"
         assert list(submit.output_ids) == life.emitted, f"I4: {life.emitted} is out: {told}"
         assert not life.poisoned, f"I6: {life}: {told}"
@@ -131,7 +131,7 @@ class GrantWatch:
         self.grants[identity, submit.request_id] = life.grant
 
     def spent(self, life: Life) -> bool:
-        """Whether it was lost as often as it may be; silent losses have a bound of their own."""
+        """Whether it was lost as often as allowed; losses before accept have their own limit."""
         silent = self._max_attempts + POISON_DEATHS
         return life.losses >= self._max_attempts or life.losses_before_accept >= silent
 
@@ -139,8 +139,8 @@ class GrantWatch:
         late = self._agenda.now - grant.sent_at > self._accept_timeout_s
         return late and not grant.accepted
 
-    def heard(self, identity: str, event: Up | ProtocolError) -> None:
-        """The controller takes in a message of an incarnation that it knows."""
+    def received(self, identity: str, event: Up | ProtocolError) -> None:
+        """The controller receives a message of an incarnation that it knows."""
         if identity in self.lost:
             return
         match event:
@@ -180,7 +180,7 @@ class GrantWatch:
             if life is None or life.grant is None:
                 continue
             if not life.grant.prefilled or chunk.index > len(life.emitted):
-                # Whoever says so is lost, and not heard to its end.
+                # Its sender is lost, and its later messages are not read.
                 return
             if chunk.index == len(life.emitted):
                 life.emitted += chunk.ids
@@ -192,7 +192,7 @@ class GrantWatch:
         if grant is None or not grant.accepted:
             return
         life = self._current(identity, event.request_id, event.epoch)
-        # With tokens missing it is no end, but the end of its owner.
+        # With tokens missing, it ends the owner and not the request.
         if life is None or event.num_tokens == len(life.emitted):
             self._release(grant, event.request_id)
 
@@ -201,7 +201,7 @@ class GrantWatch:
         return grant if grant is not None and grant.epoch == epoch else None
 
     def _current(self, identity: str, request_id: int, epoch: int) -> Life | None:
-        """The request, if this is its present grant and somebody still waits for the answer."""
+        """The request, if this is its present grant and a client still waits for the response."""
         grant = self._grant(identity, request_id, epoch)
         life = self.lives.get(request_id)
         if grant is None or life is None or life.grant is not grant:

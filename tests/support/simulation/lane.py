@@ -1,4 +1,4 @@
-"""One direction of a connection: frames under way, in order but for what faults do to them."""
+"""One direction of a connection: frames in flight, in order except for faults."""
 
 import random
 from collections import deque
@@ -12,7 +12,7 @@ TAMPERING = (FaultKind.DROP, FaultKind.REPEAT, FaultKind.LATE, FaultKind.GARBLE)
 
 
 class Lane:
-    """Frames arrive after some latency, never before an earlier one; late ones overtake nobody."""
+    """Frames arrive after some latency, in the order in which they were sent, except for faults."""
 
     def __init__(
         self,
@@ -35,13 +35,13 @@ class Lane:
         """Frames stay with their sender."""
         self.extra_s = 0.0
         self.late = 0
-        """Frames that are to come out of their order."""
+        """Frames that will arrive out of order."""
 
     def __len__(self) -> int:
         return len(self._under_way) + len(self._held)
 
     def put(self, tag: str, frame: bytes) -> None:
-        """Send a frame, unless a fault has it go otherwise."""
+        """Send a frame, unless a fault changes its way."""
         for fault in self._armed.due(tag, *TAMPERING):
             match fault.kind:
                 case FaultKind.DROP:
@@ -85,14 +85,14 @@ class Lane:
             self._arrive(frame)
 
     def release(self) -> None:
-        """Send what was held."""
+        """Send the held frames."""
         self.holds = False
         for frame in self._held:
             self._send(frame)
         self._held.clear()
 
     def lose(self, *, most: int | None = None) -> None:
-        """Lose all that is under way, or a number up to this of the last ones."""
+        """Lose all frames in flight, or up to this number of the last ones."""
         if most is None:
             self._under_way.clear()
             return

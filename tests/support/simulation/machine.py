@@ -14,7 +14,7 @@ from tests.support.simulation.wire import Link, Wire
 from tests.support.simulation.worker_end import WorkerEnd
 
 UNSEEN_S = 0.02
-"""A process may be gone for so long until the controller hears of it."""
+"""The longest time from the end of a process until the controller sees it."""
 
 
 @dataclass(slots=True)
@@ -39,11 +39,11 @@ class Slot:
     final_boot: bool = False
     """It had a start that could not succeed."""
     final: bool = False
-    """The controller has heard that it can never start."""
+    """The controller has learnt that it can never start."""
 
 
 class Machine:
-    """``Launcher``. Asserts what must hold whenever a process is made."""
+    """``Launcher``. Asserts the invariants of every process that is made."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Machine:
         self.slots: dict[int, Slot] = defaultdict(Slot)
         self.incarnations: list[Incarnation] = []
         self.epochs: dict[str, int] = {}
-        """Equal for incarnations between which nobody was lost."""
+        """Equal for incarnations without a loss between them."""
 
     def spawn(
         self, index: int, identity: str, endpoint: str, on_exit: Callable[[int], None]
@@ -84,7 +84,7 @@ class Machine:
             def seen() -> None:
                 self._watch.exited.add(identity)
                 known = identity not in self._watch.lost
-                # In a group, the loss of another may have come first.
+                # In a group, the loss of another rank may have come first.
                 told = identity in self._watch.failed or (known and not self._setting.group)
                 slot.final |= boot in FINAL_BOOTS and told and status > 0
                 on_exit(status)
@@ -100,7 +100,7 @@ class Machine:
         return process
 
     def _may_start(self, index: int, slot: Slot) -> None:
-        assert not slot.final, f"I15: worker {index} starts again, which cannot help"
+        assert not slot.final, f"I15: worker {index} starts again after a fatal failure"
         for each in self.incarnations:
             seen = each.identity in self._watch.exited
             lost = each.identity in self._watch.lost

@@ -16,11 +16,11 @@ from tests.support.simulation.worker_end import ProcessDiedError, WorkerEnd
 
 SLOWNESS: Final = 20.0
 CHECK_TURNS: Final = 8
-"""Looks at every slot and node, which takes as long as several turns."""
+"""Checks every slot and node, which takes as long as several loop runs."""
 
 
 class SimulatedProcess:
-    """``WorkerProcess``. While it is stopped or hangs, what is due waits."""
+    """``WorkerProcess``. While it is stopped or hangs, due acts wait."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class SimulatedProcess:
         self._turn_id = 0
         self._turns = 0
         self._deaf = rng.random() < 0.5
-        """SIGABRT does not end it: woken after its loss, it speaks on until SIGKILL."""
+        """SIGABRT does not end it: continued after its loss, it sends events until SIGKILL."""
 
     @property
     def alive(self) -> bool:
@@ -58,7 +58,7 @@ class SimulatedProcess:
 
     @property
     def works(self) -> bool:
-        """It runs requests, perhaps some that nobody wants any more."""
+        """It runs requests, perhaps some that were cancelled."""
         if self.serving is None or not self.alive or self.hung:
             return False
         return len(self.serving.scheduler.requests) + self.end.unread > 0
@@ -137,7 +137,7 @@ class SimulatedProcess:
         self.end.send(Hello(pid=self.pid))
 
     def arrived(self, frame: bytes) -> None:
-        """A frame has come: a loop that sleeps wakes up."""
+        """A frame has come: an idle loop wakes up."""
         self.end.arrived(frame)
         if self.serving is None:
             self._later(0.0, self._read_start)

@@ -1,4 +1,4 @@
-"""A run as data: where it happens, who comes, and what goes wrong when. All of it from a seed."""
+"""A run as data: workers, clients, and faults with their times. All of it from a seed."""
 
 from dataclasses import dataclass, fields
 from enum import StrEnum
@@ -7,12 +7,12 @@ from mlx_dp.orchestrator.api import Generation
 
 VOCAB_SIZE = 200
 POISON = VOCAB_SIZE - 1
-"""A prompt that begins with this token kills whoever takes it."""
+"""A prompt that begins with this token kills the worker that runs it."""
 CONTEXT_LENGTH = 400
 
 
 class FaultKind(StrEnum):
-    """What a fault does, mostly to one worker's present incarnation or its connection."""
+    """The effect of a fault, mostly on one worker's present incarnation or its connection."""
 
     DIE = "die"
     """Its process ends with ``status``."""
@@ -21,7 +21,7 @@ class FaultKind(StrEnum):
     STOP = "stop"
     """SIGSTOP, and SIGCONT ``for_s`` later."""
     HANG = "hang"
-    """Its loop turns no more; the process lives."""
+    """Its loop stops running; the process lives."""
     SLOW = "slow"
     """Each step takes 20 times as long, ``for_s``."""
     BOOT = "boot"
@@ -31,27 +31,27 @@ class FaultKind(StrEnum):
     REPEAT = "repeat"
     """It arrives twice, the second time ``for_s`` later."""
     LATE = "late"
-    """It arrives ``for_s`` late, after those that were sent behind it."""
+    """It arrives ``for_s`` late, after frames that were sent later."""
     GARBLE = "garble"
-    """It arrives cut short."""
+    """It arrives truncated."""
     CUT = "cut"
-    """The connection breaks, with all that is under way, and is made again ``for_s`` later."""
+    """The connection breaks with all frames in flight, and is made again ``for_s`` later."""
     CONGEST = "congest"
     """The worker's queue is full ``for_s``."""
     DELAY = "delay"
     """Everything takes ``for_s`` longer, for as long."""
     RESTART = "restart"
-    """Somebody asks for a new one, or for ``nth`` 2 for new ones of all. It is no fault at all."""
+    """A restart of this worker is requested, or of all for ``nth`` 2. It is not a fault."""
     SLEEP = "sleep"
     """The controller itself stops, ``for_s``."""
     SUSPEND = "suspend"
     """The whole machine stops, ``for_s``: a closed lid."""
     FLUSH = "flush"
-    """All prefix caches are flushed, which is no fault at all."""
+    """All prefix caches are flushed. It is not a fault."""
 
 
 class Drawn(StrEnum):
-    """What is drawn to go wrong in a run. With the seed, it says which run it is."""
+    """The kinds of faults drawn in a run. Together with the seed it identifies the run."""
 
     ALL = "all"
     FRAMES = "frames"
@@ -59,7 +59,7 @@ class Drawn(StrEnum):
 
 
 class Boot(StrEnum):
-    """How a start fails."""
+    """The way in which a start fails."""
 
     NO_PROCESS = "no_process"
     CRASH = "crash"
@@ -71,9 +71,9 @@ class Boot(StrEnum):
 
 
 FINAL_BOOTS = frozenset({Boot.CONFIG, Boot.CONFIG_UNSAID})
-"""Memory that sufficed once may suffice again, so that those are another matter."""
+"""Not a lack of memory: a later start may have enough."""
 HARMLESS_REPEATS = ("accepted", "prefilled", "tokens", "preempted", "finished", "rejected")
-"""What is told twice is dropped the second time, and costs nobody anything."""
+"""A duplicate is dropped, and no other request suffers."""
 LATENESS = frozenset({FaultKind.LATE, FaultKind.REPEAT, FaultKind.DELAY, FaultKind.CUT})
 SLEEPS = frozenset({FaultKind.SLEEP, FaultKind.SUSPEND})
 GLOBAL_FAULTS = SLEEPS | {FaultKind.FLUSH}
@@ -99,7 +99,7 @@ class Fault:
         return repeats or self.kind in GLOBAL_FAULTS
 
     def __str__(self) -> str:
-        """Only what says something."""
+        """Only messages that announce something."""
         told = [
             f"{each.name}={getattr(self, each.name)}"
             for each in fields(self)
@@ -117,11 +117,11 @@ class Arrival:
     leaves_after: int | None = None
     leaves_at: float | None = None
     content: bool = False
-    """It leaves since it has all it wants."""
+    """It leaves since it has read enough."""
     reads_every_s: float = 0.0
-    """0: as soon as there is something."""
+    """0: as soon as there is an event."""
     refused: bool = False
-    """The service has to refuse it."""
+    """The service must refuse it."""
 
     @property
     def poison(self) -> bool:
@@ -129,13 +129,13 @@ class Arrival:
 
     @property
     def unservable(self) -> bool:
-        """The worker refuses it."""
+        """The worker rejects it."""
         return self.generation.grammar is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """``memory_tokens``: what one owner's bytes suffice for, in tokens; less than its pool."""
+    """``memory_tokens``: the capacity of one owner's memory, in tokens; less than its pool."""
 
     group: bool
     size: int
@@ -162,13 +162,13 @@ class Schedule:
 
     @property
     def replay(self) -> str:
-        """The command that runs it again, with all that was drawn, and only it."""
+        """The command that repeats exactly this run, with the same kinds of faults."""
         test = "tests/faults/test_simulation.py::test_every_invariant_holds_in_every_run"
         return f"pytest {test} --draw {self.drawn} --seed {self.seed}"
 
     @property
     def faulted(self) -> frozenset[int]:
-        """The workers to which something happens, by a fault or by what a client sends."""
+        """The workers that are hit by a fault or by a client's request."""
         all_workers = frozenset(range(self.setting.size))
         if any(each.kind is FaultKind.RESTART and each.nth > 1 for each in self.faults):
             return all_workers
@@ -179,14 +179,14 @@ class Schedule:
 
     @property
     def deadly(self) -> bool:
-        """Somebody may be lost by more than a restart."""
+        """A worker may be lost by more than a restart."""
         harmful = [each for each in self.faults if not each.harmless]
         asked = all(each.kind is FaultKind.RESTART for each in harmful)
         return not asked or any(arrival.poison for arrival in self.arrivals)
 
     @property
     def end(self) -> float:
-        """When nothing new happens any more."""
+        """The time after which nothing new happens."""
         return max(
             (
                 *(arrival.at for arrival in self.arrivals),
@@ -197,7 +197,7 @@ class Schedule:
 
     @property
     def latest_s(self) -> float:
-        """By how much any frame may be late."""
+        """The longest delay of any frame."""
         late = (each.for_s for each in self.faults if each.kind in LATENESS)
         return max(late, default=0.0)
 

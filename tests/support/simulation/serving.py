@@ -1,4 +1,4 @@
-"""What a worker process has once it is ready: the real loop over an engine that is watched."""
+"""The inside of a ready worker process: the real loop over a watched engine."""
 
 from dataclasses import dataclass, replace
 
@@ -17,7 +17,7 @@ from tests.support.simulation.worker_end import WorkerEnd
 
 
 class WatchedEngine(FakeEngine):
-    """Notes how much of each slot's prompt it was given from the cache."""
+    """Records how much of each slot's prompt came from the cache."""
 
     def __init__(self, options: FakeEngineOptions, agenda: Agenda, *, prefix_cache: bool) -> None:
         super().__init__(options, clock=agenda.clock, sleep=_never, prefix_cache=prefix_cache)
@@ -43,7 +43,7 @@ class Serving:
 
     @classmethod
     def begin(cls, start: Start, setting: Setting, agenda: Agenda, end: WorkerEnd) -> "Serving":
-        """Load what there is to load, and say that it is ready."""
+        """Load the engine, and report Ready."""
         engine = WatchedEngine(start.fake, agenda, prefix_cache=start.prefix_cache)
         end.reused = engine.reused
         shape = engine.facts.shape

@@ -1,4 +1,4 @@
-"""The real loop under the real judge, in virtual time: slow steps live, stopped ones are lost.
+"""The real loop under the real hang check, in virtual time: slow steps live, stopped ones are lost.
 
 Each run raises AssertionError where that does not hold.
 """
@@ -24,7 +24,7 @@ CHUNKS: Final = (32, 128, 512, 2048, 4096)
 
 
 def honest_steps(seed: int) -> None:
-    """Requests come and go, and the device gets up to 5 times slower: nobody is lost."""
+    """Requests come and go, and the device gets up to 5 times slower: no worker is lost."""
     rng = random.Random(f"{seed} honest")
     bench = _warmed(rng)
     _run_some(bench, rng, turns=400)
@@ -34,7 +34,7 @@ def honest_steps(seed: int) -> None:
 
 
 def long_prompts(seed: int) -> None:
-    """Where only prompts take long, nobody is overdue."""
+    """Where only prompts take long, no worker is overdue."""
     rng = random.Random(f"{seed} long")
     bench = _warmed(rng)
     device = bench.engine.device
@@ -47,7 +47,7 @@ def long_prompts(seed: int) -> None:
 
 
 def stop_after_prompt(seed: int) -> None:
-    """A worker that stops at the first tokens after a long prompt is lost as any other."""
+    """A worker that stops at the first tokens after a long prompt is lost like any other."""
     rng = random.Random(f"{seed} after")
     bench = _bench(rng)
     bench.channel.commands.append(submit(1, prompt=rng.randint(900, 9_000), max_tokens=50))
@@ -68,7 +68,7 @@ def stop_within_prompt(seed: int) -> None:
     bench.channel.commands.append(_request(rng, 1, tokens=9_000))
     for _ in range(rng.randint(6, 16)):
         bench.loop.run_once()
-    # Two steps may be under way, and what was told may be twice as much.
+    # Two steps may be in flight, and the reported time may be doubled.
     steps_s = 4 * bench.engine.device.longest_s
     allowed_s = LIMITS.prefill_margin * steps_s + FEW_TOKENS_S
     _lost_within(bench, LIMITS.hang_timeout_s + allowed_s)
@@ -126,4 +126,4 @@ def _drain(bench: Bench) -> None:
 
 def _lost_within(bench: Bench, most_s: float) -> None:
     lost_s = bench.channel.lost_after_s
-    assert lost_s <= most_s, f"lost {lost_s:.1f} s after its last word, allowed are {most_s:.1f} s"
+    assert lost_s <= most_s, f"lost {lost_s:.1f} s after its last message, allowed: {most_s:.1f} s"

@@ -1,4 +1,4 @@
-"""A device whose steps take honest times of every kind, and a wire that a judge listens to."""
+"""A device with plausible step times of every kind, and a wire to the hang check."""
 
 import random
 from dataclasses import dataclass, field
@@ -20,11 +20,11 @@ from tests.support.worker.fake_channel import FakeChannel, VirtualTime
 LIMITS = LivenessLimits()
 SLOWDOWN = 5.0
 FIRST_USE_S = 4.0
-"""What the first use of a kernel costs at most. There is one for each power of two of tokens."""
+"""The largest cost of a kernel's first use. There is one for each power of two of tokens."""
 
 
 class JudgedChannel(FakeChannel):
-    """The controller's side: a heartbeats, which is looked at when its silence is longest."""
+    """The controller's side: heartbeats, checked when their silence is longest."""
 
     def __init__(self, time: VirtualTime) -> None:
         super().__init__(time)
@@ -43,7 +43,7 @@ class JudgedChannel(FakeChannel):
 
     @property
     def lost_after_s(self) -> float:
-        """How long the worker may be silent from now on, if this was its last word."""
+        """The time for which the worker may be silent after this last message."""
         heard_at = self.heartbeats.heard_at
         return heard_at + LIMITS.hang_timeout_s + self.allowance_s - self._time.now
 
@@ -62,7 +62,7 @@ class JudgedChannel(FakeChannel):
 
 @dataclass(slots=True)
 class StepDevice:
-    """How long a step takes: that of its rows and prompt tokens, by all that may happen to it."""
+    """The time of a step: that of its rows and prompt tokens, with all disturbances."""
 
     rng: random.Random
     token_s: float
@@ -79,7 +79,7 @@ class StepDevice:
 
     def step_s(self, prefilled: int, *, decoded: bool) -> float:
         seconds = prefilled * self.token_s + self.decode_s * decoded
-        # Other replicas come and go, and the clock of a hot device moves.
+        # Other replicas come and go, and the clock of a hot device varies.
         seconds *= self.slowdown * self.rng.uniform(0.8, 1.2)
         if (bucket := prefilled.bit_length()) not in self.used:
             self.used.add(bucket)
@@ -88,7 +88,7 @@ class StepDevice:
         return seconds
 
     def change(self) -> None:
-        """Sudden: nothing before says that it comes."""
+        """Sudden: nothing announces it."""
         self.slowdown = self.rng.choice((1.0, self.rng.uniform(1.0, SLOWDOWN), SLOWDOWN))
 
 

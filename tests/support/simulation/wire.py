@@ -16,17 +16,17 @@ from tests.support.simulation.grants import GrantWatch
 from tests.support.simulation.lane import Lane
 
 FULL_FRAMES = 40
-"""A worker with so many frames unread has to wait for the controller."""
+"""A worker with this many unread frames must wait for the controller."""
 
 
 class Arrivals(list[tuple[str, Up | ProtocolError]]):
-    """Tells the watch of each message at the moment at which it is taken in."""
+    """Reports each message to the watch at the moment of its receive."""
 
     watch: GrantWatch
 
     def __iter__(self) -> Iterator[tuple[str, Up | ProtocolError]]:
         for identity, event in super().__iter__():
-            self.watch.heard(identity, event)
+            self.watch.received(identity, event)
             yield identity, event
 
 
@@ -44,7 +44,7 @@ class Link:
         return self._cuts > 0
 
     def break_off(self) -> None:
-        """Lose what is under way; the worker keeps what it sends from now on."""
+        """Lose all frames in flight; the worker keeps later ones."""
         self._cuts += 1
         self.up.lose()
         self.down.lose()
@@ -96,13 +96,13 @@ class Wire:
         return link
 
     def disconnect(self, identity: str) -> None:
-        """A process is gone. What its system had taken over still arrives."""
+        """A process is gone. Frames that its system had taken still arrive."""
         link = self._links[identity]
         link.down.closed = True
         link.up.lose(most=self._rng.randint(0, 3))
 
     def full(self, identity: str) -> bool:
-        """The controller leaves too much of this worker unread."""
+        """The controller leaves too many frames of this worker unread."""
         waiting = sum(sender == identity for sender, _ in self._arrived)
         return waiting + len(self._links[identity].up) > FULL_FRAMES
 

@@ -1,4 +1,4 @@
-"""A worker's end of the wire: the real loop speaks through it, and may die while it does."""
+"""A worker's end of the wire: the real loop sends through it, and may die in a send."""
 
 from collections import deque
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from tests.support.simulation.wire import Link
 
 
 class ProcessDiedError(Exception):
-    """The process ends in the middle of what it does."""
+    """The process ends in the middle of its work."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"status {status}")
@@ -21,7 +21,7 @@ class ProcessDiedError(Exception):
 
 
 class WorkerEnd:
-    """``Channel`` of a worker's loop. Asserts that what the loop says makes sense by itself."""
+    """``Channel`` of a worker's loop. Asserts that the loop's messages are consistent."""
 
     def __init__(self, link: Link, armed: Armed, full: Callable[[], bool]) -> None:
         self._link = link
@@ -29,7 +29,7 @@ class WorkerEnd:
         self._full = full
         self._inbox: deque[bytes] = deque()
         self._running: dict[int, tuple[int, int, bool]] = {}
-        """Epoch and slot by request, and whether its prompt is in."""
+        """Epoch and slot by request, and whether its prompt is prefilled."""
         self.waits_s: float | None = None
         """How long the loop wants to sleep, until it is woken."""
         self.malformed_frames = 0
@@ -39,7 +39,7 @@ class WorkerEnd:
 
     @property
     def poisoned(self) -> bool:
-        """It runs what it dies of."""
+        """It runs the request that kills it."""
         return not self._poisons.isdisjoint(self._running)
 
     @property

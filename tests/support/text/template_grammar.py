@@ -1,4 +1,4 @@
-"""Random chat templates: constructs of jinja2 within constructs, the same for the same seed."""
+"""Random chat templates: nested constructs of jinja2, the same for the same seed."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -116,11 +116,11 @@ class Grammar:
         return f"{prefix}{self._serial}"
 
     def _tag(self, inside: str) -> str:
-        # A plus is read at the end only by a tag, and at its start too.
+        # Only a tag reads a plus at its end; it also reads one at its start.
         return f"{{%{self._pick(_TRIMS)} {inside} {self._pick(_TRIMS)}%}}"
 
     def _body(self, depth: int) -> str:
-        """Statements whose names are gone, or may never have been set, when they end."""
+        """Statements whose names are undefined, or may be, after they end."""
         names, macros = [*self._names], [*self._macros]
         body = "".join(self._statement(depth - 1) for _ in range(self._random.randint(1, 3)))
         self._names, self._macros = names, macros

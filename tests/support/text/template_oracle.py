@@ -1,4 +1,4 @@
-"""What transformers renders: the oracle of chat templates, and conversations of every shape."""
+"""transformers' rendering: the oracle of chat templates, and conversations of every shape."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from mlx_dp.orchestrator.text.chat.chat_template import ChatTemplate, ChatTempla
 
 NOW: Final = datetime(2026, 3, 9, 14, 5, 6)
 SPECIAL: Final = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
-# Where an object lies is never the same.
+# An object's address is never the same.
 _ADDRESS: Final = re.compile(r"0x[0-9a-f]+")
 
 Message = Mapping[str, object]
@@ -92,7 +92,7 @@ ARGUMENTS: Final[Sequence[Mapping[str, Any]]] = (
 
 
 class Oracle:
-    """Renders by transformers, and by ours, with one clock."""
+    """Renders with transformers, and with ours, with one clock."""
 
     def __init__(self) -> None:
         # Imported late: it takes seconds, which no collection should wait for.
@@ -106,12 +106,12 @@ class Oracle:
     def expected(
         self, source: str, messages: Sequence[Message], *, prompt: bool, **arguments: Any
     ) -> str | None:
-        """Return what transformers makes of it, or None when the template raises."""
+        """Return transformers' rendering, or None when the template raises."""
         with patch.object(self._utils, "datetime") as clock:
             clock.now.return_value = NOW
             try:
                 made = self.apply(source, messages, prompt=prompt, **arguments)
-            # Templates are programs, and raise whatever they like.
+            # Templates are programs, and raise any exception.
             except Exception:
                 return None
         return _ADDRESS.sub("0x", made)
@@ -137,7 +137,7 @@ def compiled(source: str) -> ChatTemplate:
 def rendered(
     source: str, messages: Sequence[Message], *, prompt: bool, **arguments: Any
 ) -> str | None:
-    """Return what ours makes of it, or None when the template raises."""
+    """Return our rendering, or None when the template raises."""
     try:
         made = compiled(source).render(
             messages, add_generation_prompt=prompt, arguments=arguments, limit_s=60.0
@@ -148,7 +148,7 @@ def rendered(
 
 
 def as_ours(source: str, messages: Sequence[Message]) -> Sequence[Message]:
-    """The messages as they are given to transformers: no developer where none is named."""
+    """The messages for transformers: without a developer role, unless the template names it."""
     if "developer" in source:
         return messages
     return [

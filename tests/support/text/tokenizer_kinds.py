@@ -1,7 +1,7 @@
-"""Small real tokenizers of every kind, as model directories have them.
+"""Small real tokenizers of every kind, as in model directories.
 
 Each is trained on a few sentences. Like Phi's files, ``tokenizer_config.json`` has added tokens
-that ``tokenizer.json`` lacks: the marks of roles, of which one ends a turn, and of thinking.
+that ``tokenizer.json`` lacks: role markers, of which one ends a turn, and thinking markers.
 """
 
 import io
@@ -43,7 +43,7 @@ SPECIAL: Final = ("<|im_start|>", "<|im_end|>")
 
 @dataclass(frozen=True)
 class Kind:
-    """A tokenizer, and what else its files say."""
+    """A tokenizer, and the rest of its files."""
 
     make: Callable[[], Tokenizer]
     named: Mapping[str, str]
@@ -97,7 +97,7 @@ def byte_level(
 
 
 def split_byte_level() -> Tokenizer:
-    """As Llama 3: a regular expression of its own, and whole words before merges."""
+    """Like Llama 3: a regular expression of its own, and whole words before merges."""
     trained = json.loads(byte_level().to_str())
     trained["model"]["ignore_merges"] = True
     tokenizer = Tokenizer.from_str(json.dumps(trained))
@@ -115,7 +115,7 @@ def split_byte_level() -> Tokenizer:
 
 
 def sentencepiece_bpe(*, legacy: bool) -> Tokenizer:
-    """As Llama 2: bytes for what the vocabulary lacks, a space before each piece or the first."""
+    """Like Llama 2: byte tokens for unknown characters, a space before each piece or the first."""
     pieces = Tokenizer(models.BPE())
     pieces.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
     trainer = trainers.BpeTrainer(
@@ -163,7 +163,7 @@ def wordpiece() -> Tokenizer:
 
 
 def unigram(*, prepend_scheme: str = "always") -> Tokenizer:
-    """As T5 and XLM-R: its vocabulary has the control tokens as pieces."""
+    """Like T5 and XLM-R: its vocabulary has the control tokens as pieces."""
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.normalizer = normalizers.NFKC()
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=prepend_scheme)
@@ -180,7 +180,7 @@ def unigram(*, prepend_scheme: str = "always") -> Tokenizer:
 
 
 def write_sentencepiece(directory: Path, **config: object) -> None:
-    """A directory with a SentencePiece model alone, which transformers converts."""
+    """A directory with only a SentencePiece model, which transformers converts."""
     import sentencepiece
 
     model = io.BytesIO()

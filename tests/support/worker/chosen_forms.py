@@ -1,4 +1,4 @@
-"""Remembers what the check of batches found, for tests that load a model many times."""
+"""Remembers the result of the batch check, for tests that load a model many times."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,8 +13,10 @@ from mlx_dp.worker.loading.loaded_model import LoadedModel
 
 
 class ChosenForms:
-    """The form of each model, by a name for it. The check takes most of a start on a CPU, and
-    finds the same each time."""
+    """The form of each model, by name.
+
+    The check takes most of a start on a CPU, and its result is the same each time.
+    """
 
     def __init__(self) -> None:
         self._forms: dict[str, BatchForm] = {}

@@ -1,4 +1,4 @@
-"""What every engine must keep, whatever runs in it.
+"""The contract of every engine.
 
 A subclass gives ``make_engine``, which returns a loaded engine that is not open yet.
 """
@@ -60,7 +60,7 @@ def chunk(
     saves: tuple[Save, ...] = (),
     snapshot: int | None = None,
 ) -> PrefillChunk:
-    """One chunk; what it says of states is left out for models that have none."""
+    """One chunk; its state fields are left out for models without states."""
     stateful = engine.facts.stateful
     return PrefillChunk(
         slot=slot,
@@ -72,7 +72,7 @@ def chunk(
 
 
 def prefix(engine: Engine, *pieces: tuple[int, int], snapshot: int) -> CachedPrefix:
-    """``pieces`` are segments and how many tokens of them."""
+    """``pieces`` are segments with their numbers of tokens."""
     return CachedPrefix(
         pieces=tuple(SegmentPart(*piece) for piece in pieces),
         num_tokens=sum(num_tokens for _, num_tokens in pieces),
@@ -81,7 +81,7 @@ def prefix(engine: Engine, *pieces: tuple[int, int], snapshot: int) -> CachedPre
 
 
 def finish(engine: Engine) -> list[tuple[Drawn, ...]]:
-    """Step until nothing is under way."""
+    """Step until no step is in flight."""
     steps: list[tuple[Drawn, ...]] = []
     while engine.busy:
         assert len(steps) < MAX_STEPS, "the engine never becomes idle"
@@ -282,7 +282,7 @@ PROMPT = tuple(range(1, 41))
 
 
 class PrefixContract:
-    """What an engine with the prefix cache must keep as well; see ``EngineContract``.
+    """The contract of an engine with the prefix cache, on top of ``EngineContract``.
 
     Slots 0 to 3 have states, and segments are any numbers.
     """
@@ -314,7 +314,7 @@ class PrefixContract:
         engine.add(0, given)
         steps = [engine.step(prefill(0, given.prefill_tokens))]
         steps += [engine.step(EMPTY) for _ in range(given.max_tokens - 1)]
-        # Whoever keeps something may have something else dropped for it.
+        # Keeping one prefix may drop another one for its memory.
         engine.drop((99,), ())
         engine.save_prefix(0, (save,), snapshot if engine.facts.stateful else None)
         steps += finish(engine)

@@ -1,4 +1,4 @@
-"""Requests that join, leave, are evicted and go on in slots that others had, by a seed."""
+"""Seeded requests that join, leave, are evicted and continue in slots of other requests."""
 
 import random
 from collections import deque
@@ -18,7 +18,7 @@ MAX_STEPS = 5_000
 
 @dataclass(slots=True)
 class Job:
-    """A request, and what was drawn for it so far, by whichever slot."""
+    """A request, and its tokens so far, from any slot."""
 
     prompt_ids: tuple[int, ...]
     max_tokens: int
@@ -41,9 +41,9 @@ class Job:
 
 @dataclass(slots=True)
 class Simulation:
-    """Feeds an open engine, whose slots and chunks are ``slots`` and ``chunk`` at the most.
+    """Feeds an open engine with at most ``slots`` slots and chunks of at most ``chunk``.
 
-    What an evicted request has drawn becomes its ``output_ids``, as when its owner was lost.
+    The tokens of an evicted request become its ``output_ids``, as when its owner was lost.
     """
 
     engine: Engine

@@ -1,4 +1,4 @@
-"""The controller of one worker: what it has granted, what came back, and doubts about all of that.
+"""The controller of one worker: its grants, the events it received, and checks of both.
 
 Without a wire: a test gives it each command that it sends, and each event that the worker sends.
 """
@@ -28,9 +28,10 @@ from mlx_dp.proto.messages.events import (
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One request over all its grants. ``ids`` are its answer, and ``epoch`` is of the last grant.
+    """One request over all its grants.
 
-    ``submit`` is what is asked; the epoch and the answer so far are put in for each grant.
+    ``ids`` is its output, and ``epoch`` is of the last grant. ``submit`` is the request; its
+    epoch and the output so far are filled in for each grant.
     """
 
     submit: Submit
@@ -60,14 +61,14 @@ PutBack = Callable[[Request, Preempted | Rejected], None]
 
 
 def unexpected(request: Request, message: Preempted | Rejected) -> None:
-    """For workers that have room for all that they are given."""
+    """For workers with room for all of their requests."""
     raise AssertionError(message)
 
 
 class FakeController:
-    """Asserts that every event makes sense after those before it.
+    """Asserts that every event is consistent with those before it.
 
-    ``put_back`` gets each request that the worker gave back unfinished, and decides when it is
+    ``put_back`` gets each request that the worker returned unfinished, and decides when it is
     granted again. With ``errors`` a request may end with one.
     """
 
@@ -77,7 +78,7 @@ class FakeController:
         self._flushes: deque[int] = deque()
         self.requests: dict[int, Request] = {}
         self.open: dict[int, Request] = {}
-        """Granted, and not given back."""
+        """Granted, and not returned."""
         self.ready: Ready | None = None
         self.failed: Failed | None = None
         self.flushed: Flushed | None = None
@@ -88,7 +89,7 @@ class FakeController:
         """The largest number of requests that drew a token in one step."""
 
     def grant(self, request: Request) -> Submit:
-        """Open the request once more; returns the command for it."""
+        """Grant the request again; return its command."""
         assert request.request_id not in self.open, request
         assert request.finished is None, request
         request.epoch += 1
@@ -97,12 +98,12 @@ class FakeController:
         return request.grant
 
     def forget(self, request: Request) -> None:
-        """Hold nothing of a request that is not open, where many come and go."""
+        """Forget a request that is not open, for tests with many requests."""
         assert request.request_id not in self.open, request
         self.requests.pop(request.request_id, None)
 
     def sent(self, command: Down) -> None:
-        """Note a command; each ``Submit`` here is a request of its own, already begun elsewhere."""
+        """Record a command; each ``Submit`` here is a new request, already begun elsewhere."""
         match command:
             case Submit():
                 begun = list(command.output_ids)
@@ -117,8 +118,8 @@ class FakeController:
             case _:
                 assert_never(command)
 
-    def heard(self, message: Up) -> None:
-        """Take in an event."""
+    def receive(self, message: Up) -> None:
+        """Check and record an event."""
         match message:
             case Accepted():
                 self._accept(message)

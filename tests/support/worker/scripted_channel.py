@@ -1,4 +1,4 @@
-"""A worker's wire whose commands come at fixed turns of the loop, seeded and without sleeping."""
+"""A worker's wire whose commands come at fixed loop runs, seeded and without sleeping."""
 
 from collections.abc import Iterator
 
@@ -8,9 +8,9 @@ from tests.support.worker.fake_controller import FakeController, Request, unexpe
 
 
 class ScriptedChannel:
-    """Sends ``start``, then each command at its turn, and Shutdown when every request has ended.
+    """Sends ``start``, each command at its loop run, and Shutdown when every request has ended.
 
-    ``controller`` has what the worker said about each request, in ``received``.
+    ``controller`` has the worker's events about each request, in ``received``.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class ScriptedChannel:
         return due
 
     def send(self, message: Up) -> None:
-        self.controller.heard(message)
+        self.controller.receive(message)
         assert self.controller.failed is None, message
 
     def wait(self, timeout_s: float) -> bool:

@@ -1,4 +1,4 @@
-"""The fake controller itself: it takes nothing from a worker that the protocol does not allow."""
+"""The fake controller accepts only the events that the protocol allows."""
 
 import pytest
 
@@ -45,7 +45,7 @@ def controller(back: list[Request]) -> FakeController:
 
 def told(controller: FakeController, *messages: Up) -> None:
     for message in messages:
-        controller.heard(message)
+        controller.receive(message)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_what_cannot_be_is_not_believed(
 ) -> None:
     told(controller, *before)
     with pytest.raises(AssertionError):
-        controller.heard(message)
+        controller.receive(message)
 
 
 def test_an_abort_of_an_earlier_grant_does_not_end_a_later_one(
@@ -79,7 +79,7 @@ def test_an_abort_of_an_earlier_grant_does_not_end_a_later_one(
     controller.grant(back[0])
     told(controller, Accepted(request_id=1, epoch=2, slot=0))
     with pytest.raises(AssertionError):
-        controller.heard(Finished(request_id=1, epoch=2, reason=FinishReason.ABORT, num_tokens=0))
+        controller.receive(Finished(request_id=1, epoch=2, reason=FinishReason.ABORT, num_tokens=0))
 
 
 def test_a_request_goes_on_behind_what_it_had(
@@ -93,5 +93,5 @@ def test_a_request_goes_on_behind_what_it_had(
 
 def test_a_flush_is_answered_by_its_own_id(controller: FakeController) -> None:
     controller.sent(Flush(flush_id=7))
-    controller.heard(FLUSHED)
+    controller.receive(FLUSHED)
     assert controller.flushed == FLUSHED

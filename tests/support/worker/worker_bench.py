@@ -12,7 +12,7 @@ from tests.support.worker.fake_channel import FakeChannel, VirtualTime
 
 
 class Bench:
-    """A loop, and all that it is made of."""
+    """A loop, and all of its parts."""
 
     def __init__(
         self,
@@ -49,8 +49,8 @@ class Bench:
             self.time.clock,
         )
 
-    def turn(self, *commands: Down) -> list[Up]:
-        """Go round once with these commands; return what was sent but for heartbeats."""
+    def run_once(self, *commands: Down) -> list[Up]:
+        """Run the loop once with these commands; return the events except heartbeats."""
         self.channel.commands.extend(commands)
         assert self.loop.run_once() is None
         return [message for message in self.channel.take() if not isinstance(message, Heartbeat)]
@@ -64,7 +64,7 @@ def submit(
     output_ids: tuple[int, ...] = (),
     salt: str = "",
 ) -> Submit:
-    """``prompt`` are the token ids, or how many there are, all the same."""
+    """``prompt`` are the token ids, or a number of equal ones."""
     return Submit(
         request_id=request_id,
         epoch=1,

@@ -1,4 +1,4 @@
-"""A worker's loop and scheduler over a small budget, and a controller that replays, by a seed."""
+"""A worker's loop and scheduler over a small budget, and a seeded controller that replays."""
 
 import random
 from collections import deque
@@ -31,12 +31,12 @@ CONTEXT_LENGTH = 400
 GREEDY = SamplingParams(temperature=0.0)
 MAX_TURNS = 20_000
 STOP = 32
-"""A space, which ends the answers of those that stop there after their first word."""
+"""A space, which ends the responses of those that stop there after their first word."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What a simulation runs in: a budget of ``pool`` tokens, and of ``states`` on top.
+    """The limits of a simulation: a budget of ``pool`` tokens, and of ``states`` on top.
 
     ``states`` None: as many as there are auxiliary slots.
     """
@@ -69,11 +69,11 @@ class WatchedEngine(FakeEngine):
     def save_prefix(self, slot: int, saves: tuple[Save, ...], snapshot: int | None) -> None:
         super().save_prefix(slot, saves, snapshot)
         assert self.budget_nbytes is not None
-        assert self.held_nbytes <= self.budget_nbytes, "kept what there was no room for"
+        assert self.held_nbytes <= self.budget_nbytes, "kept a prefix without room for it"
 
 
 class WorkerSimulation:
-    """Grants at random, takes what comes back, and demands the answers of an undisturbed run."""
+    """Grants at random, requeues returned requests, and expects an undisturbed run's output."""
 
     def __init__(self, seed: int, setting: Setting) -> None:
         self.rng = random.Random(seed)
@@ -114,7 +114,7 @@ class WorkerSimulation:
         self.controller = FakeController(self._put_back)
         self.queue: deque[Request] = deque()
         self.wanted: list[tuple[int, ...]] = []
-        """The undisturbed answer of each request."""
+        """The undisturbed output of each request."""
         self.prompts: list[tuple[int, ...]] = []
 
     def run(self, num_requests: int) -> None:
@@ -184,7 +184,7 @@ class WorkerSimulation:
         self.wire.commands.append(command)
 
     def _hear(self, message: Up) -> None:
-        self.controller.heard(message)
+        self.controller.receive(message)
         assert self.controller.failed is None, message
         if isinstance(message, Finished):
             ids = tuple(self.controller.requests[message.request_id].ids)
@@ -200,7 +200,7 @@ class WorkerSimulation:
             self.queue.append(request)
 
     def _leaves_nothing(self) -> None:
-        """What is held when nothing runs is the prefix cache, all of which can be dropped."""
+        """An idle worker holds only the prefix cache, all of which can be dropped."""
         while self.engine.busy:
             assert self.loop.run_once() is None
         self.engine.compact()

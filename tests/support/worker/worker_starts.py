@@ -1,4 +1,4 @@
-"""What the controller tells a worker to start, for a model directory of a test."""
+"""The ``Start`` command for a model directory of a test."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""All workers on the hosts of a host file, which mlx.launch starts. Here all are this machine."""
+"""All workers on the hosts of a host file, started by mlx.launch. All hosts are this machine."""
 
 import json
 import signal

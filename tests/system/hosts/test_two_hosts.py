@@ -1,4 +1,4 @@
-"""Workers on another host, whose cable is cut in the middle of an answer."""
+"""Workers on another host, whose cable is cut during a response."""
 
 import json
 import shlex

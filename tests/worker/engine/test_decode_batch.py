@@ -1,4 +1,4 @@
-"""Rows draw from lazy tokens, leave when they are done, and what is to be kept of them is kept."""
+"""Rows draw from lazy tokens, leave when they are done, and keep their prefixes on request."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,14 +29,14 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 class Rows:
-    """A batch and the answers that its requests got."""
+    """A batch and the tokens of its requests."""
 
     def __init__(self, name: str = "llama") -> None:
         self.loaded = loaded_tiny(name)
         self.caches = DecodeCaches(self.loaded, choose_form(self.loaded))
         self.segments = Segments()
         vocab_size = self.loaded.shape.vocab_size
-        # No request here has a grammar, so that the tokenizer is never looked for.
+        # No request here has a grammar, so the tokenizer is never loaded.
         grammars = GrammarMasks(GrammarCompiler(Path("nowhere"), vocab_size))
         self.batch = DecodeBatch(self.caches, self.segments, grammars, vocab_size=vocab_size)
         self.answers: dict[int, list[int]] = {}
@@ -87,7 +87,7 @@ def test_answers_are_those_that_mlx_lm_gives_alone(name):
 
 
 @pytest.mark.parametrize("lengths", [(9,), (9, 3, 20)])
-def test_a_step_can_be_launched_on_tokens_that_nobody_has_read(lengths):
+def test_a_step_can_be_launched_on_unread_tokens(lengths):
     rows = Rows()
     for key, length in enumerate(lengths):
         rows.join(key, prompt_of(length, key))
@@ -97,7 +97,7 @@ def test_a_step_can_be_launched_on_tokens_that_nobody_has_read(lengths):
         rows.expect_greedy(key, prompt_of(length, key))
 
 
-def test_whoever_joins_begins_with_its_own_last_token_beside_lazy_ones():
+def test_a_joining_row_begins_with_its_own_last_token_beside_lazy_ones():
     rows = Rows()
     rows.join(0, prompt_of(9))
     first = rows.launch()
@@ -189,7 +189,7 @@ def test_a_next_turn_goes_on_from_what_a_row_left(name, others, spent):
         rows.expect_greedy(1, prompt_of(30, 1))
 
 
-def test_a_spent_row_waits_for_what_is_to_be_kept_of_it_while_another_goes():
+def test_a_spent_row_with_a_prefix_to_keep_waits_while_another_goes():
     rows = Rows("qwen3_next")
     for key in range(2):
         rows.join(key, prompt_of(9, key), max_tokens=2)

@@ -1,4 +1,4 @@
-"""Every row of a busy batch computes what it would alone, in every form and with every cache."""
+"""Every row of a busy batch computes as it would alone, in every form and with every cache."""
 
 import random
 from dataclasses import dataclass, field, replace
@@ -38,7 +38,7 @@ def forms_of(name: str) -> list[BatchForm]:
 @pytest.mark.parametrize(
     "name", [*KINDS, "deepseek_v3", "gemma2", "gpt_oss", "mimo_v2_flash", "plamo2", "rwkv7"]
 )
-def test_rows_compute_what_they_would_alone_whoever_joins_and_leaves(name):
+def test_rows_compute_as_alone_while_others_join_and_leave(name):
     # One-token prompts have states that are not written yet, or not in their lasting shape.
     for form in forms_of(name):
         rng = random.Random(3)
@@ -89,7 +89,7 @@ def test_one_request_takes_the_same_path_as_many():
 
 @dataclass
 class Spied:
-    """A module that notes the shape of what it is given."""
+    """A module that records the shapes of its inputs."""
 
     module: Any
     seen: list[tuple[int, ...]] = field(default_factory=list)
@@ -129,7 +129,7 @@ def test_a_row_joins_the_batch_once_its_state_is_in_shape():
     busy.join(1, prompt_of(20))
     busy.join(2, prompt_of(2))
     batched = [(busy.step(), sorted(busy.caches._in_batch)) for _ in range(4)]
-    # Those beside the batch come behind it; in one slab rows lie as they joined.
+    # Unbatched rows come after the batch; in one slab rows lie as they joined.
     assert batched == [
         ((1, 0, 2), [1]),
         ((1, 2, 0), [1, 2]),
@@ -141,7 +141,7 @@ def test_a_row_joins_the_batch_once_its_state_is_in_shape():
 
 @pytest.mark.parametrize("form", [SPLIT, WITH_TAILS])
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt_oss"])
-def test_prompts_ride_in_the_decode_and_share_passes(name, form):
+def test_chunks_are_mixed_into_the_decode_and_share_passes(name, form):
     loaded = loaded_tiny(name)
     busy = Busy(loaded, form)
     assert busy.caches.mixes_chunks

@@ -41,7 +41,7 @@ def _start(model: Path) -> Start:
 
 
 def _script(seed: int) -> tuple[list[Submit], list[tuple[int, Down]]]:
-    """Sixteen requests that join at random turns, and two that are aborted on the way."""
+    """Sixteen requests that join at random loop runs, and two that are aborted on the way."""
     rng = random.Random(seed)
     greedy = SamplingParams(temperature=0.0)
     submits = [

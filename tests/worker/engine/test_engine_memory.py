@@ -1,4 +1,4 @@
-"""What the MLX engine says it holds is what is allocated, and nothing is left when all is gone."""
+"""The reported memory of the MLX engine is the allocated one, and none is left at the end."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.mlx
 
 LENGTHS = (400, 30, 201, 90)
 SMALL = 3 * 2**20
-"""Activations, and what Metal and malloc round up."""
+"""Activations, and the rounding of Metal and malloc."""
 SIZES = {"head_dim": 64, "num_key_value_heads": 4}
 
 
@@ -52,7 +52,7 @@ MODELS = {
 
 
 class Held:
-    """An engine, and what the device holds beyond what it held when the engine was warm."""
+    """An engine, and the device's memory beyond that of the warm engine."""
 
     def __init__(self, directory: Path, cache_nbytes: int | None) -> None:
         self.engine = MlxEngine.load(mlx_start(directory))
@@ -120,7 +120,7 @@ def test_all_that_is_held_is_counted_and_nothing_is_left(name, cache_nbytes, tmp
     assert held.expect_true() == 0
 
 
-def test_what_is_kept_of_a_row_does_not_come_back_after_it_was_forgotten(tmp_path):
+def test_a_forgotten_prefix_of_a_row_does_not_come_back(tmp_path):
     held = Held(MODELS["states"].write(tmp_path), None)
     engine = held.engine
     for slot, length in enumerate(LENGTHS[:2]):
@@ -137,7 +137,7 @@ def test_what_is_kept_of_a_row_does_not_come_back_after_it_was_forgotten(tmp_pat
 
 @pytest.fixture
 def _limits_of_mlx():
-    """The limits are the process's: give back those that other tests had."""
+    """The limits are the process's: restore those of other tests."""
     memory, cache = mx.set_memory_limit(2**40), mx.set_cache_limit(2**40)
     mx.clear_cache()
     yield

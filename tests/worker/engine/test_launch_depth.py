@@ -1,4 +1,4 @@
-"""The chunk budget keeps its word on a device whose launches block, or do not, as Metal's do."""
+"""The chunk budget keeps its goal on a device whose launches block, or do not, like Metal's."""
 
 import random
 from itertools import count
@@ -17,7 +17,7 @@ AIM = 2.5
 
 
 class CommandBuffers(FakeEngine):
-    """Steps of ``num_buffers`` command buffers each, of which so many are in flight at once."""
+    """Steps of ``num_buffers`` command buffers each, with a limited number in flight at once."""
 
     num_buffers = 60
 
@@ -56,7 +56,7 @@ class Shallow(CommandBuffers):
 
 
 class Unmeasured(CommandBuffers):
-    """As before this was measured: a launch is believed not to wait."""
+    """As before launches were measured: a launch is assumed not to wait."""
 
     @property
     def launch_blocks(self) -> bool:
@@ -64,8 +64,10 @@ class Unmeasured(CommandBuffers):
 
 
 def slow_share(engine: type[CommandBuffers]) -> float:
-    """Let prompts come to running streams, eight at once. Return the share of the steps with
-    prompt tokens that took more than ``AIM`` decode steps."""
+    """Let prompts come to running streams, eight at once.
+
+    Return the share of the steps with prompt tokens that took more than ``AIM`` decode steps.
+    """
     rng = random.Random(1)
     bench = Bench(
         options=FakeEngineOptions(context_length=40_000, pool_tokens=100_000),
@@ -76,14 +78,14 @@ def slow_share(engine: type[CommandBuffers]) -> float:
     )
     numbers = count()
     for _ in range(4):
-        bench.turn(submit(next(numbers), prompt=8, max_tokens=4_000))
+        bench.run_once(submit(next(numbers), prompt=8, max_tokens=4_000))
     for _ in range(100):
-        bench.turn()
+        bench.run_once()
     for _ in range(5):
         lengths = [rng.randint(300, 1_500) for _ in range(8)]
-        bench.turn(*(submit(next(numbers), prompt=n, max_tokens=4) for n in lengths))
+        bench.run_once(*(submit(next(numbers), prompt=n, max_tokens=4) for n in lengths))
         for _ in range(80):
-            bench.turn()
+            bench.run_once()
     found = [seconds for prefilled, seconds in bench.engine.steps[100:] if prefilled]
     assert len(found) > 300, len(found)
     return sum(seconds > AIM * DECODE_S for seconds in found) / len(found)

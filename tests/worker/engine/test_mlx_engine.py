@@ -1,4 +1,4 @@
-"""The MLX engine keeps the contract, and answers as mlx-lm does alone."""
+"""The MLX engine keeps the contract, and its output is mlx-lm's for a single request."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -101,7 +101,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("make_engine", PREFIX_MODELS, indirect=True)
 
 
-def test_the_tokenizer_for_grammars_is_read_while_nobody_waits(
+def test_the_tokenizer_for_grammars_is_read_before_any_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[GrammarCompiler] = []
@@ -160,8 +160,8 @@ class TestWhatAStepCopies:
         assert self.peak_nbytes(remove) < PROMPT * TOKEN_NBYTES * 1.1 + SMALL
 
     def test_a_removal_itself_moves_nothing(self, engine: MlxEngine) -> None:
-        # The step under way reads the KV: whoever moved a row now would wait for it, and with it
-        # the news that the slot is free.
+        # The step in flight reads the KV: moving a row now would wait for it, and delay the
+        # event that the slot is free.
         engine.step(EMPTY)
         assert self.peak_nbytes(lambda: engine.remove(1)) < SMALL // 4
 

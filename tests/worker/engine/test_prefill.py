@@ -1,4 +1,4 @@
-"""A prompt in chunks, or behind a cached prefix, leaves what a whole one leaves."""
+"""A prompt in chunks, or after a cached prefix, leaves the same caches as a whole one."""
 
 from dataclasses import replace
 
@@ -33,7 +33,7 @@ def expect_same(found: RowContent | None, expected: RowContent | None) -> None:
 
 
 class FakeModel:
-    """Wraps a model and keeps the shapes of the tokens that it is run on, and their offsets."""
+    """Wraps a model and records the shapes of its tokens, and their offsets."""
 
     def __init__(self, model: object) -> None:
         self._model = model
@@ -156,7 +156,7 @@ def test_a_hybrid_begins_with_the_state_that_was_kept_at_the_match():
         content.recent.arrays(), segments.read_snapshot(prefix.snapshot).arrays(), strict=True
     ):
         assert mx.array_equal(ours, theirs)
-    # What the request then does to its state leaves the kept one as it was.
+    # The request's later changes to its state leave the kept one as it was.
     before = [np.array(a) for a in segments.read_snapshot(prefix.snapshot).arrays()]
     prefill.run(16)
     mx.eval(prefill.arrays())

@@ -1,4 +1,4 @@
-"""Which chunks of a plan share a pass, which are mixed into the decode, and in what order."""
+"""Chunks of a plan: which share a pass, which are mixed into the decode, and in what order."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.mlx
 
 @dataclass
 class Recorded:
-    """A model that notes the shape of the tokens of every forward pass."""
+    """A model that records the shape of the tokens of every forward pass."""
 
     model: Any
     passes: list[tuple[int, ...]] = field(default_factory=list)
@@ -39,7 +39,10 @@ class Recorded:
 
 
 class Step:
-    """One step's prompts. Slots are the keys of ``prefills``; ``ended`` has them as they end."""
+    """One step's prompts.
+
+    Slots are the keys of ``prefills``; ``ended`` has them as they end.
+    """
 
     def __init__(self, name: str = "llama", *, decoding: bool = False, pads: bool = False) -> None:
         loaded = loaded_tiny(name)
@@ -63,7 +66,7 @@ class Step:
         return lambda: self.ended.append(slot)
 
     def expect_whole(self, slot: int, prompt: list[int]) -> None:
-        """The prompt is in, and its caches hold what it alone would have left."""
+        """The prompt is in, and its caches are those of a run alone."""
         assert self.prefills[slot].complete
         found, expected = self.prefills[slot].content(), prefilled(self.loaded, prompt).content()
         assert found is not None and expected is not None

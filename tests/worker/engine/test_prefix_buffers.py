@@ -1,4 +1,4 @@
-"""A device that counts buffers is never asked for more than it has, whatever the bytes say."""
+"""A device that counts buffers is never asked for more than it has, even within the bytes."""
 
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ class Owner:
         self.most_buffers = 0
 
     def serve(self, number: int, prompt: tuple[int, ...]) -> int:
-        """Run one request, and return the tokens that it had from the cache."""
+        """Run one request, and return the number of its tokens from the cache."""
         self.channel.commands.append(submit(number, prompt=prompt, max_tokens=2))
         sent: list[Up] = []
         while True:
@@ -62,16 +62,18 @@ class Owner:
                 break
         return next(m.cached_tokens for m in sent if isinstance(m, Prefilled))
 
-    def beat(self) -> Heartbeat:
+    def heartbeat(self) -> Heartbeat:
         """The next heartbeat."""
         self.time.sleep(1.0)
         assert self.loop.run_once() is None
-        (beat,) = (message for message in self.channel.take() if isinstance(message, Heartbeat))
-        return beat
+        (heartbeat,) = (
+            message for message in self.channel.take() if isinstance(message, Heartbeat)
+        )
+        return heartbeat
 
 
 def prompt_of(number: int) -> tuple[int, ...]:
-    """No two of these begin alike."""
+    """No two of these share a prefix."""
     return (number % 250, number // 250, *range(PROMPT - 2))
 
 
@@ -93,12 +95,12 @@ def test_distinct_short_requests_stay_within_half_of_the_buffers(name, requests,
     assert owner.most_buffers <= RESOURCE_LIMIT // 2
     settled = owner.engine.held_nbytes
     recent = [owner.serve(requests + at, prompt_of(requests - at)) for at in range(1, 6)]
-    # Those served last are held still; the oldest made room for them.
+    # Those served last are still held; the oldest made room for them.
     assert recent == [PROMPT - 1] * 5
     assert owner.serve(requests + 6, prompt_of(0)) == 0
     assert owner.engine.held_nbytes <= settled
     assert owner.most_buffers <= RESOURCE_LIMIT // 2
-    assert owner.beat().held_buffers == owner.engine.held_buffers > 0
+    assert owner.heartbeat().held_buffers == owner.engine.held_buffers > 0
 
 
 def test_a_device_that_counts_none_holds_what_its_bytes_allow(tmp_path):

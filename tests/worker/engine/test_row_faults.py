@@ -1,4 +1,4 @@
-"""A request that cannot be sampled fails alone; what concerns all of them ends the worker."""
+"""A request that cannot be sampled fails alone; an error of all requests ends the worker."""
 
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,7 @@ class Channel(ScriptedChannel):
         return self.controller.failed
 
     def send(self, message: Up) -> None:
-        self.controller.heard(message)
+        self.controller.receive(message)
 
 
 def submit(request_id: int, params: SamplingParams, **changes: Any) -> Submit:

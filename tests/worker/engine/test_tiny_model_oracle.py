@@ -1,6 +1,6 @@
-"""Answers of a busy engine: quantised models, rows that outgrow their room, sampling, preemption.
+"""Output of a busy engine: quantised models, rows that outgrow their space, sampling, preemption.
 
-What every architecture answers in a busy worker is for ``tests/conformance``.
+The output of every architecture in a busy worker is for ``tests/conformance``.
 """
 
 import json
@@ -52,7 +52,7 @@ def opened(directory: Path) -> MlxEngine:
 def simulate(
     directory: Path, chunk: int, seed: int = 3, *, batching: Batching | None = None
 ) -> None:
-    """Run a busy engine and hold all its answers to the oracle's."""
+    """Run a busy engine and compare all of its output with the oracle's."""
     rng = random.Random(seed)
     jobs = random_jobs(rng, VOCAB_SIZE)
     engine = opened(directory)
@@ -118,7 +118,7 @@ def test_quantised_models_answer_as_alone(name, bits, tmp_path):
 
 @pytest.mark.parametrize("name", ["llama", "stablelm", "gemma3_text", "gear"])
 def test_rows_that_outgrow_their_room_answer_as_alone(name, tmp_path):
-    # More than the answer that a row is made for: the first row of 512 tokens becomes one of
+    # Longer than the output that a row is made for: the first row of 512 tokens becomes one of
     # 1,024, and the rows of the batch change places.
     directory = ARCHITECTURES[name].write(tmp_path)
     jobs = [Job(tuple(range(4, 204)), 330), Job((5, 9, 70), 330), Job((8,), 20)]

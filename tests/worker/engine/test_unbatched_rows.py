@@ -1,4 +1,4 @@
-"""Rows that are run one by one give what mlx-lm gives alone."""
+"""Unbatched rows, run one by one, give mlx-lm's output for a single request."""
 
 import numpy as np
 import pytest

@@ -112,7 +112,7 @@ def test_a_small_vocabulary_is_kept_to() -> None:
             assert sorted(token for token, _ in drawn.logprob.top) == [0, 1, 2, 3]
 
 
-def test_facts_are_the_options() -> None:
+def test_its_capacity_is_that_of_the_options() -> None:
     facts = fake(pool_tokens=77, context_length=99, vocab_size=300, hybrid=True).facts
     assert (facts.pool_tokens, facts.shape.context_length) == (77, 99)
     assert facts.shape.vocab_size == 300

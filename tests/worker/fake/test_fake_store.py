@@ -1,4 +1,4 @@
-"""The fake store finds out whoever names the wrong tokens."""
+"""The fake store refuses a caller that names the wrong tokens."""
 
 import pytest
 
@@ -28,7 +28,7 @@ def prefix(*pieces: tuple[int, int], snapshot: int | None = None) -> CachedPrefi
     )
 
 
-def test_what_spells_the_tokens_is_right() -> None:
+def test_segments_of_the_right_tokens_are_accepted() -> None:
     store().verify(prefix((0, 4), (1, 2)), IDS)
     store().verify(prefix((0, 3)), (1, 2, 3, 9))
     store(stateful=True).verify(prefix((0, 4), (1, 2), snapshot=7), IDS)
@@ -45,7 +45,7 @@ def test_what_spells_the_tokens_is_right() -> None:
     ],
     ids=["other tokens", "no beginning", "a gap", "too many", "a state of none"],
 )
-def test_what_does_not_is_found_out(given: CachedPrefix, ids: tuple[int, ...]) -> None:
+def test_segments_of_other_tokens_are_refused(given: CachedPrefix, ids: tuple[int, ...]) -> None:
     with pytest.raises(AssertionError):
         store().verify(given, ids)
 

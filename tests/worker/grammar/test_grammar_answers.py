@@ -1,4 +1,4 @@
-"""A real model in a real worker, whose answers are held to grammars beside free ones."""
+"""A real model in a real worker, with rows that follow grammars beside free ones."""
 
 import json
 import re
@@ -76,7 +76,7 @@ def submit(
 
 
 class Channel(ScriptedChannel):
-    """Takes refusals and errors for answers."""
+    """Accepts refusals and errors as responses."""
 
     def __init__(self, start: Start, script: list[tuple[int, Down]]) -> None:
         super().__init__(start, script, errors=True)

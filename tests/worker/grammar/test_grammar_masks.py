@@ -1,4 +1,4 @@
-"""Whatever a model draws within the masks is an answer that its grammar admits."""
+"""Any output that a model draws within the masks matches its grammar."""
 
 import json
 import re

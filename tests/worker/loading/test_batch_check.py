@@ -1,4 +1,4 @@
-"""What a model's batch may look like is found out by running one; the reason is said."""
+"""A model's batch form is found by running one, and is reported with its reason."""
 
 import logging
 import re
@@ -34,7 +34,7 @@ NOT_SPLIT = {
     "deepseek_v3": (ONE_SLAB, "makes its own masks"),
     "stablelm": (ONE_SLAB, "changes keys after it cached them"),
     "gemma2": (BatchForm(split=False, grouped_mask=True), "makes its own masks"),
-    # Its later layers attend to the keys of earlier ones without saying whose they are.
+    # Its later layers attend to the keys of earlier ones without naming them.
     "gemma4_text": (ONE_SLAB, "gives other results"),
     "plamo2": (ONE_SLAB, "does not use the shared attention function"),
     # Its masks are wider than its windows, so that its answers depend on where chunks end.
@@ -119,7 +119,7 @@ def test_a_model_that_bypasses_the_shared_function_is_served_in_one_slab(
 
 @dataclass
 class Altered:
-    """A model with something done to its logits."""
+    """A model with modified logits."""
 
     model: Any
     change: Callable[[mx.array], mx.array]
@@ -133,12 +133,12 @@ class Altered:
 
 
 def leak(logits: mx.array) -> mx.array:
-    """Each row sees a little of the row before it."""
+    """Each row attends to a little of the row before it."""
     return logits + 0.05 * mx.roll(logits, 1, axis=0)
 
 
 def sicken(logits: mx.array) -> mx.array:
-    """Wider batches are not numbers any more."""
+    """The logits of wider batches are NaN."""
     return logits * mx.nan if logits.shape[0] > 1 else logits
 
 

@@ -1,4 +1,4 @@
-"""What a worker tells MLX's allocator, recorded instead of done."""
+"""A worker's settings of MLX's allocator, recorded instead of applied."""
 
 from collections.abc import Callable
 

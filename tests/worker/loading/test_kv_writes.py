@@ -1,4 +1,4 @@
-"""Whether steps copy the KV that they write to is measured when a model is loaded."""
+"""Loading measures whether steps copy the KV that they write to."""
 
 import logging
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What loading finds out about a model, and which directories it refuses."""
+"""Properties of a model that loading finds, and directories that it refuses."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""mlx-lm's own errors, met through mlx-lm, and said with the file and a remedy."""
+"""mlx-lm's own errors, provoked through mlx-lm, and reported with the file and a remedy."""
 
 import json
 from pathlib import Path
@@ -78,7 +78,7 @@ def test_a_tensor_of_another_shape_is_named_with_both(model: Path) -> None:
     assert "model.norm.weight in shape (3,), and config.json asks for (" in said
 
 
-def test_what_else_goes_wrong_is_laid_on_the_config(model: Path) -> None:
+def test_any_other_error_names_the_config(model: Path) -> None:
     change_config(model, hidden_size="big")
     said = described(model)
     assert said.startswith("mlx-lm cannot build the model that ")

@@ -1,4 +1,4 @@
-"""Whose states keep padding out is found by running two passes, and the reason is said."""
+"""Models whose states ignore padding are found by running two passes; the reason is reported."""
 
 import logging
 from dataclasses import dataclass, replace
@@ -39,7 +39,7 @@ def test_a_state_of_the_wrong_time_is_found_though_no_padding_reaches_it():
 
 @dataclass
 class Leaky:
-    """A model into whose states a little of the padding of wider passes gets."""
+    """A model into whose states a little of the padding of wider passes leaks."""
 
     model: Any
 

@@ -1,4 +1,4 @@
-"""Rounding is what a device shows by itself, and what several prompts do not share."""
+"""Rounding is the device's own difference, and differs between prompts; a fault does not."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""A weight file that ends early is found before anything of it is loaded."""
+"""A truncated weight file is found before any of it is loaded."""
 
 import json
 from pathlib import Path

@@ -23,7 +23,7 @@ def told(rank: int, number: int, tokens: int = 1, generation: int = 7) -> Announ
 
 @pytest.fixture
 def board() -> AnnouncementBoard:
-    """Of rank 1 of three."""
+    """The board of rank 1 of three."""
     return AnnouncementBoard(generation=7, rank=1, size=3)
 
 
@@ -82,7 +82,7 @@ def test_a_pass_is_announced_once(board: AnnouncementBoard) -> None:
 
 
 class Rank:
-    """One rank's loop, as far as passes go: it runs its own, and takes part in the others'."""
+    """The passes of one rank's loop: it runs its own, and takes part in the others'."""
 
     def __init__(self, rank: int, size: int, passes: list[int]) -> None:
         self.rank = rank
@@ -91,8 +91,8 @@ class Rank:
         self.announced: int | None = None
         self.agreed: list[tuple[int, ...]] = []
 
-    def turn(self) -> Announcement | None:
-        """Do what can be done; return what is to be told to all peers."""
+    def run_once(self) -> Announcement | None:
+        """Do everything that is possible now; return the announcements for all peers."""
         if self.announced is not None:
             if not self.board.missing:
                 everyone = self.board.agree(self.rank, RankRows(self.announced, 0))
@@ -126,7 +126,7 @@ def test_all_ranks_run_the_same_passes_in_whatever_order_they_hear_of_them(seed:
             continue
         rank = rng.choice(ranks)
         before = len(rank.agreed)
-        announcement = rank.turn()
+        announcement = rank.run_once()
         if announcement is not None:
             for (sender, _), queue in on_the_way.items():
                 if sender == rank.rank:
@@ -137,6 +137,6 @@ def test_all_ranks_run_the_same_passes_in_whatever_order_they_hear_of_them(seed:
     assert all(log == logs[0] for log in logs), logs
     for rank, passes in enumerate(wanted):
         assert [counts[rank] for counts in logs[0] if counts[rank]] == passes
-    # No pass but those that somebody has rows for.
+    # Only passes that a rank has rows for.
     assert all(any(counts) for counts in logs[0])
     assert len(logs[0]) == max(map(len, wanted))

@@ -31,7 +31,7 @@ def place(backend: DistributedBackend = DistributedBackend.RING) -> GroupPlace:
 
 
 class FakeDistributed:
-    """MLX's ``distributed``, which notes what it could have read when a group was formed."""
+    """MLX's ``distributed``, which records its inputs when a group is formed."""
 
     def __init__(self, *, rank: int = 1, size: int = 2, there: bool = True) -> None:
         self.there = there

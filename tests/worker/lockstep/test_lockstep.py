@@ -1,4 +1,4 @@
-"""The order of a pass, in a group of one. What ranks compute together, other tests hold."""
+"""The order of a pass, in a group of one. Other tests check what ranks compute together."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -49,7 +49,7 @@ class Watch:
 
 
 class Blocks:
-    """Two blocks, each of which adds its number and one; notes the rows of each call.
+    """Two blocks, each of which adds its number and one; they record the rows of each call.
 
     ``answers``: the second makes logits.
     """

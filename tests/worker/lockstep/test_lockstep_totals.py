@@ -1,4 +1,4 @@
-"""What a rank counts of its passes."""
+"""A rank's counters of its passes."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Ranks that agree, over real sockets and in one thread: one's wait is another's turn."""
+"""Ranks that agree, over real sockets and in one thread: while one waits, another runs."""
 
 import select
 from collections.abc import Callable, Iterator
@@ -66,7 +66,7 @@ def silent(rank: int) -> None:
 
 
 def rows(tokens: int) -> RankRows:
-    """Every other number of tokens is one whose logits are wanted."""
+    """The logits of every other number of tokens are wanted."""
     return RankRows(tokens, tokens % 2 * tokens)
 
 
@@ -108,9 +108,7 @@ def test_a_peer_may_announce_before_this_rank_has_a_socket(short_path: Path, ope
     assert late == [(rows(5), rows(0))]
 
 
-def test_an_announcement_wakes_whoever_sleeps_on_the_descriptor(
-    short_path: Path, opened: Open
-) -> None:
+def test_an_announcement_wakes_a_sleeper_on_the_descriptor(short_path: Path, opened: Open) -> None:
     first, second = (opened(place) for place in places(short_path))
     assert not second.poll_wanted()
     woken: list[bool] = []
@@ -142,7 +140,7 @@ def test_a_peer_that_never_comes_is_named(short_path: Path, opened: Open) -> Non
     assert told == [0, 0, 0]
 
 
-def test_a_wait_ends_by_what_the_one_who_is_told_raises(short_path: Path, opened: Open) -> None:
+def test_a_wait_ends_with_the_error_of_its_callback(short_path: Path, opened: Open) -> None:
     def awaiting(rank: int) -> None:
         raise KeyboardInterrupt
 

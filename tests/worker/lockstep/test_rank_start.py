@@ -1,4 +1,4 @@
-"""How a rank starts: what it tells while it waits for others, and what it divides by them."""
+"""The start of a rank: its events while it waits for others, and limits divided by their number."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -42,9 +42,9 @@ def test_ranks_share_the_prompt_tokens_of_a_step(
     controller.send(replace(start, group=group_of(size), chunked_prefill_size=share))
     controller.receive_until(Ready)
     controller.send(submit(1, prompt=2_000, max_tokens=1))
-    while not (beat := controller.receive_until(Heartbeat)).step_tokens:
+    while not (heartbeat := controller.receive_until(Heartbeat)).step_tokens:
         pass
-    assert beat.step_tokens == chunk
+    assert heartbeat.step_tokens == chunk
     controller.send(Shutdown())
     assert ended.result(timeout=200.0) is ExitCode.OK
 
@@ -52,12 +52,12 @@ def test_ranks_share_the_prompt_tokens_of_a_step(
 def test_a_late_peer_is_named_as_often_as_a_heartbeat_is_due() -> None:
     time = VirtualTime()
     channel = FakeChannel(time)
-    beats = StartHeartbeats(BufferedChannel(channel), 1.0, time.clock)
-    beats.enter(WorkerPhase.WARMING)
+    heartbeats = StartHeartbeats(BufferedChannel(channel), 1.0, time.clock)
+    heartbeats.enter(WorkerPhase.WARMING)
     for _ in range(5):
         time.sleep(0.5)
-        beats.awaiting(2)
-    told = [(beat.phase, beat.awaits_rank) for beat in channel.sent_of(Heartbeat)]
+        heartbeats.awaiting(2)
+    told = [(heartbeat.phase, heartbeat.awaits_rank) for heartbeat in channel.sent_of(Heartbeat)]
     assert told == [(WorkerPhase.WARMING, rank) for rank in (None, 2, 2)]
 
 
@@ -68,10 +68,10 @@ def test_shutdown_ends_a_start_that_waits_for_a_peer(
         def drain(self) -> list[Down]:
             return [commands.pop(0)] if commands else []
 
-    def load(start: Start, beats: StartHeartbeats, clock: Callable[[], float]) -> Engine:
-        beats.enter(WorkerPhase.FORMING)
+    def load(start: Start, heartbeats: StartHeartbeats, clock: Callable[[], float]) -> Engine:
+        heartbeats.enter(WorkerPhase.FORMING)
         commands.append(Shutdown())
-        beats.awaiting(1)
+        heartbeats.awaiting(1)
         raise AssertionError("it goes on")
 
     commands: list[Down] = []
@@ -82,7 +82,7 @@ def test_shutdown_ends_a_start_that_waits_for_a_peer(
     assert [message.tag for message in channel.sent] == ["hello", "heartbeat"]
 
 
-def test_what_was_said_during_the_start_is_obeyed_afterwards() -> None:
+def test_commands_during_the_start_are_handled_afterwards() -> None:
     channel = FakeChannel(VirtualTime())
     held = BufferedChannel(channel)
     channel.commands = [submit(1)]

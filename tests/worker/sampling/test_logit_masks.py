@@ -1,4 +1,4 @@
-"""Only rows with a grammar are masked, and whatever a model yields, an allowed token is drawn."""
+"""Only rows with a grammar are masked, and for any logits an allowed token is drawn."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Stop tokens are masked for exactly as long as an answer is too short."""
+"""Stop tokens are masked exactly while the output is too short."""
 
 from dataclasses import replace
 
@@ -43,7 +43,7 @@ def request(
 
 
 def answer(each: EngineRequest, num_tokens: int) -> list[int]:
-    """What greedy draws give, from where the request stands."""
+    """Greedy draws, from the request's present position."""
     sampler = Sampler(len(LOGITS))
     sampler.set_rows([0], [each])
     start = each.prefill_tokens

@@ -1,4 +1,4 @@
-"""top_k, top_p and min_p keep the tokens that they say, in every mix of rows."""
+"""top_k, top_p and min_p keep the right tokens, in every mix of rows."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The budget against a pretended device, whose seconds are added up and never slept."""
+"""The budget against a simulated device, whose seconds are added up and never slept."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ from mlx_dp.worker.scheduling.chunk_budget import (
 class Device:
     """A step takes the seconds of its decode and of its prompt tokens.
 
-    ``pass_s`` is what prompt tokens take in any number, in a pass of their own.
+    ``pass_s`` is the time of a pass with any number of prompt tokens.
     """
 
     decode_s: float
@@ -45,7 +45,7 @@ def test_with_nothing_decoding_a_step_takes_all() -> None:
     assert budget.tokens(decoding=0, waiting=1) == 512
 
 
-def test_the_first_chunk_is_small_since_nobody_knows_how_long_it_takes() -> None:
+def test_the_first_chunk_is_small_since_its_time_is_unknown() -> None:
     budget = ChunkBudget(4096)
     assert budget.tokens(decoding=0, waiting=1) == FIRST_CHUNK_TOKENS
     CPU.run(budget, decoding=0, prompt=4096)
@@ -101,7 +101,7 @@ def test_short_prompts_teach_nothing_of_a_token(decoding: int) -> None:
         device.run(budget, decoding=8, prompt=0)
         device.run(budget, decoding=0, prompt=3)
     if decoding:
-        # A stalled step, and its three tokens, which were not what stalled it.
+        # A stalled step, and its three tokens, which did not cause the stall.
         budget.observe(2.0, prefilled=3, decoded=decoding)
     for _ in range(2):
         device.run(budget, decoding=8, prompt=10_000)
@@ -151,7 +151,7 @@ def test_the_budget_opens_by_steps_that_were_seen_to_work() -> None:
     assert budget.tokens(decoding=8, waiting=1) == 4 * MIN_CHUNK_TOKENS
 
 
-def test_many_who_wait_outweigh_a_few_who_decode() -> None:
+def test_many_waiting_requests_outweigh_few_decoding_ones() -> None:
     budget = ChunkBudget(512)
     for _ in range(5):
         GPU.run(budget, decoding=2, prompt=0)
@@ -160,7 +160,7 @@ def test_many_who_wait_outweigh_a_few_who_decode() -> None:
     assert budget.tokens(decoding=2, waiting=4) > 150
 
 
-def test_however_many_wait_a_step_keeps_the_pace_of_those_who_decode() -> None:
+def test_however_many_wait_a_step_keeps_the_pace_of_decoding_requests() -> None:
     budget = ChunkBudget(4_096)
     for _ in range(5):
         GPU.run(budget, decoding=2, prompt=0)

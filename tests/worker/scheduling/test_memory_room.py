@@ -1,4 +1,4 @@
-"""The one budget, against an engine and a cache that are only numbers."""
+"""The one budget, with numbers in place of an engine and a cache."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from mlx_dp.worker.scheduling.memory_room import MemoryRoom
 
 
 class Memory:
-    """An engine that holds ``rows``, ``slack`` that compacting gives back, and cached leaves."""
+    """An engine that holds ``rows``, ``slack`` that compacting releases, and cached leaves."""
 
     def __init__(self, *, rows: int = 0, slack: int = 0, leaves: tuple[int, ...] = ()) -> None:
         self.rows = rows

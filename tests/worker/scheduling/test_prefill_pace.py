@@ -1,4 +1,4 @@
-"""The pace of prompt tokens, which is known before it is needed and errs towards slow."""
+"""The pace of prompt tokens: known before it is needed, and rather too slow than too fast."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What is kept of a request, and what of its states nobody wants any more."""
+"""The kept prefixes of a request, and its states that are not needed any more."""
 
 from mlx_dp.kvcache.prefix.lease import Lease
 from mlx_dp.kvcache.prefix.prefix_cache import PrefixCache
@@ -14,7 +14,7 @@ from tests.support.worker.worker_bench import submit
 FACTS = PrefixFacts(shape=HYBRID, stateful=True)
 
 
-class Desk:
+class Owner:
     """The prefix cache of an owner that holds nothing else, with as much memory as asked."""
 
     def __init__(
@@ -45,64 +45,64 @@ class Desk:
         return request
 
 
-def fill(desk: Desk, request: RunningRequest) -> int | None:
+def fill(owner: Owner, request: RunningRequest) -> int | None:
     """Plan the rest of a prompt in one chunk; return the slot that the chunk would name."""
     point = request.fill(request.unfilled)
     assert point is not None
-    slot = desk.prefixes.track(request, point)
-    return desk.prefixes.insert_prompt(request, slot)
+    slot = owner.prefixes.track(request, point)
+    return owner.prefixes.insert_prompt(request, slot)
 
 
 def test_a_state_that_the_tree_has_already_is_not_written_again() -> None:
-    desk = Desk()
-    first, second = desk.begin(1, 9), desk.begin(2, 9)
-    assert fill(desk, first) is not None
-    assert fill(desk, second) is None
-    assert desk.slots.free_slots == 7
+    owner = Owner()
+    first, second = owner.begin(1, 9), owner.begin(2, 9)
+    assert fill(owner, first) is not None
+    assert fill(owner, second) is None
+    assert owner.slots.free_slots == 7
     for request in (first, second):
-        desk.prefixes.hand_over(request)
-        desk.prefixes.drop_request(request)
-    desk.cache.check()
+        owner.prefixes.hand_over(request)
+        owner.prefixes.drop_request(request)
+    owner.cache.check()
 
 
 def test_without_a_free_slot_a_request_goes_without_a_snapshot() -> None:
-    desk = Desk(states=1)
-    first, second = desk.begin(1, 9), desk.begin(2, 20)
-    assert fill(desk, first) is not None
-    assert fill(desk, second) is None
+    owner = Owner(states=1)
+    first, second = owner.begin(1, 9), owner.begin(2, 20)
+    assert fill(owner, first) is not None
+    assert fill(owner, second) is None
     assert second.tracked == {}
 
 
 def test_without_room_a_request_tracks_and_keeps_nothing() -> None:
-    desk = Desk(budget=FACTS.segment_nbytes(8) - 1)
-    request = desk.begin(1, 9)
-    assert fill(desk, request) is None
-    assert desk.prefixes.hand_over(request).saves == ()
-    assert desk.prefixes.insert_ended(request) is None
-    assert (desk.slots.free_slots, desk.cache.num_tokens) == (8, 0)
+    owner = Owner(budget=FACTS.segment_nbytes(8) - 1)
+    request = owner.begin(1, 9)
+    assert fill(owner, request) is None
+    assert owner.prefixes.hand_over(request).saves == ()
+    assert owner.prefixes.insert_ended(request) is None
+    assert (owner.slots.free_slots, owner.cache.num_tokens) == (8, 0)
 
 
 def test_room_for_the_state_alone_keeps_it_for_the_end() -> None:
-    desk = Desk(budget=FACTS.snapshot_nbytes(8) + FACTS.segment_nbytes(8) - 1)
-    request = desk.begin(1, 9)
-    slot = fill(desk, request)
+    owner = Owner(budget=FACTS.snapshot_nbytes(8) + FACTS.segment_nbytes(8) - 1)
+    request = owner.begin(1, 9)
+    slot = fill(owner, request)
     assert slot is not None
     assert request.tracked == {8: slot}
-    assert desk.prefixes.hand_over(request).saves == ()
+    assert owner.prefixes.hand_over(request).saves == ()
 
 
 def test_room_is_not_made_by_dropping_the_beginning_of_what_is_to_be_kept() -> None:
     dense = PrefixFacts(shape=DENSE)
-    desk = Desk(dense, budget=dense.segment_nbytes(12))
-    first = desk.begin(1, 9)
+    owner = Owner(dense, budget=dense.segment_nbytes(12))
+    first = owner.begin(1, 9)
     first.fill(9)
-    desk.prefixes.insert_prompt(first, None)
-    desk.store.save(desk.prefixes.hand_over(first).saves, Text("", first.prompt))
-    desk.room.step_launched()
-    second = desk.begin(2, 17)
+    owner.prefixes.insert_prompt(first, None)
+    owner.store.save(owner.prefixes.hand_over(first).saves, Text("", first.prompt))
+    owner.room.step_launched()
+    second = owner.begin(2, 17)
     assert second.cached_tokens == 8
-    desk.prefixes.hand_over(second)
+    owner.prefixes.hand_over(second)
     second.fill(8)
-    # Eight tokens more would fit without the first eight, but what then lacks is sixteen.
-    assert desk.prefixes.insert_ended(second) is None
-    assert desk.cache.num_tokens <= 12
+    # Eight tokens more would fit without the first eight, but then sixteen are missing.
+    assert owner.prefixes.insert_ended(second) is None
+    assert owner.cache.num_tokens <= 12

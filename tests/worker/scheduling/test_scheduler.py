@@ -82,7 +82,7 @@ def refuse(to: Scheduler, request: Submit) -> Rejected:
 
 
 def end(owner: Scheduler, slot: int) -> Finished:
-    """As the loop does, but for the engine."""
+    """Like the loop, without the engine."""
     assert owner.take_saves(slot) is None
     return owner.release(slot)
 
@@ -349,7 +349,7 @@ def test_an_abort_of_a_newer_grant_ends_the_stale_one() -> None:
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Whatever comes, the books balance and every request ends exactly once."""
+    """Under any events, all counts are consistent and every request ends exactly once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -408,7 +408,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         del self.unfilled[slot]
 
     @invariant()
-    def books_balance(self) -> None:
+    def counts_agree(self) -> None:
         self.owner.check()
         assert len(self.owner.requests) == len(self.slots) == self.owner.auxiliary_used
         waiting = sum(unfilled > 0 for unfilled in self.unfilled.values())

@@ -1,4 +1,4 @@
-"""Requests run, end and make room on an engine, and their events are sent in order."""
+"""Requests run, end and free memory on an engine, and their events are sent in order."""
 
 from dataclasses import replace
 

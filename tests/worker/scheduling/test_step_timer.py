@@ -12,7 +12,7 @@ def test_a_step_is_timed_when_the_next_call_returns() -> None:
     assert second == StepTime(duration_s=0.5, prefilled=0, decoded=1)
 
 
-def test_time_spent_idle_is_nobodys() -> None:
+def test_idle_time_counts_for_no_step() -> None:
     timer = StepTimer()
     timer.returned(0.0, 0.1, prefilled=32, decoded=0, blocks=False)
     timer.idle()

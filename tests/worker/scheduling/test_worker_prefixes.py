@@ -1,4 +1,4 @@
-"""What the worker's loop takes from the prefix cache and leaves there, and in which order."""
+"""The worker loop's use of the prefix cache: reads, saves, and their order."""
 
 from collections.abc import Iterable
 
@@ -17,7 +17,7 @@ BOTH = pytest.mark.parametrize("options", [DENSE, HYBRID], ids=["dense", "hybrid
 
 
 class Watched(FakeEngine):
-    """Notes what it is told, in order."""
+    """Records its calls, in order."""
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
@@ -46,12 +46,12 @@ def watched(options: FakeEngineOptions = DENSE, **given: object) -> tuple[Bench,
 
 
 def run(bench: Bench, *commands: Submit) -> list[Up]:
-    """Everything that is sent until these have ended."""
-    sent = bench.turn(*commands)
+    """All events until these requests have ended."""
+    sent = bench.run_once(*commands)
     for _ in range(500):
         if not len(bench.scheduler.requests):
             return sent
-        sent += bench.turn()
+        sent += bench.run_once()
     raise AssertionError("it does not end")
 
 
@@ -108,39 +108,39 @@ def test_equal_prompts_that_arrive_together_prefill_once(options: FakeEngineOpti
     assert answer(sent, 1) == answer(sent, 2) == answer(sent, 3)
 
 
-def test_one_who_waits_begins_in_the_plan_that_ends_the_prompt_it_waits_for() -> None:
+def test_a_waiting_request_begins_in_the_plan_that_ends_the_awaited_prompt() -> None:
     bench, engine = watched()
-    bench.turn(submit(1, prompt=64), submit(2, prompt=64))
+    bench.run_once(submit(1, prompt=64), submit(2, prompt=64))
     assert [(chunk.slot, chunk.num_tokens) for chunk in engine.chunks] == [(0, 64)]
-    bench.turn()
+    bench.run_once()
     assert [(chunk.slot, chunk.num_tokens) for chunk in engine.chunks] == [(0, 64), (1, 1)]
 
 
 def test_a_prompt_that_shares_little_with_another_does_not_wait() -> None:
     bench, engine = watched()
     common = (65,) * 63
-    bench.turn(submit(1, prompt=common + (1,) * 90), submit(2, prompt=common + (2,) * 3))
+    bench.run_once(submit(1, prompt=common + (1,) * 90), submit(2, prompt=common + (2,) * 3))
     for _ in range(2):
-        bench.turn()
+        bench.run_once()
     assert [chunk.slot for chunk in engine.chunks] == [0, 0, 0, 1]
 
 
 @BOTH
-def test_who_waits_goes_on_when_the_other_is_gone(options: FakeEngineOptions) -> None:
+def test_a_waiting_request_goes_on_when_the_other_is_gone(options: FakeEngineOptions) -> None:
     bench, engine = watched(options)
-    bench.turn(submit(1, prompt=300), submit(2, prompt=300))
+    bench.run_once(submit(1, prompt=300), submit(2, prompt=300))
     assert {chunk.slot for chunk in engine.chunks} == {0}
-    sent = bench.turn(Abort(request_id=1, epoch=1))
+    sent = bench.run_once(Abort(request_id=1, epoch=1))
     assert engine.chunks[-1].slot == 1
     sent += run(bench)
-    # What the aborted one had computed is not lost.
+    # The KV that the aborted one had computed is not lost.
     assert cached(sent) == {2: 64}
 
 
-def test_who_waits_can_be_aborted_and_has_nothing_to_keep() -> None:
+def test_a_waiting_request_can_be_aborted_and_keeps_nothing() -> None:
     bench, engine = watched()
-    bench.turn(submit(1, prompt=300), submit(2, prompt=300))
-    sent = bench.turn(Abort(request_id=2, epoch=1))
+    bench.run_once(submit(1, prompt=300), submit(2, prompt=300))
+    sent = bench.run_once(Abort(request_id=2, epoch=1))
     assert any(isinstance(message, Finished) and message.request_id == 2 for message in sent)
     assert engine.told == ["remove"]
     bench.scheduler.check()
@@ -149,14 +149,14 @@ def test_who_waits_can_be_aborted_and_has_nothing_to_keep() -> None:
 def test_on_a_hybrid_only_what_will_have_a_state_is_worth_waiting_for() -> None:
     bench, engine = watched(HYBRID, chunk=512)
     common = (65,) * 100
-    # The first one's states will lie at 128 and 159: none that the other could begin with.
-    bench.turn(submit(1, prompt=common + (1,) * 60), submit(2, prompt=common + (2,) * 20))
+    # The first one's states will lie at 128 and 159: the other could begin with neither.
+    bench.run_once(submit(1, prompt=common + (1,) * 60), submit(2, prompt=common + (2,) * 20))
     assert [(chunk.slot, chunk.num_tokens) for chunk in engine.chunks] == [(0, 128), (1, 64)]
 
 
-def test_nobody_waits_for_another_tenant() -> None:
+def test_no_request_waits_for_another_tenant() -> None:
     bench, engine = watched(HYBRID, chunk=512)
-    bench.turn(submit(1, prompt=160, salt="one"), submit(2, prompt=160, salt="other"))
+    bench.run_once(submit(1, prompt=160, salt="one"), submit(2, prompt=160, salt="other"))
     assert [(chunk.slot, chunk.num_tokens) for chunk in engine.chunks] == [(0, 128), (1, 128)]
 
 
@@ -164,14 +164,16 @@ def test_what_the_tree_has_nearly_all_of_is_not_waited_for() -> None:
     bench, engine = watched(HYBRID, chunk=512)
     run(bench, submit(1, prompt=151))
     engine.chunks.clear()
-    bench.turn(submit(2, prompt=196), submit(3, prompt=196))
+    bench.run_once(submit(2, prompt=196), submit(3, prompt=196))
     assert [(chunk.slot, chunk.num_tokens) for chunk in engine.chunks] == [(0, 42), (1, 42)]
 
 
 def test_on_a_hybrid_a_state_to_come_is_waited_for() -> None:
     bench, engine = watched(HYBRID, chunk=512)
     common = (65,) * 130
-    sent = bench.turn(submit(1, prompt=common + (1,) * 30), submit(2, prompt=common + (2,) * 20))
+    sent = bench.run_once(
+        submit(1, prompt=common + (1,) * 30), submit(2, prompt=common + (2,) * 20)
+    )
     assert [(chunk.slot, chunk.num_tokens) for chunk in engine.chunks] == [(0, 128)]
     assert cached(sent + run(bench)) == {1: 0, 2: 128}
 
@@ -211,8 +213,8 @@ def test_what_was_computed_is_kept_then_released_then_reported(
 @BOTH
 def test_a_prompt_under_way_leaves_what_is_done_of_it(options: FakeEngineOptions) -> None:
     bench, engine = watched(options)
-    bench.turn(submit(1, prompt=300))
-    bench.turn(Abort(request_id=1, epoch=1))
+    bench.run_once(submit(1, prompt=300))
+    bench.run_once(Abort(request_id=1, epoch=1))
     assert engine.told == ["keep", "remove"]
     assert cached(run(bench, submit(2, prompt=300))) == {2: 64}
 
@@ -220,14 +222,14 @@ def test_a_prompt_under_way_leaves_what_is_done_of_it(options: FakeEngineOptions
 def test_a_flush_drops_what_is_cached_and_says_how_much() -> None:
     bench, _ = watched()
     run(bench, submit(1, prompt=100, max_tokens=3))
-    (flushed,) = bench.turn(Flush(flush_id=7))
+    (flushed,) = bench.run_once(Flush(flush_id=7))
     assert flushed == Flushed(flush_id=7, num_tokens=102, nbytes=102 * 1024)
     assert cached(run(bench, submit(2, prompt=100))) == {2: 0}
 
 
 def test_a_flush_without_the_prefix_cache_drops_nothing() -> None:
     bench = Bench()
-    assert bench.turn(Flush(flush_id=7)) == [Flushed(flush_id=7, num_tokens=0, nbytes=0)]
+    assert bench.run_once(Flush(flush_id=7)) == [Flushed(flush_id=7, num_tokens=0, nbytes=0)]
 
 
 def test_heartbeats_say_what_is_cached_and_held() -> None:
@@ -236,10 +238,10 @@ def test_heartbeats_say_what_is_cached_and_held() -> None:
     bench.scheduler.idle()
     bench.time.sleep(1.0)
     bench.loop.run_once()
-    (beat,) = bench.channel.sent_of(Heartbeat)[-1:]
-    assert (beat.cached_tokens, beat.cached_nbytes) == (102, 102 * 1024)
-    assert beat.held_nbytes >= beat.cached_nbytes
-    assert (beat.running, beat.reserved_tokens, beat.used_tokens) == (0, 0, 0)
+    (heartbeat,) = bench.channel.sent_of(Heartbeat)[-1:]
+    assert (heartbeat.cached_tokens, heartbeat.cached_nbytes) == (102, 102 * 1024)
+    assert heartbeat.held_nbytes >= heartbeat.cached_nbytes
+    assert (heartbeat.running, heartbeat.reserved_tokens, heartbeat.used_tokens) == (0, 0, 0)
 
 
 @BOTH

@@ -1,4 +1,4 @@
-"""Parts of projections: which features each rank has, and that together they are the whole."""
+"""Parts of projections: the features of each rank, which together are the whole."""
 
 from itertools import pairwise
 

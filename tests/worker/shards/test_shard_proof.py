@@ -1,4 +1,4 @@
-"""What a block must be to be the sum of its shards, and what is said of one that is not."""
+"""Conditions for a block to be the sum of its shards, and the reasons for a refusal."""
 
 import pytest
 
@@ -56,7 +56,7 @@ class Named(Mlp):
 
 
 class Around(nn.Module):
-    """What only passes on is no matter: the MLP within is divided."""
+    """A block that only forwards does not matter: the MLP within is divided."""
 
     def __init__(self, call):
         super().__init__()

@@ -1,4 +1,4 @@
-"""A sharded block: what it exchanges, what it answers, and which blocks are found."""
+"""A sharded block: what it exchanges and returns, and which blocks are found."""
 
 import pytest
 
@@ -32,7 +32,7 @@ ROUTED = RowArguments(
 
 
 class Recording:
-    """A runner beside which another rank has rows as well, of zeros."""
+    """A runner with a second rank, whose rows are zeros."""
 
     def __init__(self):
         self.rows = []

@@ -32,7 +32,7 @@ REFUSED = {
     "mamba2": NO_MLP,
     "rwkv7": NO_MLP,
 }
-"""Of what is known to be no sum: a norm over the inner width, or an MLP that looks back."""
+"""Blocks that are no sum of shards: a norm over the inner width, or an MLP that looks back."""
 NO_VOCABULARY = frozenset({"talkie"})
 """It multiplies by the head's weights itself."""
 SAMPLE = (
@@ -216,7 +216,7 @@ def measure_load(directory: Path) -> LoadMemory:
     )
 
 
-# One block more than it takes: MLX's own thread frees what was used, and may be late.
+# One block more than needed: MLX's own thread frees used memory, and may be late.
 @pytest.mark.parametrize(("dtype", "blocks_beside"), [(mx.float32, 3), (mx.bfloat16, 4)])
 def test_loading_never_holds_much_more_than_what_is_kept(tmp_path, dtype, blocks_beside):
     sizes = {"hidden_size": 128, "intermediate_size": 4096, "num_hidden_layers": 10}

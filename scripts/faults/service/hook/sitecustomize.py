@@ -1,10 +1,12 @@
-"""Faults that only come from inside a process. Python imports this from the path of a service
-under trial, and of no other: production code has no place where a fault could be asked for.
+"""Faults that only a process can inject into itself.
 
-The folder of this file holds the orders. ``boot-N`` has the exit status with which worker N ends
-before it has begun. ``poison`` makes workers die of requests with POISON_SEED. On SIGUSR2 a worker
-does what the file named by its pid says, and removes it once that is done. One that was to die at
-some moment leaves ``PID.died``, with the time.
+Python imports this module in services under trial only, through their PYTHONPATH: production code
+has no fault injection.
+
+The folder of this file holds the orders. ``boot-N`` has the exit status with which worker N exits
+at its start. ``poison`` makes workers die from requests with POISON_SEED. On SIGUSR2 a worker
+carries out the order in the file named by its pid, and removes the file when done. An order to die
+at some moment leaves ``PID.died``, with the time.
 """
 
 import os
@@ -21,10 +23,10 @@ from typing import Any, Final, NoReturn
 ORDERS: Final = Path(__file__).resolve().parent
 POISON_SEED: Final = 666_666
 LEAVES_S: Final = 0.05
-"""How long the I/O thread may take to put a message on its way, before the process dies."""
+"""Time for the I/O thread to send a message before the process dies."""
 SLOW_TURN_S: Final = 0.005
 LEFT_NBYTES: Final = 2**26
-"""What a process may still take before it is refused memory."""
+"""Memory that this process may still allocate before it is refused."""
 GARBLED: Final = b"\xc1 garbled"
 """No msgpack begins with this byte."""
 
@@ -36,7 +38,7 @@ def _hang() -> NoReturn:
 
 def _slow(factor: float) -> None:
     """Let this process work for a moment, and sleep for ``factor`` moments, in turns."""
-    # Also while a pause is under way, whose timer then ends in nothing.
+    # Also during a pause, whose timer then does nothing.
     signal.setitimer(signal.ITIMER_REAL, 0.0)
     signal.signal(signal.SIGALRM, signal.SIG_IGN)
     if factor <= 1.0:
@@ -52,7 +54,7 @@ def _slow(factor: float) -> None:
 
 
 def _lack_memory() -> None:
-    """Be short of memory: nothing fits beside a request that runs."""
+    """Be short of memory: no request fits beside a running one."""
     from mlx_dp.worker.scheduling.memory_room import MemoryRoom
 
     def lacks(self: MemoryRoom, nbytes: int) -> bool:
@@ -62,26 +64,26 @@ def _lack_memory() -> None:
 
 
 def _fill_memory() -> None:
-    """Take memory until the system refuses; the error then comes up in the decode loop."""
+    """Allocate memory until the system refuses; the decode loop then raises the error."""
     import psutil
 
     most = int(psutil.Process().memory_info().vms) + LEFT_NBYTES
-    # macOS does not take this limit, or takes it and holds nobody to it.
+    # macOS refuses this limit, or accepts it and does not enforce it.
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
     held = [bytearray(LEFT_NBYTES // 4) for _ in range(16)]
-    raise MemoryError(f"the system has given {sum(map(len, held))} bytes, and sets no limit")
+    raise MemoryError(f"the system allocated {sum(map(len, held))} bytes, and sets no limit")
 
 
 def _die(number: signal.Signals = signal.SIGKILL) -> None:
-    """End, once what was sent has left."""
+    """Exit, once all sent messages have left."""
     time.sleep(LEAVES_S)
     (ORDERS / f"{os.getpid()}.died").write_text(f"{time.monotonic()}")
     os.kill(os.getpid(), number)
 
 
 def _die_at(tag: str, *, before: bool) -> None:
-    """Be killed when a message with this tag is sent: before it leaves, or after."""
+    """Get killed when a message with this tag is sent: before it leaves, or after."""
 
     def dying(send: Callable[[Any, Any], None], channel: Any, message: Any) -> None:
         if message.tag != tag:
@@ -95,7 +97,7 @@ def _die_at(tag: str, *, before: bool) -> None:
 
 
 def _die_in_prefill() -> None:
-    """Be killed when a step with prompt tokens has been launched, before any of it is told."""
+    """Get killed when a step with prompt tokens was launched, before any event about it."""
     from mlx_dp.worker.contract.engine import StepPlan
     from mlx_dp.worker.scheduling.scheduler import Scheduler
 
@@ -118,7 +120,7 @@ def _die_in_prefill() -> None:
 
 
 def _garble() -> None:
-    """Send one frame that is none, ahead of the next message, and go on as if nothing were."""
+    """Send one malformed frame ahead of the next message, and continue."""
     left = [GARBLED]
 
     def garbling(send: Callable[[Any, Any], None], channel: Any, message: Any) -> None:
@@ -164,7 +166,7 @@ def _die_of_poison() -> None:
     _wrap_send(swallowed)
 
 
-def _obey(_signal: int, _frame: FrameType | None) -> None:
+def _handle(_signal: int, _frame: FrameType | None) -> None:
     file = ORDERS / str(os.getpid())
     order, *arguments = file.read_text().split()
     match order:
@@ -198,7 +200,7 @@ def _arm() -> None:
         os._exit(int(boot.read_text()))
     if (ORDERS / "poison").exists():
         _die_of_poison()
-    signal.signal(signal.SIGUSR2, _obey)
+    signal.signal(signal.SIGUSR2, _handle)
 
 
 if "mlx_dp.worker" in sys.orig_argv and "--identity" in sys.orig_argv:

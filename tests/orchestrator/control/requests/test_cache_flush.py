@@ -23,7 +23,7 @@ def test_each_owner_tells_what_it_has_freed() -> None:
     world = World(serve_options(2)).bring_up()
     for prompt in ((1,) * 10, (2,) * 20):
         world.core.submit(generation(prompt, 1))
-    world.turn(2)
+    world.run_workers(2)
     flush = world.core.begin_flush()
     assert not world.core.flushes.done(flush)
     world.settle()
@@ -34,9 +34,9 @@ def test_each_owner_tells_what_it_has_freed() -> None:
 def test_running_requests_go_on() -> None:
     world = World(serve_options(1)).bring_up()
     answer = world.core.submit(generation(max_tokens=5))
-    world.turn(2)
+    world.run_workers(2)
     world.core.begin_flush()
-    world.turn(4)
+    world.run_workers(4)
     assert world.core.lifecycle.idle
     answer.cancel()
     assert world.core.counters.requests_ok == 1
@@ -55,7 +55,7 @@ def test_an_owner_that_does_not_answer_is_late() -> None:
     assert world.core.counters.protocol_errors == 0
 
 
-def test_an_owner_that_is_lost_meanwhile_is_not_waited_for() -> None:
+def test_the_flush_does_not_wait_for_a_lost_owner() -> None:
     world = World(serve_options(2)).bring_up()
     flush = world.core.begin_flush()
     world.worker(1).die(-9)
@@ -99,20 +99,20 @@ def test_an_owner_that_starts_has_nothing_to_flush() -> None:
 def test_two_flushes_have_their_own_answers() -> None:
     world = World(serve_options(1)).bring_up()
     first, second = world.core.begin_flush(), world.core.begin_flush()
-    world.worker(0).inbox.clear()
-    world.worker(0).say(Flushed(flush_id=second, num_tokens=7, nbytes=14))
+    world.worker(0).commands.clear()
+    world.worker(0).send_event(Flushed(flush_id=second, num_tokens=7, nbytes=14))
     world.core.on_arrival()
     assert not world.core.flushes.done(first)
     assert world.core.flushes.end(second) == (answered(0, 7),)
     assert outcomes(world.core.flushes.end(first)) == ["timeout"]
 
 
-def test_an_answer_that_nobody_waits_for_is_stale() -> None:
+def test_an_answer_to_a_finished_flush_is_stale() -> None:
     world = World(serve_options(1)).bring_up()
     flush = world.core.begin_flush()
     world.settle()
     for flush_id in (flush, flush + 1):
-        world.worker(0).say(Flushed(flush_id=flush_id, num_tokens=7, nbytes=14))
+        world.worker(0).send_event(Flushed(flush_id=flush_id, num_tokens=7, nbytes=14))
     world.core.on_arrival()
     assert world.core.counters.stale_events == 2
     assert world.core.flushes.end(flush) == (answered(0),)

@@ -1,4 +1,4 @@
-"""What dies together dies of something else than one request."""
+"""Correlated crashes: workers that die together, without a single request to blame."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from mlx_dp.orchestrator.control.requests.correlated_crashes import (
 )
 
 MOVED = 7
-"""A request that was at some of the deaths."""
+"""A request that was running at some of the deaths."""
 
 
 def deaths(*times_and_requests: tuple[float, set[int]]) -> CorrelatedCrashes:
@@ -33,11 +33,11 @@ def test_two_deaths_with_a_third_elsewhere_are_an_accident() -> None:
     ],
     ids=["one", "its first", "no other", "at each"],
 )
-def test_whoever_is_at_each_death_is_not_spared(found: CorrelatedCrashes) -> None:
+def test_a_request_at_each_death_is_not_spared(found: CorrelatedCrashes) -> None:
     assert not found.exonerates(MOVED)
 
 
-def test_what_happened_a_moment_ago_excuses_nobody() -> None:
+def test_an_earlier_accident_excuses_no_request() -> None:
     late = CORRELATION_WINDOW_S + 0.01
     assert not deaths((0.0, {1}), (late, {MOVED}), (late + 0.01, {MOVED})).exonerates(MOVED)
     assert not deaths((0.0, {MOVED}), (late, {1}), (late + 0.01, {MOVED})).exonerates(MOVED)

@@ -1,4 +1,4 @@
-"""What becomes of a request whose owner is lost: the table of outcomes."""
+"""Outcomes of a request whose owner is lost."""
 
 import pytest
 
@@ -77,7 +77,7 @@ def test_grants_that_never_arrived_are_forgotten_after_a_token() -> None:
     assert codes(life, *[()] * 4, accepted=False) == [None] * 4
 
 
-def test_whoever_is_there_at_every_death_is_not_replayed_for_ever() -> None:
+def test_a_request_at_every_death_is_not_replayed_for_ever() -> None:
     ends = codes(Life(max_tokens=99), (1,), (2,), (3,), (4,), (5,))
     assert ends == [None] * 4 + ["request_crashed_worker"]
 

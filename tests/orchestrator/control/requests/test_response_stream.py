@@ -1,4 +1,4 @@
-"""One answer between the controller and its reader."""
+"""A response stream between the controller and its reader."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ ENDED = Ended(reason=FinishReason.STOP)
 
 @dataclass
 class Left:
-    """What was asked to end."""
+    """The ids of cancelled requests."""
 
     calls: list[tuple[str, int]] = field(default_factory=list)
 
@@ -94,7 +94,7 @@ def test_nothing_follows_the_end() -> None:
         made.push_tokens((1,), ())
 
 
-def test_cancelling_an_answer_that_has_ended_tells_nobody() -> None:
+def test_cancelling_an_ended_response_notifies_no_owner() -> None:
     left = Left()
     made = answer(left)
     made.cancel()

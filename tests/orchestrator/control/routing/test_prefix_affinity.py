@@ -1,4 +1,4 @@
-"""Requests go to where their prefix is, and a popular prefix floods nobody."""
+"""Requests go to the owner of their prefix, and a popular prefix overloads no owner."""
 
 import random
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ from tests.support.control.control_world import Reader, World, serve_options
 from tests.support.control.fake_worker import expected, generation, ready
 
 LONG = (5,) * 1024
-"""Worth as much as four requests in a batch."""
+"""The worth of a prefix: four requests in a batch."""
 
 
 def world_of(owners: int, slots: int = 64) -> World:
@@ -42,9 +42,9 @@ def granted(reader: Reader) -> tuple[int, str]:
 
 
 def served(world: World, prompt: tuple[int, ...], **wanted) -> tuple[int, str]:
-    """Ask alone, and wait for the end."""
+    """Send one request, and wait for its end."""
     reader = ask(world, prompt, **wanted)
-    world.turn(4)
+    world.run_workers(4)
     assert reader.read().ended is not None
     return granted(reader)
 
@@ -62,18 +62,18 @@ def test_an_answer_is_part_of_what_its_owner_holds() -> None:
     world = world_of(2)
     first = ask(world, (3,) * 60, max_tokens=200)
     other = ask(world, (3,) * 60, max_tokens=1)
-    world.turn(200)
+    world.run_workers(200)
     assert [granted(first)[0], granted(other)[0]] == [0, 1]
     history = ((3,) * 60) + tuple(first.ids)
     assert served(world, (*history, 9)) == (0, HIT)
 
 
-def test_what_was_generated_for_one_who_left_is_held_too() -> None:
+def test_tokens_of_a_cancelled_request_are_held_too() -> None:
     world = world_of(2)
     left = ask(world, (3,) * 60, max_tokens=900)
-    world.turn(200)
+    world.run_workers(200)
     left.answer.cancel()
-    world.turn(2)
+    world.run_workers(2)
     assert served(world, (1,)) == (1, COLD)
     assert served(world, (*(3,) * 60, *left.read().ids, 9)) == (0, HIT)
 
@@ -114,9 +114,9 @@ def test_work_ahead_outweighs_a_prefix() -> None:
     served(world, LONG)
     busy = ask(world, (9,) * 4000, rank=0)
     assert granted(busy) == (0, EXPLICIT_RANK)
-    # What it would save there is less than what it would have to wait for.
+    # The prefix would save less than the wait would cost.
     assert granted(ask(world, (*LONG, 7))) == (1, LOAD)
-    world.turn(4)
+    world.run_workers(4)
     assert granted(ask(world, (*LONG, 8))) == (0, HIT)
 
 
@@ -151,7 +151,7 @@ def test_a_grant_that_was_never_sent_is_not_held() -> None:
 
 @dataclass
 class Load:
-    """Requests over a popular prefix that come faster than they end, and what owners got."""
+    """Requests with a popular prefix, faster than they end; returns the owners' grants."""
 
     world: World
     prefix: tuple[int, ...]
@@ -167,7 +167,7 @@ class Load:
                 wanted = generation(self.prefix + own, self.random.randint(5, 40), seed=turn)
                 self.open.append((wanted, Reader(self.world.core.submit(wanted))))
                 self.measure()
-            self.world.turn()
+            self.world.run_workers()
             if turn % 2 == 0:
                 self.world.pass_time(0.1)
             self.collect()
@@ -189,7 +189,7 @@ class Load:
 def test_a_popular_prefix_floods_no_owner_and_starves_none(owners: int, prefix_tokens: int) -> None:
     load = Load(world_of(owners), (5,) * prefix_tokens, random.Random(owners))
     load.run(60, owners)
-    # By at most what the prefix is worth, in requests, and the difference of own tokens.
+    # The difference is at most the worth of the prefix, in requests, and of their own tokens.
     assert load.widest <= prefix_tokens / REQUEST_TOKENS + 2
     served_by = [sum(grant.dp_rank == owner for grant in load.grants) for owner in range(owners)]
     assert min(served_by) > 0.7 * len(load.grants) / owners, served_by
@@ -205,7 +205,7 @@ def test_many_conversations_stay_where_they_are_while_the_load_is_even() -> None
     homes: list[set[int]] = [set() for _ in talks]
     for turn in range(6):
         readers = [ask(world, talk, max_tokens=3, seed=n) for n, talk in enumerate(talks)]
-        world.turn(6)
+        world.run_workers(6)
         for n, reader in enumerate(readers):
             owner, reason = granted(reader)
             homes[n].add(owner)

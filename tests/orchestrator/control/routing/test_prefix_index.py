@@ -1,4 +1,4 @@
-"""The index of what owners hold: exact while it is small, bounded when it is not."""
+"""The index of owners' prefixes: exact while it is small, bounded when it is not."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -111,7 +111,7 @@ class IndexMachine(RuleBasedStateMachine):
         while held < len(keys) and keys[held] in self.used[dp_rank]:
             held += 1
         assert self.index.held_tokens(dp_rank, keys) == held * BLOCK_TOKENS
-        # No gaps: what comes after the first block that is missing is missing too.
+        # No gaps: all blocks after the first missing one are missing too.
         assert not set(keys[held:]) & set(self.used[dp_rank])
 
     @invariant()

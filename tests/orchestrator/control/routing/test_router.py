@@ -1,4 +1,4 @@
-"""The policies, and what an owner must be able to take."""
+"""The routing policies, and the conditions for granting to an owner."""
 
 import random
 from collections.abc import Sequence
@@ -76,7 +76,7 @@ def test_owners_that_take_nothing_are_passed_over(policy: str, hold: Hold) -> No
     assert chosen(router_of(policy), ranks, 3) == [1, 1, None]
 
 
-def test_nobody_ready_means_wait() -> None:
+def test_without_a_ready_owner_requests_wait() -> None:
     assert chosen(router_of("total_tokens"), RankTable(), 1) == [None]
 
 
@@ -174,7 +174,7 @@ def test_a_policy_gives_no_reason_that_its_row_does_not_name(policy: str) -> Non
 def test_a_new_policy_is_one_row_of_the_table_with_random_numbers_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A stateful one: it remembers whom it chose, and forgets owners that are lost."""
+    """A stateful policy: it remembers its choices, and forgets lost owners."""
 
     class Fickle:
         def __init__(self, rng: random.Random) -> None:

@@ -1,4 +1,4 @@
-"""A machine in which slots and tokens must add up, and the router be right, whatever happens."""
+"""A state machine: slots and tokens add up, and the router is right, under any events."""
 
 import random
 
@@ -30,13 +30,14 @@ LOADS = {
     "total_requests": len,
     "total_tokens": lambda grants: (sum(grant.held_tokens for grant in grants), len(grants)),
 }
-"""What has to be least of an owner's grants, by the method that says so."""
+"""The quantity that each routing method minimizes over the owners."""
 
 
 class BookMachine(RuleBasedStateMachine):
-    """Grants, releases and losses at random; nothing is handed out twice and nothing leaks.
+    """Grants, releases and losses at random; nothing is granted twice and nothing leaks.
 
-    Nobody waits who could go, and nobody goes where more is in hand than elsewhere.
+    No request waits that could be granted, and none goes to an owner with more load than
+    another.
     """
 
     method: str
@@ -59,7 +60,7 @@ class BookMachine(RuleBasedStateMachine):
 
     @rule(index=st.integers(0, 2), hold=st.sampled_from((None, *Hold)))
     def disturb(self, index: int, hold: Hold | None) -> None:
-        """Come or go, or begin or end to take nothing."""
+        """Join or leave, or start or stop accepting requests."""
         owner = self.ranks.get(index)
         if owner is None:
             self.come(index)
@@ -102,7 +103,7 @@ class BookMachine(RuleBasedStateMachine):
         self.held[entry.request_id] = (choice.owner, grant, entry)
 
     def able(self, prompt: int, max_tokens: int | None, rank: int | None) -> list[Owner]:
-        """The owners that could have such a request, by what is held of them here."""
+        """The owners that could take such a request, according to this model."""
         return [
             owner
             for owner in self.ranks.owners()
@@ -159,7 +160,7 @@ class BookMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_slots_and_tokens_add_up_and_nobody_waits_in_vain(method: str) -> None:
+def test_slots_and_tokens_add_up_and_no_request_waits_in_vain(method: str) -> None:
     machine = type("BookMachine", (BookMachine,), {"method": method})
     run_state_machine_as_test(
         machine, settings=settings(max_examples=30, stateful_step_count=40, deadline=None)

@@ -49,7 +49,7 @@ def grant_of(entry: RequestEntry, *, withdrawn: bool = False) -> Grant:
 
 
 def expired(table: RequestTable, now: float) -> list[tuple[int, str]]:
-    """Finish whatever has expired, and name it."""
+    """Finish all expired requests, and return them."""
     found = []
     while (each := table.expired(now)) is not None:
         entry, ended = each
@@ -76,7 +76,7 @@ def test_an_illegal_step_names_both_sides_and_changes_nothing() -> None:
     assert len(table.queue) == 0
 
 
-def test_a_request_ends_once_and_is_told_of_once() -> None:
+def test_a_request_ends_once_and_is_reported_once() -> None:
     told: list[tuple[int, Ended, float]] = []
     table = RequestTable(
         QueueOptions(), lambda entry, ended, now: told.append((entry.request_id, ended, now))
@@ -243,7 +243,7 @@ def test_a_grant_has_its_request_until_that_ends_or_is_withdrawn() -> None:
     assert table.current(grant) is None
 
 
-def test_a_request_that_moved_on_while_its_grant_lives_is_a_bug_of_ours() -> None:
+def test_a_request_that_moved_on_while_its_grant_lives_is_an_internal_error() -> None:
     table = request_table()
     entry = running(table)
     grant = grant_of(entry)

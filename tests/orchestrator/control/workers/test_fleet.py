@@ -1,4 +1,4 @@
-"""What processes and messages have to do with each other."""
+"""Processes and messages together."""
 
 import logging
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""A group under its controller: where it meets, who is late, who is to blame, how it ends."""
+"""A group under its controller: its addresses, late ranks, blame for losses, its end."""
 
 from itertools import permutations
 
@@ -17,7 +17,7 @@ def group(size: int = 2) -> World:
 
 
 def begun(size: int = 2, *, say_hello: bool = True) -> World:
-    """All processes are there, and nobody is ready."""
+    """All processes are up, and no rank is ready."""
     world = group(size)
     world.auto_ready = False
     world.core.begin()
@@ -28,22 +28,22 @@ def begun(size: int = 2, *, say_hello: bool = True) -> World:
 
 
 def enter(worker: FakeWorker, phase: WorkerPhase) -> None:
-    worker.beat(phase=phase)
+    worker.send_heartbeat(phase=phase)
     worker.world.core.on_arrival()
 
 
 def wait(world: World, seconds: float) -> None:
-    world.pass_time(seconds, beats=False)
+    world.pass_time(seconds, heartbeats=False)
 
 
 def wait_for_loss(world: World, within_s: float) -> str:
-    """Return why the first worker was lost that is to blame."""
+    """Return the cause of the loss of the first worker to blame."""
     lost = watch_losses(world)
     for _ in range(round(within_s * 10)):
         wait(world, 0.1)
         if lost:
             return next(f"{gone.index}: {gone.loss.detail}" for gone in lost if gone.culprit)
-    raise AssertionError("nobody was lost")
+    raise AssertionError("no worker was lost")
 
 
 def watch_losses(world: World) -> list[RemoveOwner]:
@@ -63,7 +63,7 @@ def places(world: World) -> list:
     return [worker.start.group for worker in world.workers if worker.start is not None]
 
 
-def test_nobody_loads_before_all_are_up_and_all_are_told_the_same_places() -> None:
+def test_no_rank_loads_before_all_are_up_and_all_get_the_same_places() -> None:
     world = begun(3, say_hello=False)
     assert [worker.index for worker in world.workers] == [0, 1, 2]
     for worker in world.workers[:2]:
@@ -132,14 +132,14 @@ def test_without_addresses_the_start_is_tried_again() -> None:
     assert world.core.status() is ServiceStatus.READY
 
 
-def test_who_says_no_hello_is_behind() -> None:
+def test_a_rank_without_hello_is_behind() -> None:
     world = begun(say_hello=False)
     world.workers[0].hello()
     world.settle()
     assert wait_for_loss(world, 61.0) == "1: no hello after 60 s"
 
 
-def test_who_says_nothing_after_its_start_is_behind() -> None:
+def test_a_rank_that_is_silent_after_its_start_is_behind() -> None:
     world = begun()
     enter(world.workers[0], WorkerPhase.FORMING)
     said = wait_for_loss(world, 61.0)
@@ -158,7 +158,7 @@ def test_time_to_meet_counts_from_the_last_one_to_come() -> None:
     assert "waiting for rank 0, 1 of 2 (last reported phase: forming)" in lost
 
 
-def test_who_loads_while_the_others_are_warm_is_behind() -> None:
+def test_a_rank_that_loads_while_the_others_are_warm_is_behind() -> None:
     world = begun(3)
     for worker in world.workers:
         enter(worker, WorkerPhase.FORMING)
@@ -206,7 +206,7 @@ def test_only_what_the_culprit_ran_is_suspect() -> None:
     world = group().bring_up()
     lost = watch_losses(world)
     readers = [Reader(world.core.submit(generation((n,), 6, seed=n))) for n in range(2)]
-    world.turn(2)
+    world.run_workers(2)
     world.worker(1).die(-11)
     wait(world, 0.1)
     assert [(gone.index, gone.culprit, gone.loss.kind) for gone in lost] == [
@@ -214,7 +214,7 @@ def test_only_what_the_culprit_ran_is_suspect() -> None:
         (1, True, "exit"),
     ]
     world.recover()
-    world.turn(6)
+    world.run_workers(6)
     for n, reader in enumerate(readers):
         assert reader.read().ids == expected(generation((n,), seed=n), 6)
 
@@ -222,11 +222,11 @@ def test_only_what_the_culprit_ran_is_suspect() -> None:
 def test_a_rank_that_others_wait_for_is_to_blame_and_shows_its_stacks() -> None:
     world = group(3).bring_up()
     Reader(world.core.submit(generation((1,), 500)))
-    world.turn(2)
+    world.run_workers(2)
     lost = watch_losses(world)
     for _ in range(140):
         for worker in world.workers[:2]:
-            worker.beat(awaits_rank=2)
+            worker.send_heartbeat(awaits_rank=2)
         wait(world, 0.1)
         if lost:
             break
@@ -248,12 +248,12 @@ def test_a_stopped_rank_is_to_blame_although_it_silences_all() -> None:
 def test_a_rank_that_waits_reads_no_requests_and_is_not_to_blame_for_that() -> None:
     world = group().bring_up()
     Reader(world.core.submit(generation((1,), 50)))
-    waiting = next(worker for worker in world.workers if worker.inbox)
-    waiting.inbox.clear()
+    waiting = next(worker for worker in world.workers if worker.commands)
+    waiting.commands.clear()
     lost = watch_losses(world)
     while not lost:
         for worker in world.alive():
-            worker.beat(awaits_rank=1 - waiting.index if worker is waiting else None)
+            worker.send_heartbeat(awaits_rank=1 - waiting.index if worker is waiting else None)
         wait(world, 0.1)
     assert {gone.index: gone.culprit for gone in lost} == {
         waiting.index: False,
@@ -275,7 +275,7 @@ def test_one_that_lost_a_peer_is_not_to_blame(named: bool) -> None:
     wait(world, 0.2)
     assert {gone.index: gone.culprit for gone in lost} == {0: False, 1: named}
     assert world.workers[0].signals == ["kill"]
-    # The stacks of one that does not answer tell why.
+    # The stacks of a rank that does not answer show the reason.
     assert world.workers[1].signals == (["abort"] if named else ["kill"])
 
 
@@ -306,7 +306,7 @@ def test_a_killed_rank_is_to_blame_in_whatever_order_its_peers_miss_it(count: in
         world = group(3).bring_up()
         lost = watch_losses(world)
         for event in order:
-            # What a process has said is read before its exit is settled, or never.
+            # A process's last messages are read before its exit is settled, or never.
             _happens(world, event)
         wait(world, 0.1)
         blamed = {gone.index: gone.culprit for gone in lost}
@@ -329,11 +329,11 @@ def test_a_killed_rank_is_to_blame_where_a_request_finds_it_gone_first() -> None
     assert {gone.index: gone.culprit for gone in lost} == {0: True, 1: False}
     world.cut.clear()
     world.recover()
-    world.turn(6)
+    world.run_workers(6)
     assert reader.read().ids == expected(generation((1,)), 6)
 
 
-def test_an_exit_tells_more_than_who_missed_it() -> None:
+def test_an_exit_says_more_than_reports_of_a_lost_peer() -> None:
     world = group(3).bring_up()
     lost = watch_losses(world)
     world.workers[0].lose_peer(1)
@@ -344,7 +344,7 @@ def test_an_exit_tells_more_than_who_missed_it() -> None:
 
 
 @pytest.mark.parametrize("stop", [True, False])
-def test_an_end_that_was_asked_for_waits_for_nobody_who_is_stuck_without_the_others(
+def test_a_requested_end_waits_for_no_rank_that_is_stuck_without_its_peers(
     stop: bool,
 ) -> None:
     world = group().bring_up()

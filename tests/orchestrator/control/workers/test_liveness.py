@@ -1,4 +1,4 @@
-"""Judging a worker by its beats."""
+"""Judging a worker by its heartbeats."""
 
 import pytest
 
@@ -48,14 +48,14 @@ def verdict(heartbeats: Heartbeats, now: float) -> LivenessVerdict:
     return judge(heartbeats, LIMITS, step_s=step_s, now=now)
 
 
-def test_an_idle_worker_that_beats_lives_for_ever() -> None:
-    beating = heartbeats()
+def test_an_idle_worker_with_heartbeats_lives_for_ever() -> None:
+    received = heartbeats()
     for second in range(100):
-        beating.note_heartbeat(heartbeat(), float(second))
-    assert verdict(beating, 99.5) is LivenessVerdict.ALIVE
+        received.note_heartbeat(heartbeat(), float(second))
+    assert verdict(received, 99.5) is LivenessVerdict.ALIVE
 
 
-def test_four_missed_beats_are_overdue_and_the_time_out_is_silence() -> None:
+def test_four_missed_heartbeats_are_overdue_and_the_time_out_is_silence() -> None:
     assert verdict(heartbeats(), 2.0) is LivenessVerdict.ALIVE
     assert verdict(heartbeats(), 2.1) is LivenessVerdict.OVERDUE
     assert verdict(heartbeats(), 10.0) is LivenessVerdict.OVERDUE
@@ -87,14 +87,14 @@ def test_a_step_may_take_longer_by_its_prompt_tokens(
     assert verdict(prefilling, 10.1 + step_s) is LivenessVerdict.SILENT
 
 
-def test_the_next_beat_ends_the_indulgence() -> None:
+def test_the_next_heartbeat_ends_the_extra_time() -> None:
     prefilled = heartbeats()
     prefilled.note_heartbeat(heartbeat(running=1, step_tokens=512), 0.0)
     prefilled.note_heartbeat(heartbeat(step=1, running=1), 50.0)
     assert verdict(prefilled, 60.1) is LivenessVerdict.SILENT
 
 
-def test_beats_without_a_step_while_something_runs_are_a_hang() -> None:
+def test_heartbeats_without_a_step_while_requests_run_are_a_hang() -> None:
     stuck = heartbeats()
     for second in range(15):
         stuck.note_heartbeat(heartbeat(step=5, running=1), float(second))
@@ -119,7 +119,7 @@ def test_the_time_before_there_was_anything_to_do_does_not_count() -> None:
     assert verdict(waking, 61.0) is LivenessVerdict.ALIVE
 
 
-def test_tokens_are_progress_before_the_next_beat() -> None:
+def test_tokens_are_progress_before_the_next_heartbeat() -> None:
     talking = heartbeats()
     talking.note_heartbeat(heartbeat(step=1, running=1), 0.0)
     talking.note_tokens(9.0)
@@ -127,7 +127,7 @@ def test_tokens_are_progress_before_the_next_beat() -> None:
 
 
 def waking(*, idle_s: float, step: int = 7) -> Heartbeats:
-    """A worker with a known pace whose request begins at 1,000 s, after so long without one."""
+    """A worker with a known pace whose request begins at 1,000 s, after this long without one."""
     rested = heartbeats()
     rested.note_heartbeat(heartbeat(step=step, running=1, token_s=0.001), 900.0 - idle_s)
     rested.note_heartbeat(heartbeat(step=step, token_s=0.001), 1_000.0 - idle_s)
@@ -170,16 +170,17 @@ def test_heartbeats_without_a_step_are_no_hang_while_the_first_step_may_last() -
     assert verdict(rested, 1_041.0) is LivenessVerdict.HUNG
 
 
-def test_a_message_is_overdue_only_once_the_loop_has_turned_since() -> None:
-    beating = heartbeats()
-    beating.num_received = 7
-    assert not ignores_message(beating, since=0.0, heartbeats_before=7, timeout_s=10.0, now=60.0)
-    # Both beats of one turn, which may have read what was there before it was sent.
-    beating.num_received = 9
-    assert not ignores_message(beating, since=0.0, heartbeats_before=7, timeout_s=10.0, now=60.0)
-    beating.num_received = 10
-    assert ignores_message(beating, since=0.0, heartbeats_before=7, timeout_s=10.0, now=60.0)
-    assert not ignores_message(beating, since=0.0, heartbeats_before=7, timeout_s=10.0, now=10.0)
+def test_a_message_is_overdue_only_once_the_loop_has_run_since() -> None:
+    received = heartbeats()
+    received.num_received = 7
+    assert not ignores_message(received, since=0.0, heartbeats_before=7, timeout_s=10.0, now=60.0)
+    # Both heartbeats of one loop run, which may have read its messages before this one was
+    # sent.
+    received.num_received = 9
+    assert not ignores_message(received, since=0.0, heartbeats_before=7, timeout_s=10.0, now=60.0)
+    received.num_received = 10
+    assert ignores_message(received, since=0.0, heartbeats_before=7, timeout_s=10.0, now=60.0)
+    assert not ignores_message(received, since=0.0, heartbeats_before=7, timeout_s=10.0, now=10.0)
 
 
 @pytest.mark.parametrize(("late_s", "missed_s"), [(0.0, 0.0), (0.9, 0.0), (60.0, 60.0)])

@@ -1,4 +1,4 @@
-"""Workers that run on other machines: when they may start, and what their ends mean."""
+"""Workers on other machines: when they may start, and the meaning of their ends."""
 
 import random
 
@@ -37,13 +37,13 @@ def spawned(steps: list) -> list[int]:
 
 
 def rise(made: Supervisor, index: int, now: float) -> list[int]:
-    """Bring a worker up; return whose starts followed."""
+    """Bring a worker up; return the ranks that then started."""
     followed = made.on_spawned(index, 100 + index, now)
     made.on_hello(index, now)
     return spawned([*followed, *made.on_ready(index, now)])
 
 
-def test_a_worker_without_a_machine_waits_for_one_and_holds_up_nobody(machines) -> None:
+def test_a_worker_without_a_machine_waits_for_one_and_delays_no_other(machines) -> None:
     machines[0] = None
     made = supervisor(machines)
     assert spawned(made.start(0.0)) == [1]

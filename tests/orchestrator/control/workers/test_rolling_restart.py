@@ -1,4 +1,4 @@
-"""Restarts that were asked for: one group after another, and no request is the worse for it."""
+"""Requested restarts: one group after another, and no request fails."""
 
 import pytest
 
@@ -21,12 +21,12 @@ def pids(world: World) -> list[int]:
 
 
 def roll(world: World, seconds: float = 10.0, *, turns: bool = True) -> None:
-    """Let time pass, workers turn, and successors start, while all invariants are checked."""
+    """Let time pass, loops run, and successors start, while all invariants are checked."""
     for _ in range(round(seconds * 10)):
         world.pass_time(0.1)
         world.greet()
         if turns:
-            world.turn()
+            world.run_workers()
         else:
             world.settle()
 
@@ -40,7 +40,7 @@ def ends_whole(reader: Reader, seed: int, max_tokens: int = 40) -> None:
 def test_the_requests_of_a_worker_go_on_elsewhere_and_it_is_replaced() -> None:
     world = World().bring_up()
     readers = [submit(world, seed, 200) for seed in range(2)]
-    world.turn(3)
+    world.run_workers(3)
     before = pids(world)
     assert world.core.restarts.request(0) == (0,)
     roll(world, 0.3)
@@ -66,7 +66,7 @@ def test_it_is_neither_a_death_nor_an_attempt_and_costs_no_budget() -> None:
     world = World().bring_up()
     reader = submit(world, 0, 900)
     for _ in range(8):
-        world.turn(2)
+        world.run_workers(2)
         world.core.restarts.request_all()
         roll(world, 3.0)
         assert not world.core.restarts.under_way
@@ -100,7 +100,7 @@ def test_all_are_replaced_one_after_another_and_no_request_fails() -> None:
 def test_one_that_is_alone_finishes_what_it_can_before_it_goes() -> None:
     world = World(serve_options(1)).bring_up()
     reader = submit(world, 0, 20)
-    world.turn(2)
+    world.run_workers(2)
     world.core.restarts.request(0)
     roll(world, 1.0)
     assert world.workers[0].alive
@@ -122,7 +122,7 @@ def test_whatever_is_asked_of_one_that_is_alone_waits_for_its_successor(
 ) -> None:
     world = World(options).bring_up()
     readers = [submit(world, 0)]
-    world.turn(2)
+    world.run_workers(2)
     before = pids(world)
     world.core.restarts.request(0)
     world.auto_ready = False
@@ -210,7 +210,7 @@ def test_a_successor_of_the_only_one_that_fails_ends_what_waits_with_the_cause()
         submit(world, 1)
 
 
-def test_nobody_waits_for_one_of_several_whose_successor_has_failed() -> None:
+def test_no_request_waits_for_one_of_several_whose_successor_failed() -> None:
     world = World().bring_up()
     world.core.restarts.request(0)
     world.auto_ready = False
@@ -239,7 +239,7 @@ def test_what_outlasts_the_bound_waits_for_the_successor() -> None:
     limits = ControlLimits(restart_drain_s=2.0)
     world = World(serve_options(1), limits=limits).bring_up()
     reader = submit(world, 0, 60)
-    world.turn(2)
+    world.run_workers(2)
     world.core.restarts.request(0)
     roll(world, 1.9)
     assert world.workers[0].alive
@@ -254,7 +254,7 @@ def test_a_group_is_replaced_as_one_under_a_new_epoch(drain_s: float) -> None:
     limits = ControlLimits(restart_drain_s=drain_s)
     world = World(serve_options(2, group=True), limits=limits).bring_up()
     readers = [submit(world, seed) for seed in range(2)]
-    world.turn(2)
+    world.run_workers(2)
     assert world.core.restarts.request(1) == (0, 1)
     roll(world, 12.0)
     assert [worker.epoch for worker in world.core.supervisor.workers] == [1, 1]
@@ -284,7 +284,7 @@ def test_a_worker_that_is_not_ready_is_refused_and_left_out_of_all() -> None:
     assert world.core.restarts.request_all() == (1,)
 
 
-def test_nobody_is_taken_down_while_another_is_missing() -> None:
+def test_no_worker_is_taken_down_while_another_is_missing() -> None:
     world = World().bring_up()
     world.worker(0).die(-9)
     world.pass_time(0.1)
@@ -362,7 +362,7 @@ def test_a_successor_that_fails_for_good_ends_it_and_the_others_serve_on() -> No
 def test_one_that_dies_while_it_drains_is_replaced_as_any_other() -> None:
     world = World(serve_options(1)).bring_up()
     reader = submit(world, 0)
-    world.turn(2)
+    world.run_workers(2)
     world.core.restarts.request(0)
     world.pass_time(0.1)
     world.worker(0).die(-9)
@@ -388,15 +388,15 @@ def test_one_that_does_not_go_is_killed() -> None:
 def test_a_drained_worker_is_sent_nothing_more() -> None:
     world = World(serve_options(1)).bring_up()
     submit(world, 0, 900)
-    world.turn(2)
+    world.run_workers(2)
     world.core.restarts.request(0)
     world.pass_time(0.2)
-    world.turn()
+    world.run_workers()
     submit(world, 1)
-    assert not [message for message in world.worker(0).inbox if isinstance(message, Submit)]
+    assert not [message for message in world.worker(0).commands if isinstance(message, Submit)]
 
 
-def test_a_service_that_ends_replaces_nobody() -> None:
+def test_a_service_that_ends_replaces_no_worker() -> None:
     world = World(serve_options(1)).bring_up()
     submit(world, 0, 900)
     world.core.restarts.request(0)

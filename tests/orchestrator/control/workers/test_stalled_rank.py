@@ -1,4 +1,4 @@
-"""Of several ranks that look stuck, the one that the others wait for."""
+"""The stalled rank: of several ranks that look stuck, the one that the others wait for."""
 
 import pytest
 
@@ -11,7 +11,7 @@ LIMITS = LivenessLimits()
 NOW = 100.0
 
 
-def beat(awaits: int | None = None, *, silent_s: float = 0.0) -> Heartbeats:
+def record(awaits: int | None = None, *, silent_s: float = 0.0) -> Heartbeats:
     heard_at = NOW - silent_s
     return Heartbeats(heard_at=heard_at, progressed_at=0.0, last=heartbeat(awaits_rank=awaits))
 
@@ -19,48 +19,50 @@ def beat(awaits: int | None = None, *, silent_s: float = 0.0) -> Heartbeats:
 @pytest.mark.parametrize(
     ("heartbeats", "expected"),
     [
-        pytest.param([beat(1), beat(silent_s=11)], 1, id="one waits for one"),
-        pytest.param([beat(2), beat(2), beat(silent_s=11)], 2, id="all wait for one"),
+        pytest.param([record(1), record(silent_s=11)], 1, id="one rank waits for another"),
         pytest.param(
-            [beat(1), beat(2), beat(silent_s=11)],
+            [record(2), record(2), record(silent_s=11)], 2, id="all wait for the same rank"
+        ),
+        pytest.param(
+            [record(1), record(2), record(silent_s=11)],
             2,
             id="a chain ends at the last",
         ),
         pytest.param(
-            [beat(1), beat(silent_s=11), beat(silent_s=11)],
+            [record(1), record(silent_s=11), record(silent_s=11)],
             1,
-            id="silence says less",
+            id="waiting outranks silence",
         ),
-        pytest.param([beat(), beat()], None, id="nobody waits"),
-        pytest.param([beat(1), beat(0)], None, id="they wait for each other"),
+        pytest.param([record(), record()], None, id="no rank waits"),
+        pytest.param([record(1), record(0)], None, id="ranks wait for each other"),
         pytest.param(
-            [beat(2), beat(3), beat(), beat()],
+            [record(2), record(3), record(), record()],
             None,
-            id="two are waited for",
+            id="ranks wait for two others",
         ),
-        pytest.param([beat(1, silent_s=3), beat()], None, id="what was said is too old"),
-        pytest.param([beat(3), beat(), beat()], 3, id="waits for one that is not ready"),
+        pytest.param([record(1, silent_s=3), record()], None, id="stale heartbeat"),
+        pytest.param([record(3), record(), record()], 3, id="waits for a rank that is not ready"),
     ],
 )
-def test_the_one_that_is_waited_for(heartbeats: list[Heartbeats], expected: int | None) -> None:
+def test_the_stalled_rank_is_found(heartbeats: list[Heartbeats], expected: int | None) -> None:
     found = stalled_rank(dict(enumerate(heartbeats)), LIMITS, lambda index: False, now=NOW)
     assert (None if found is None else found.index) == expected
 
 
-def test_a_stopped_process_is_the_one_although_all_are_silent() -> None:
-    heartbeats = {index: beat(silent_s=11) for index in range(3)}
+def test_a_stopped_process_is_the_stalled_rank_although_all_are_silent() -> None:
+    heartbeats = {index: record(silent_s=11) for index in range(3)}
     found = stalled_rank(heartbeats, LIMITS, lambda index: index == 2, now=NOW)
     assert found is not None
     assert found.index == 2
     assert "stopped by a signal" in found.detail
 
 
-def test_several_stopped_processes_are_no_one_s_fault_alone() -> None:
-    heartbeats = {index: beat(silent_s=11) for index in range(3)}
+def test_several_stopped_processes_name_no_stalled_rank() -> None:
+    heartbeats = {index: record(silent_s=11) for index in range(3)}
     assert stalled_rank(heartbeats, LIMITS, lambda index: index > 0, now=NOW) is None
 
 
-def test_it_is_said_who_waits() -> None:
-    found = stalled_rank({0: beat(), 1: beat(0)}, LIMITS, lambda index: False, now=NOW)
+def test_the_waiting_ranks_are_named() -> None:
+    found = stalled_rank({0: record(), 1: record(0)}, LIMITS, lambda index: False, now=NOW)
     assert found is not None
     assert (found.index, found.detail) == (0, "worker 1 waits for it")

@@ -1,4 +1,4 @@
-"""What each worker is told to load, and what is said when it holds something else."""
+"""The Start command of each worker, and warnings when a worker reports other weights."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The workers' life cycles: events in, instructions out."""
+"""The workers' life cycles: events in, actions out."""
 
 import random
 
@@ -109,7 +109,7 @@ def test_starts_are_staged_and_each_has_its_own_identity() -> None:
     assert second.identity.partition("-")[2] != first.identity.partition("-")[2]
 
 
-def test_events_out_of_turn_are_protocol_errors() -> None:
+def test_events_out_of_order_are_protocol_errors() -> None:
     made = supervisor()
     made.start(0.0)
     with pytest.raises(ProtocolError, match="ready while starting"):
@@ -123,7 +123,7 @@ def test_events_out_of_turn_are_protocol_errors() -> None:
 
 
 @pytest.mark.parametrize("status", [0, 1, -9, -11])
-def test_an_exit_nobody_asked_for_is_a_death_and_is_followed_by_a_restart(status: int) -> None:
+def test_an_unrequested_exit_is_a_death_and_is_followed_by_a_restart(status: int) -> None:
     made = up()
     (removed,) = made.on_exit(0, status, 10.0)
     assert isinstance(removed, RemoveOwner)
@@ -135,7 +135,7 @@ def test_an_exit_nobody_asked_for_is_a_death_and_is_followed_by_a_restart(status
     assert made.workers[1].status is WorkerStatus.READY
 
 
-def test_nobody_is_restarted_before_the_old_process_is_gone() -> None:
+def test_no_worker_is_restarted_before_its_old_process_is_gone() -> None:
     made = up()
     assert kinds(made.on_loss(0, BROKEN, 10.0)) == [RemoveOwner, Kill]
     assert made.tick(20.0) == []
@@ -262,7 +262,7 @@ def test_a_group_is_lost_and_restarted_as_one_under_a_new_epoch() -> None:
     assert [worker.restarts for worker in made.workers] == [1, 1, 1]
 
 
-def test_in_a_group_the_one_that_has_exited_is_to_blame_and_not_who_missed_it_first() -> None:
+def test_in_a_group_the_exited_rank_is_to_blame_and_not_its_first_reporter() -> None:
     made = up(3, group=True)
     # Its exit was seen, and is settled once its last messages have been read.
     made.domains.domain_of(1).exits[1] = -11
@@ -354,7 +354,7 @@ def test_a_restart_on_request_dismisses_it_and_needs_no_patience() -> None:
     assert made.workers[1].epoch == 0
 
 
-def test_stopping_restarts_nobody() -> None:
+def test_stopping_restarts_no_worker() -> None:
     made = up()
     made.stop(0.0)
     assert made.workers[0].status is WorkerStatus.DRAINING
@@ -385,7 +385,7 @@ def test_a_kill_after_the_stop_is_ours_and_speaks_of_no_memory() -> None:
     assert removed.loss.detail == "killed by SIGKILL"
 
 
-def test_giving_everyone_up_cancels_the_restarts_that_were_due() -> None:
+def test_giving_all_up_cancels_the_restarts_that_were_due() -> None:
     made = supervisor(2)
     made.start(0.0)
     made.on_exit(0, 1, 0.0)
@@ -397,7 +397,7 @@ def test_giving_everyone_up_cancels_the_restarts_that_were_due() -> None:
     assert made.dead
 
 
-def test_stopping_ends_who_waits_for_a_start() -> None:
+def test_stopping_ends_workers_that_wait_for_a_start() -> None:
     made = supervisor(2)
     made.start(0.0)
     made.stop(0.0)
@@ -460,7 +460,7 @@ def test_a_rank_is_spawned_once_the_process_of_the_one_before_is_there() -> None
     assert made.on_spawned(1, 101, 1.0) == []
 
 
-def test_of_a_group_nobody_is_spawned_after_one_that_had_no_process() -> None:
+def test_no_rank_is_spawned_after_one_that_got_no_process() -> None:
     made = supervisor(2, group=True)
     made.start(0.0)
     assert kinds(made.on_spawn_failed(0, "no more processes", 0.0)) == [RemoveOwner]
@@ -493,10 +493,10 @@ def test_those_that_left_since_they_lost_a_peer_are_not_the_one_that_was_lost() 
         pytest.param([(0, 1)], [1], id="one names another"),
         pytest.param([(0, 2), (1, 2)], [2], id="two name the same"),
         pytest.param([(2, 0), (0, 1)], [1], id="one names another that has lost one itself"),
-        pytest.param([(0, None)], [], id="one names nobody"),
-        pytest.param([(0, None), (2, 0)], [], id="one names another that names nobody"),
+        pytest.param([(0, None)], [], id="one names none"),
+        pytest.param([(0, None), (2, 0)], [], id="one names another that names none"),
         pytest.param([(0, 1), (1, 0)], [], id="two name each other"),
-        pytest.param([(0, 1), (2, None)], [1], id="one names another, and one nobody"),
+        pytest.param([(0, 1), (2, None)], [1], id="one names another, and one none"),
     ],
 )
 def test_without_an_exit_the_one_that_is_missed_is_to_blame(
@@ -511,7 +511,7 @@ def test_without_an_exit_the_one_that_is_missed_is_to_blame(
     assert culprits(made.tick(10.5)) == blamed
 
 
-def test_nobody_is_waited_for_whose_exit_would_say_nothing_more() -> None:
+def test_no_exit_is_awaited_that_would_say_nothing_more() -> None:
     made = up(2, group=True)
     made.on_failed(0, failed("no answer", FailureKind.PEER_LOST), 10.0)
     steps = made.on_failed(1, failed("no answer", FailureKind.PEER_LOST), 10.1)

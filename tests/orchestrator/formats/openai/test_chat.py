@@ -198,7 +198,7 @@ def test_failure_is_an_error_and_never_a_partial_answer() -> None:
     assert all(not c["choices"][0]["finish_reason"] for c in chunks[:-1])
 
 
-def test_a_bug_of_ours_in_the_middle_of_a_stream_is_an_event_too() -> None:
+def test_an_internal_error_in_the_middle_of_a_stream_is_an_event_too() -> None:
     def script(_: object) -> list[Any]:
         return [granted(), NewTokens(ids=(65,)), "no event"]
 

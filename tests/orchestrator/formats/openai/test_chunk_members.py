@@ -31,7 +31,7 @@ def streamed(send: Send, reply: Callable[[object], list[Any]], **fields: Any) ->
 
 
 def prompt_of(send: Send, body: Any) -> object:
-    """Chats have it beside their choices, completions in each."""
+    """Chats have it beside their choices, completions inside each."""
     return body["prompt_token_ids"] if send is chat else body["choices"][0]["prompt_token_ids"]
 
 
@@ -40,7 +40,7 @@ def test_a_whole_answer_has_all_its_ids(send: Send) -> None:
     service = ScriptedService(tokens(*ANSWER, EOS))
     body = send(service, return_token_ids=True).json()
     assert prompt_of(send, body) == PROMPTS[send]
-    # The end token is one of them: there are as many as are counted.
+    # The end token is one of them: ids are as many as the usage counts.
     assert body["choices"][0]["token_ids"] == [*ANSWER, EOS]
     assert body["usage"]["completion_tokens"] == len(ANSWER) + 1
 
@@ -69,7 +69,7 @@ def test_a_stream_has_the_prompt_once_and_each_id_once(send: Send, logprobs: boo
     assert not any("prompt_token_ids" in str(event) for event in others)
     found = [event["choices"][0]["token_ids"] for event in others]
     assert list(chain.from_iterable(found)) == [*ANSWER, EOS]
-    # Each comes when it is drawn, whether or not there is text to show.
+    # Each comes when it is drawn, with or without text to show.
     assert [len(ids) for ids in found[:-1]].count(1) == len(ANSWER) + 1
 
 

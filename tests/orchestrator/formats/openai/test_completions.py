@@ -59,7 +59,7 @@ def test_special_tokens_are_shown_on_request(num_tokens: int) -> None:
 
 
 class Decoding(FakeTextModel):
-    """Remembers how many ids are decoded between two turns of the event loop."""
+    """Counts the ids that are decoded in one run of the event loop."""
 
     def __init__(self) -> None:
         super().__init__(512)

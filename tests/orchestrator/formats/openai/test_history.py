@@ -1,4 +1,4 @@
-"""Chat histories as clients keep them: no earlier answer that comes back ends a conversation."""
+"""Chat histories as clients keep them: any earlier response is accepted in a later request."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ USER = {"role": "user", "content": "and then?"}
 
 
 def rendered(messages: Sequence[object], **fields: Any) -> list[Mapping[str, object]]:
-    """What the template gets of these messages."""
+    """The template's input for these messages."""
     text = RecordingModel()
     response = call(
         ScriptedService(), "POST", CHAT, text=text, json={"messages": messages, **fields}
@@ -24,7 +24,7 @@ def rendered(messages: Sequence[object], **fields: Any) -> list[Mapping[str, obj
 
 
 def assistant(**members: Any) -> Mapping[str, object]:
-    """What the template gets of an earlier answer."""
+    """The template's input for an earlier response."""
     _, found, _ = rendered([*HI, {"role": "assistant", **members}, USER])
     return found
 

@@ -1,4 +1,4 @@
-"""The ``openai`` package against a real server: what its parser takes is what clients need.
+"""The ``openai`` package against a real server: its parser accepts our responses.
 
 The package is imported late: it takes a second, which no collection should wait for.
 """

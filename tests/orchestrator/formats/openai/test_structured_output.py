@@ -1,4 +1,4 @@
-"""Which fields ask for a form, what they become, and what is refused before anything is queued."""
+"""Fields that ask for structured output, their grammars, and refusals before the queue."""
 
 import json
 from dataclasses import replace

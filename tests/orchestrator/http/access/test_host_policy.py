@@ -1,4 +1,4 @@
-"""Pages of strangers do not reach an endpoint of this machine, whatever their names point at."""
+"""Pages of strangers do not reach a local endpoint, whatever their host names resolve to."""
 
 import re
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The spellings of a path that clients send, and that none of them passes a check of its route."""
+"""Spellings of a path that clients send: none of them bypasses a check of its route."""
 
 import asyncio
 from dataclasses import replace
@@ -98,7 +98,7 @@ def test_no_spelling_needs_less_than_its_route() -> None:
 
 
 async def raw(port: int, request: bytes) -> tuple[bytes, dict[bytes, bytes], bytes]:
-    """Status line, headers and what follows them until the server closes."""
+    """Status line, headers and everything after them until the server closes."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(request)
     answer = await reader.read()

@@ -1,4 +1,4 @@
-"""Whatever is sent to whatever route, it is an answer or a refusal, and never a bug of ours."""
+"""Any input to any route gets a response or a refusal, and never a 500."""
 
 import asyncio
 import json
@@ -48,7 +48,7 @@ def ask(method: str, path: str, **arguments: Any) -> httpx.Response:
     SERVICE.answers.clear()
 
     async def run() -> httpx.Response:
-        # An error of the app is raised here, in place of its 500.
+        # An error of the app is raised here, instead of its 500.
         transport = httpx.ASGITransport(APP)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             async with asyncio.timeout(20):

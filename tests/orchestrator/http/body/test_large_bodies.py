@@ -1,4 +1,4 @@
-"""Large bodies hold up nobody, take bounded memory, and mean what small ones mean."""
+"""Large bodies stall no other request, take bounded memory, and mean the same as small ones."""
 
 import asyncio
 import json

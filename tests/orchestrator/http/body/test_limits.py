@@ -1,4 +1,4 @@
-"""Waiting for a process is bounded in number and in time."""
+"""The wait for a parsing process is bounded in number and in time."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ def test_one_too_many_is_refused_and_places_are_given_back() -> None:
             async with limit.enter():
                 with pytest.raises(ApiError, match="too many things") as caught:
                     async with limit.enter():
-                        raise AssertionError("nobody gets here")
+                        raise AssertionError("no second request enters")
                 assert refusal(caught) == (429, {"retry-after": "1"})
             async with limit.enter():
                 assert limit.waiting == 2
@@ -42,7 +42,7 @@ def test_one_too_many_is_refused_and_places_are_given_back() -> None:
     asyncio.run(run())
 
 
-def test_who_waits_too_long_is_refused() -> None:
+def test_a_request_that_waits_too_long_is_refused() -> None:
     async def run() -> None:
         limit = ConcurrencyLimit("things", limit_s=0.01)
         with pytest.raises(ApiError) as caught:
@@ -87,7 +87,7 @@ class Follows(FakeTextModel):
 
 
 class Checks(GrammarCheck):
-    """Has looked at one grammar, and takes for ever with others."""
+    """Has compiled one grammar, and never ends with others."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What is overdue at one connection, by a clock that the test moves."""
+"""Time limits of one connection, by a clock that the test moves."""
 
 import pytest
 
@@ -52,7 +52,7 @@ def test_each_request_has_its_own_time() -> None:
 
 
 def reads(nbytes_per_s: int, written_nbytes_per_s: int, seconds: int = 100) -> float | None:
-    """When a client is overdue that always has something left to take."""
+    """When a client is overdue that always has unread data."""
     clock = ClientClock(0.0)
     clock.enter(ClientPhase.ANSWER, 0.0)
     for second in range(seconds):

@@ -1,4 +1,4 @@
-"""Who has to go when all places are taken."""
+"""The choice of the connection that is closed when all places are taken."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,7 +33,7 @@ def test_the_one_that_waits_longest_gives_way() -> None:
     table.check()
 
 
-def test_nobody_is_cut_off_while_served() -> None:
+def test_no_connection_is_closed_while_served() -> None:
     table = ConnectionTable(2)
     served = [FakeClient(), FakeClient()]
     for client in served:
@@ -58,7 +58,7 @@ def test_a_client_that_was_refused_takes_no_place_by_what_it_does_later() -> Non
     assert len(table) == 1
 
 
-def test_a_sweep_asks_everybody_though_some_leave_in_it() -> None:
+def test_a_sweep_checks_all_connections_though_some_leave_in_it() -> None:
     table = ConnectionTable(10)
 
     class Leaving(FakeClient):

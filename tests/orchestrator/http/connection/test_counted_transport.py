@@ -1,4 +1,4 @@
-"""What was written to a connection is counted, and all else is as it was."""
+"""Bytes written to a connection are counted, and everything else passes through."""
 
 import asyncio
 from typing import Any, cast

@@ -1,4 +1,4 @@
-"""A client that leaves frees its slot in every state. Real sockets: only they tell how."""
+"""A client that disconnects frees its slot in every state. Needs real sockets."""
 
 import asyncio
 import json
@@ -171,7 +171,7 @@ def test_body_that_does_not_arrive_is_refused() -> None:
     asyncio.run(run())
 
 
-def test_bodies_that_drip_in_shut_out_nobody() -> None:
+def test_bodies_that_drip_in_shut_out_no_client() -> None:
     async def run() -> None:
         service = ScriptedService()
         service.current = replace(service.current, max_queued_requests=2)

@@ -1,4 +1,4 @@
-"""Binding the endpoint, or saying in one sentence why not."""
+"""Binding the endpoint, or one sentence with the reason."""
 
 import socket
 

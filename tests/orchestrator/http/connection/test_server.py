@@ -1,4 +1,4 @@
-"""What the HTTP server writes to the log of its own accord."""
+"""Log lines of the HTTP server itself."""
 
 import asyncio
 import logging

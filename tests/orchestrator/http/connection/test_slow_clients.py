@@ -32,7 +32,7 @@ async def connect(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter
 
 
 async def drip(writer: asyncio.StreamWriter, data: bytes) -> None:
-    """Send a byte at a time, for ever, until the other side has had enough."""
+    """Send a byte at a time, for ever, until the peer closes."""
     try:
         while True:
             for byte in data:
@@ -106,7 +106,7 @@ def test_an_idle_connection_is_closed_and_a_busy_one_is_not() -> None:
             await busy_reader.readuntil(b"\r\n\r\n")
             reader, writer = await connect(port)
             writer.write(b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n")
-            # It ends though nobody asked it to, and by then the other one has waited longer.
+            # It ends unprompted, and by then the other one has waited longer.
             assert b"200 OK" in await reader.read()
             assert not service.answers[0].cancelled.is_set()
             assert not busy_reader.at_eof()
@@ -116,7 +116,7 @@ def test_an_idle_connection_is_closed_and_a_busy_one_is_not() -> None:
     asyncio.run(run())
 
 
-def test_a_body_that_nobody_reads_ends_its_connection() -> None:
+def test_a_body_that_no_route_reads_ends_its_connection() -> None:
     async def run() -> None:
         async with asyncio.timeout(DEADLINE_S), served(ScriptedService(), HURRIED) as port:
             reader, writer = await connect(port)
@@ -143,7 +143,7 @@ def test_a_client_that_reads_nothing_is_dropped_and_its_slot_freed(
     by_system: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not by_system:
-        # Not every system can be told to do it, so we do it too.
+        # Some systems close the connection themselves, others do not, so we do it too.
         monkeypatch.setattr(SET_UP, lambda *_, **__: None)
 
     async def run() -> None:
@@ -190,7 +190,7 @@ def test_a_connection_too_many_takes_the_place_of_one_that_waits() -> None:
     asyncio.run(run())
 
 
-def test_a_connection_too_many_is_told_so_when_nobody_waits() -> None:
+def test_a_connection_too_many_is_told_so_when_none_is_idle() -> None:
     async def run() -> None:
         service = ScriptedService(lambda _: [granted()])
         options = replace(OPTIONS, max_connections=2)
@@ -273,7 +273,7 @@ def test_chunks_that_are_none_are_refused_and_reach_no_route() -> None:
     asyncio.run(run())
 
 
-def test_whoever_leaves_in_an_answer_gives_its_place_back() -> None:
+def test_a_client_that_leaves_during_a_response_frees_its_place() -> None:
     async def run() -> None:
         service = ScriptedService(lambda _: [granted()])
         options = replace(OPTIONS, max_connections=2)
@@ -320,7 +320,7 @@ def test_a_client_that_sends_early_is_seen_to_leave(leaves: bool) -> None:
                 writer.write(b"\x00garbage")
                 writer.close()
             else:
-                # Nobody needs to ask so much so early.
+                # No client needs to send so much so early.
                 writer.write(b"x" * 1_000_000)
             await service.answers[0].cancelled.wait()
             writer.close()
@@ -341,7 +341,7 @@ def test_a_request_that_comes_early_is_answered_next() -> None:
 
 
 class Told(logging.Handler):
-    """Says when the server has complained, and how often."""
+    """Reports when the server has complained, and how often."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -361,7 +361,7 @@ def test_out_of_descriptors_clients_wait_and_the_log_stays_short() -> None:
         limits = resource.getrlimit(resource.RLIMIT_NOFILE)
         try:
             async with asyncio.timeout(DEADLINE_S), served(ScriptedService()) as port:
-                # The loop's own descriptors exist once it has served somebody.
+                # The loop's own descriptors exist once it has served a client.
                 _, first = await connect(port)
                 client = socket.socket()
                 client.setblocking(False)

@@ -1,4 +1,4 @@
-"""What happens to more requests at once than there is room for."""
+"""More simultaneous requests than there is room for."""
 
 import asyncio
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Requests that are too long: one wording, one code; and answers that end where the room does."""
+"""Requests that are too long get one wording and one code; responses end at the limit."""
 
 import re
 from dataclasses import replace
@@ -20,7 +20,7 @@ WORDING = re.compile(r"^This model's maximum context length is (\d+) tokens\. Ho
 
 
 class Measuring(FakeTextModel):
-    """Remembers how much was tokenized."""
+    """Records the lengths of tokenized texts."""
 
     longest = 0
 
@@ -44,7 +44,7 @@ def ask(service: ScriptedService, path: str, num_chars: int, **body: Any) -> htt
 
 
 def refused(response: httpx.Response) -> dict[str, Any]:
-    """The error, which must be what clients know an overflow by."""
+    """The error, in the form by which clients recognise an overflow."""
     found = error(response, 400)
     assert found["code"] == "context_length_exceeded"
     assert found["type"] == "invalid_request_error"

@@ -1,4 +1,4 @@
-"""What a client is told that finds the queue full, through the routes."""
+"""The refusal that a client gets from a full queue, through the routes."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ BUSY = tuple(replace(owner, running=8) for owner in STATE.owners)
 
 
 class Paced(ScriptedService):
-    """Each of its requests took so long, as it says to all that observe it."""
+    """Each of its requests took this long, as it reports to its observers."""
 
     def __init__(self, *, each_s: float, **state: object) -> None:
         super().__init__(lambda _: [], owners=BUSY)

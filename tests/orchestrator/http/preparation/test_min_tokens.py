@@ -1,4 +1,4 @@
-"""A least length of answers: what reaches the workers, and when a stop string counts."""
+"""Minimum length of responses: the workers' parameter, and when stop strings count."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What is refused before any work is done, as a function of the books."""
+"""Refusals before any work is done, as a function of the present loads."""
 
 from dataclasses import replace
 
@@ -42,7 +42,7 @@ BUSY = replace(STATE, owners=tuple(replace(owner, running=8) for owner in STATE.
 def refused(
     state: ServiceState, *, preparing: int = 0, choices: int = 1
 ) -> tuple[ApiError, list[QueueLoad]]:
-    """The refusal, and the loads for which the pace was asked."""
+    """The refusal, and the loads with which the pace was computed."""
     loads: list[QueueLoad] = []
 
     def retry_after_s(load: QueueLoad) -> int:

@@ -1,4 +1,4 @@
-"""Who chooses the owner, where a router and its client both do."""
+"""The choice of the owner when a router and its client both name one."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def ask(path: str, headers: list[str], **body: Any) -> tuple[ScriptedService, An
         (["1", "0"], {}, 0),
         (["0, 1"], {}, 1),
         (["0,0", "1 , 0", " 1 "], {}, 1),
-        # What came before is not the router's, and may be anything.
+        # Earlier values are not the router's, and may be anything.
         (["99", "1"], {}, 1),
         (["x", "1"], {}, 1),
         (["1"], {"routed_dp_rank": 0}, 1),

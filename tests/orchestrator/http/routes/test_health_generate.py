@@ -1,4 +1,4 @@
-"""GET /health_generate: which owners generate, all of them or one that is asked for."""
+"""GET /health_generate: the owners that generate, all of them or a requested one."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -30,7 +30,7 @@ def owners(*status: WorkerStatus) -> tuple[OwnerState, ...]:
 
 
 class Busy(ScriptedService):
-    """Its owners have a further token whenever they are looked at."""
+    """Its owners have one more token at each look."""
 
     def state(self) -> ServiceState:
         owners = tuple(
@@ -96,7 +96,7 @@ def test_an_owner_that_loads_again_is_missing_until_it_serves() -> None:
     assert response.json()["reason"] == "rank 2: the owner is starting (killed by SIGKILL)"
 
 
-def test_it_is_503_only_when_nobody_answers() -> None:
+def test_it_is_503_only_when_no_owner_answers() -> None:
     response = call(breaks(0, 1), "GET", PATH)
     assert response.status_code == 503
     assert response.json()["status"] == "unhealthy"
@@ -105,7 +105,7 @@ def test_it_is_503_only_when_nobody_answers() -> None:
 
 
 @pytest.mark.parametrize("status", [s for s in ServiceStatus if s is not ServiceStatus.READY])
-def test_it_is_503_whenever_health_is_and_asks_nobody(status: ServiceStatus) -> None:
+def test_it_is_503_whenever_health_is_and_sends_no_request(status: ServiceStatus) -> None:
     service = ScriptedService()
     service.current = replace(STATE, status=status)
     for path in ("/health", PATH, f"{PATH}?dp_rank=0"):

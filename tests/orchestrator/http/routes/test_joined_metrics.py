@@ -1,4 +1,4 @@
-"""Pages of metrics that a router joins: whatever their instances have been through."""
+"""Pages of metrics that a router joins, from instances in any state."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -61,7 +61,7 @@ def test_pages_of_all_states_have_a_sample_in_each_family_and_can_be_joined() ->
     assert_joinable(pages)
 
 
-def test_a_word_that_nobody_foresaw_is_added_to_its_family() -> None:
+def test_an_unforeseen_label_value_is_added_to_its_family() -> None:
     service = ScriptedService()
     plain = page_of(service)
     service.totals.errors["something_new"] = 3

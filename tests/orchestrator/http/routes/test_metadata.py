@@ -1,4 +1,4 @@
-"""Health, loads, metrics, models: what load balancers ask; and which routes need the key."""
+"""Health, loads, metrics, models: the routes of load balancers; and which need the key."""
 
 import logging
 import os

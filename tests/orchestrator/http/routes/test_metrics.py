@@ -1,4 +1,4 @@
-"""GET /metrics: the controller's counts under routers' names, and no other counts."""
+"""GET /metrics: the controller's counters under routers' names, and no other counters."""
 
 import asyncio
 from collections import Counter
@@ -253,7 +253,7 @@ def test_histograms_tell_what_the_observer_heard() -> None:
 
 @dataclass
 class Stage:
-    """The app over a controller whose fake workers turn by themselves, unless ``silent``."""
+    """The app over a controller whose fake workers run by themselves, unless ``silent``."""
 
     world: World
     controller: Controller
@@ -261,11 +261,11 @@ class Stage:
     client: httpx.AsyncClient
     silent: bool = False
 
-    async def turn(self) -> None:
+    async def run_workers(self) -> None:
         while True:
             if not self.silent:
                 self.world.greet()
-                self.world.turn()
+                self.world.run_workers()
             await asyncio.sleep(0)
 
 
@@ -282,7 +282,7 @@ def play(act: Callable[[Stage], Coroutine]) -> None:
         stage = Stage(world, controller, app, client)
         async with asyncio.timeout(20), client:
             await controller.start()
-            turning = asyncio.create_task(stage.turn())
+            turning = asyncio.create_task(stage.run_workers())
             try:
                 while any(owner.status != "ready" for owner in controller.state().owners):
                     await asyncio.sleep(0)
@@ -331,7 +331,7 @@ def test_an_answer_that_a_stop_string_ends_counts_as_ok() -> None:
     play(act)
 
 
-def test_a_stream_names_its_owner_and_why_before_the_owner_has_said_a_word() -> None:
+def test_a_stream_names_its_owner_and_why_before_the_owners_first_event() -> None:
     body = b'{"prompt": [1, 2], "stream": true, "max_tokens": 2, "routed_dp_rank": 1}'
     scope = {
         "type": "http",

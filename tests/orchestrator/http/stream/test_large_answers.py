@@ -1,4 +1,4 @@
-"""Answers of many log-probabilities hold up nobody, take bounded memory, and read as others do."""
+"""Responses with many log-probabilities stall no stream, take bounded memory, and read alike."""
 
 import asyncio
 import json
@@ -44,7 +44,7 @@ def service_saying(ids: tuple[int, ...], *, at_once: bool) -> ScriptedService:
 
 
 class CountingText(FakeTextModel):
-    """Counts log-probabilities that are written between two turns of the event loop."""
+    """Counts log-probabilities that are written in one run of the event loop."""
 
     def __init__(self) -> None:
         super().__init__(512)

@@ -1,4 +1,4 @@
-"""A client that finds the queue full is told when there will be room, by a clock of the test."""
+"""Retry-After of a full queue, by a clock of the test."""
 
 import pytest
 
@@ -60,7 +60,7 @@ def test_the_first_is_told_when_the_next_request_ends(each_s: float, told: int, 
     assert served.told() == told
 
 
-def test_a_queue_of_one_place_keeps_nobody_away_for_longer_than_one_request() -> None:
+def test_a_queue_of_one_place_keeps_no_client_away_longer_than_one_request() -> None:
     clock = Clock()
     served = Served(clock, each_s=1.3, places=1)
     for _ in range(20):
@@ -121,7 +121,7 @@ def test_time_without_requests_is_no_pace() -> None:
         assert served.told() == 2
 
 
-def test_nobody_is_told_more_than_a_minute() -> None:
+def test_no_client_is_told_more_than_a_minute() -> None:
     served = Served(Clock(), each_s=30.0)
     served.end(40)
     assert [served.told() for _ in range(4)] == [30, 60, 60, 60]

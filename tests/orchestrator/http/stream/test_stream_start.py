@@ -1,4 +1,4 @@
-"""When a stream's status and headers leave, and where the owners that serve it are named."""
+"""When a stream's status and headers are sent, and where they name the owners."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ GRACE = f"{EventStream.__module__}.GRANT_GRACE_S"
 
 
 class Client:
-    """A raw connection that sees what arrives, and in which pieces."""
+    """A raw connection that records arriving data, piece by piece."""
 
     def __init__(self, port: int) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port))

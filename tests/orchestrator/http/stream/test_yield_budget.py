@@ -1,4 +1,4 @@
-"""Work for answers is spread over turns of the event loop."""
+"""Work for responses is spread over runs of the event loop."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ from mlx_dp.orchestrator.http.stream.yield_budget import TURN_UNITS, YieldBudget
 
 
 def spread(*portions: int) -> list[int]:
-    """What is done in each turn when tasks want these portions at once."""
+    """The work of each loop run when tasks want these portions at once."""
 
     async def run() -> list[int]:
         budget = YieldBudget()
@@ -40,7 +40,7 @@ def test_a_portion_that_is_too_large_has_a_turn_for_itself() -> None:
     assert spread(5 * TURN_UNITS, 5 * TURN_UNITS, 1) == [5 * TURN_UNITS, 5 * TURN_UNITS, 1]
 
 
-def test_who_waits_longest_goes_first_and_who_left_holds_up_nobody() -> None:
+def test_the_longest_wait_goes_first_and_a_cancelled_one_delays_none() -> None:
     async def run() -> list[str]:
         budget = YieldBudget()
         order: list[str] = []

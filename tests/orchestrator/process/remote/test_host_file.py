@@ -74,11 +74,11 @@ def test_each_rank_is_met_at_an_address_of_its_own_machine() -> None:
     "ips", [("10.0.0.1", "10.0.0.2"), ("10.0.0.1", "10.0.0.1"), ("::1", "::2")]
 )
 def test_no_two_generations_in_a_row_share_an_address_or_a_key(ips) -> None:
-    book = HostAddresses([Host(ssh="mac", ips=(ip,)) for ip in ips])
+    addresses = HostAddresses([Host(ssh="mac", ips=(ip,)) for ip in ips])
     met: set[str] = set()
     keys: set[str] = set()
     for generation in range(50):
-        found = book.fresh(2, generation)
+        found = addresses.fresh(2, generation)
         each = {*found.addresses, *(peer.removeprefix("tcp://") for peer in found.peers)}
         assert len(each) == 4
         assert not each & met
@@ -89,7 +89,7 @@ def test_no_two_generations_in_a_row_share_an_address_or_a_key(ips) -> None:
 
 
 def test_ports_stay_in_their_range_however_often_a_group_is_formed() -> None:
-    book = HostAddresses(HOSTS)
+    addresses = HostAddresses(HOSTS)
     for generation in (10**4, 10**6, 2**31 - 1):
-        for address in book.fresh(2, generation).addresses:
+        for address in addresses.fresh(2, generation).addresses:
             assert FIRST_PORT <= int(address.rpartition(":")[2]) < 2**16

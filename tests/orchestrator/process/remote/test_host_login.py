@@ -1,4 +1,4 @@
-"""What ssh says of a host, with an ssh of the test's own in the PATH."""
+"""ssh's messages about a host, with an ssh of the test's own in the PATH."""
 
 import asyncio
 import os

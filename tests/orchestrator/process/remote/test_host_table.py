@@ -1,4 +1,4 @@
-"""The book of hosts, by a clock of the test's own."""
+"""The table of hosts, by a clock of the test's own."""
 
 import pytest
 
@@ -26,31 +26,31 @@ JOIN = Join(rank=2, host="mac2", pid=7)
 
 
 @pytest.fixture
-def book() -> HostTable:
+def table() -> HostTable:
     return HostTable({2, 3}, TIMES)
 
 
 @pytest.fixture
-def running(book: HostTable) -> HostTable:
-    book.handle("host-2-a", JOIN, 0.0)
-    book.launched(2, "w2-a")
-    return book
+def running(table: HostTable) -> HostTable:
+    table.handle("host-2-a", JOIN, 0.0)
+    table.launched(2, "w2-a")
+    return table
 
 
-def test_a_host_that_joins_has_the_place_of_its_rank(book) -> None:
-    assert book.record(2).link == ""
-    assert book.handle("host-2-a", JOIN, 0.0) == [SendToHost("host-2-a", WELCOME)]
-    assert (book.record(2).link, book.record(2).host) == ("host-2-a", "mac2")
-    assert book.record(3).link == ""
+def test_a_host_that_joins_has_the_place_of_its_rank(table) -> None:
+    assert table.record(2).link == ""
+    assert table.handle("host-2-a", JOIN, 0.0) == [SendToHost("host-2-a", WELCOME)]
+    assert (table.record(2).link, table.record(2).host) == ("host-2-a", "mac2")
+    assert table.record(3).link == ""
 
 
-def test_a_repeated_join_is_answered_again(book) -> None:
-    book.handle("host-2-a", JOIN, 0.0)
-    assert book.handle("host-2-a", JOIN, 0.5) == [SendToHost("host-2-a", WELCOME)]
+def test_a_repeated_join_is_answered_again(table) -> None:
+    table.handle("host-2-a", JOIN, 0.0)
+    assert table.handle("host-2-a", JOIN, 0.5) == [SendToHost("host-2-a", WELCOME)]
 
 
-def test_a_rank_of_ours_is_refused_for_good_and_told_which_are_free(book) -> None:
-    (say,) = book.handle("host-0-a", Join(rank=0, host="mac2", pid=7), 0.0)
+def test_a_rank_of_ours_is_refused_for_good_and_told_which_are_free(table) -> None:
+    (say,) = table.handle("host-0-a", Join(rank=0, host="mac2", pid=7), 0.0)
     reason = "--rank 0 is not for another machine: use --rank 2 or 3"
     assert say == SendToHost("host-0-a", Deny(reason=reason, final=True))
 
@@ -61,12 +61,12 @@ def test_the_ranks_that_there_are_are_said_as_a_user_would(ranks, said) -> None:
     assert say.message.reason.endswith(f": use {said}")
 
 
-def test_a_second_host_of_a_rank_may_try_again_once_the_first_is_gone(book) -> None:
-    book.handle("host-2-a", JOIN, 0.0)
-    (say,) = book.handle("host-2-b", JOIN, 1.0)
+def test_a_second_host_of_a_rank_may_try_again_once_the_first_is_gone(table) -> None:
+    table.handle("host-2-a", JOIN, 0.0)
+    (say,) = table.handle("host-2-b", JOIN, 1.0)
     assert say == SendToHost("host-2-b", Deny(reason=TAKEN, final=False))
-    book.heartbeat(5.5)
-    assert book.handle("host-2-b", JOIN, 6.0) == [SendToHost("host-2-b", WELCOME)]
+    table.heartbeat(5.5)
+    assert table.handle("host-2-b", JOIN, 6.0) == [SendToHost("host-2-b", WELCOME)]
 
 
 def test_an_exit_that_is_told_counts_once_and_for_its_own_worker_alone(running) -> None:
@@ -77,7 +77,7 @@ def test_an_exit_that_is_told_counts_once_and_for_its_own_worker_alone(running) 
     running.launched(2, "w2-b")
 
 
-def test_whoever_speaks_is_pinged_and_whoever_is_silent_is_given_up(running) -> None:
+def test_a_host_that_sends_is_pinged_and_a_silent_one_is_given_up(running) -> None:
     assert running.heartbeat(5.0) == [SendToHost("host-2-a", Ping())]
     assert running.handle("host-2-a", Alive(), 5.0) == []
     assert running.heartbeat(10.0) == [SendToHost("host-2-a", Ping())]
@@ -86,7 +86,7 @@ def test_whoever_speaks_is_pinged_and_whoever_is_silent_is_given_up(running) -> 
     assert running.record(2).link == ""
 
 
-def test_one_that_was_given_up_is_told_when_it_speaks_again(running) -> None:
+def test_a_lost_host_is_told_so_when_it_sends_again(running) -> None:
     running.heartbeat(10.0)
     (say,) = running.handle("host-2-a", Alive(), 11.0)
     assert isinstance(say.message, Deny)
@@ -105,7 +105,7 @@ def test_a_host_that_leaves_ends_what_ran_there(running) -> None:
     assert running.record(2).link == ""
 
 
-def test_nobody_is_silent_because_the_controller_slept(running) -> None:
+def test_no_host_is_silent_because_the_controller_slept(running) -> None:
     running.reset_silence(60.0)
     assert running.heartbeat(61.0) == [SendToHost("host-2-a", Ping())]
 

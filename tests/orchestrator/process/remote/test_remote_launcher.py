@@ -1,4 +1,4 @@
-"""Workers on other machines, as the controller sees them: a wire and hosts of the test's own."""
+"""Workers on other machines, from the controller's side: a wire and hosts of the test's own."""
 
 import asyncio
 
@@ -66,8 +66,8 @@ class World:
     def spawn(self, identity: str = "w1-a"):
         return self.launcher.spawn(1, identity, "ipc://here", self.exits.append)
 
-    def beat(self) -> None:
-        """One turn of the timer, without a loop that waits."""
+    def tick(self) -> None:
+        """One run of the timer, without a loop that waits."""
 
         async def turn() -> None:
             self.launcher._heartbeat()
@@ -135,7 +135,7 @@ def test_a_silent_host_counts_as_the_end_of_its_worker(world) -> None:
     world.join()
     world.spawn()
     world.launcher._expected_at = world.now = 5.1
-    world.beat()
+    world.tick()
     assert world.exits == [ExitCode.HOST_LOST]
     assert world.launcher.host_of(1) is None
 
@@ -144,7 +144,7 @@ def test_a_host_is_not_silent_because_the_controller_slept(world) -> None:
     world.join()
     world.spawn()
     world.launcher._expected_at, world.now = 0.5, 60.0
-    world.beat()
+    world.tick()
     assert world.exits == []
     assert world.wire.sent[-1] == (LINK, Ping())
 

@@ -1,4 +1,4 @@
-"""A host against a channel and workers of the test's own. The event loop alone says when."""
+"""A host against a channel and workers of the test's own, driven by the event loop only."""
 
 import asyncio
 import logging
@@ -31,7 +31,7 @@ GONE = Deny(reason="the controller had not heard it", final=False)
 
 
 class Channel:
-    """Gives what it is told to, one message per turn, and wakes the host for each."""
+    """Delivers its messages, one per loop run, and wakes the host for each."""
 
     def __init__(self, identity: str) -> None:
         self.identity = identity
@@ -169,7 +169,7 @@ def test_the_same_trouble_is_told_once_while_it_is_tried_again(caplog) -> None:
 
 
 @pytest.mark.parametrize("asked", [True, False])
-def test_only_a_kill_that_nobody_asked_for_speaks_of_memory(caplog, asked) -> None:
+def test_only_an_unrequested_kill_mentions_memory(caplog, asked) -> None:
     caplog.set_level(logging.INFO)
     world = World(lambda world, channel: launched(channel))
 
@@ -196,7 +196,7 @@ def test_a_worker_does_not_outlive_the_connection_it_was_asked_for_on() -> None:
     world.on_spawn = lambda worker: world.channels[0].tell(GONE)
     assert world.run() == ExitCode.PARENT_GONE
     assert world.workers[0].signals == ["kill"]
-    # Its exit is none of its own: the controller hears that the host leaves.
+    # Its exit is not its own: the controller gets the host's leave.
     assert [type(said) for said in world.channels[0].said][-1] is Leave
     assert not any(isinstance(said, WorkerExited) for said in world.channels[0].said)
 

@@ -1,4 +1,4 @@
-"""Placeholders are symbols that nothing has, and that nothing changes."""
+"""Placeholders are symbols that no text contains, and that no filter changes."""
 
 import json
 import unicodedata

@@ -1,4 +1,4 @@
-"""What a template wrote itself, and what it took over, in one rendering."""
+"""The template's own text and the text that it took over, in one rendering."""
 
 import sys
 

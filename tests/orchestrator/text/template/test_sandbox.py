@@ -1,4 +1,4 @@
-"""What a template may take: neither an hour nor a terabyte, and no more than jinja2 gives away."""
+"""Limits of a template: CPU time, memory, and no access beyond jinja2's own."""
 
 import itertools
 import tracemalloc
