@@ -123,9 +123,10 @@ SMALL = 4 * 2**20
 
 class TestWhatAStepCopies:
     @pytest.fixture
-    def engine(self, tmp_path: Path) -> MlxEngine:
+    def engine(self, tmp_path: Path, forms: ChosenForms) -> MlxEngine:
         """Eight rows of 512 tokens decode; a ninth slot is free."""
-        engine = MlxEngine.load(mlx_start(WIDE.write(tmp_path)))
+        with forms.remembered("wide"):
+            engine = MlxEngine.load(mlx_start(WIDE.write(tmp_path)))
         engine.open(OwnerCapacity(request_slots=ROWS + 1, auxiliary_slots=0, pool_tokens=10_000))
         engine.warm_up()
         for slot in range(ROWS):

@@ -18,12 +18,11 @@ from mlx_dp.proto.messages.grammar import Grammar
 from mlx_dp.proto.messages.protocol import Down, FinishReason, Preempted, Rejected, Start, Submit
 from mlx_dp.proto.messages.sampling_params import SamplingParams
 from mlx_dp.worker.engine import mlx_engine
-from mlx_dp.worker.loading import device
 from mlx_dp.worker.startup import run_worker
 from tests.support.batches.grammar_answers import json_schema, lark, regex
 from tests.support.worker.fake_controller import Request
 from tests.support.worker.scripted_channel import ScriptedChannel
-from tests.support.worker.worker_starts import mlx_start
+from tests.support.worker.worker_starts import mlx_start, no_warm_up
 
 pytestmark = [pytest.mark.mlx, pytest.mark.model]
 
@@ -89,9 +88,8 @@ class Channel(ScriptedChannel):
 def answers(model: Path, *script: tuple[int, Submit]) -> Channel:
     """Let a worker answer. Its start chooses no form for the batch, and does not warm up."""
     channel = Channel(mlx_start(model, requests=8), list(script))
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, no_warm_up():
         patch.setattr(mlx_engine, "choose_form", lambda _: IN_SLABS)
-        patch.setattr(device, "warm_up_s", lambda: 0.0)
         assert run_worker(channel) is ExitCode.OK
     return channel
 
