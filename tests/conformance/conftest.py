@@ -9,6 +9,7 @@ import pytest
 
 if TYPE_CHECKING:
     from tests.support.conformance.model_under_test import ModelUnderTest
+    from tests.support.worker.chosen_forms import ChosenForms
 
 
 @pytest.fixture(scope="session")
@@ -25,3 +26,11 @@ def under_test() -> Iterator[Callable[[str], "ModelUnderTest"]]:
             return last[0]
 
         yield model
+
+
+@pytest.fixture(scope="session")
+def forms() -> "ChosenForms":
+    """What the check of batches found for each model: it is the same in all scenarios."""
+    from tests.support.worker.chosen_forms import ChosenForms
+
+    return ChosenForms()

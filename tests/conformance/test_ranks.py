@@ -22,6 +22,8 @@ pytestmark = [pytest.mark.mlx, pytest.mark.system]
 
 QUICK = ("llama", "gemma3_text", "qwen3_moe", "deepseek_v2", "qwen3_next", "gpt_bigcode")
 """One of each kind: dense, windows, experts, latent attention, recurrent states, unbatched."""
+QUICK_WARM = ("llama", "qwen3_next")
+"""Those that are warmed up as well."""
 OF_FOUR = ("llama", "gemma2", "qwen3_moe", "deepseek_v3", "qwen3_next", "nemotron_h")
 CHUNK = 64
 """Prompt tokens in a step of one rank."""
@@ -65,7 +67,12 @@ def test_ranks_answer_as_one_process_does(
 ) -> None:
     model = under_test(name)
     scenario = "short" if name in CHUNK_DEPENDENT else "mixed"
-    reports = ranks(size).serve(model.directory, scenario=scenario, chunk=CHUNK * size)
+    reports = ranks(size).serve(
+        model.directory,
+        scenario=scenario,
+        chunk=CHUNK * size,
+        warm_up=name not in QUICK or name in QUICK_WARM,
+    )
     line = rank_table.lines.setdefault(f"{name} on {size}", RankLine())
     line.refusal = reports[0].refusal
     assert {report.refusal for report in reports} == {line.refusal}
@@ -98,8 +105,14 @@ def test_ranks_that_divide_the_vocabulary_too_answer_alike(
     model = under_test(name)
     serve = ranks(2).serve
     whole, divided = (
-        serve(model.directory, scenario="mixed", chunk=2 * CHUNK, vocabulary=vocabulary)
-        for vocabulary in (False, True)
+        serve(
+            model.directory,
+            scenario=scenario,
+            chunk=2 * CHUNK,
+            vocabulary=vocabulary,
+            warm_up=False,
+        )
+        for scenario, vocabulary in (("short", False), ("sample", True))
     )
     ties = Ties()
     for report, beside in zip(divided, whole, strict=True):

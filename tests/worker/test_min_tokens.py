@@ -20,13 +20,15 @@ from mlx_dp.proto.messages.sampling_params import SamplingParams
 from mlx_dp.worker.startup import run_worker
 from tests.support.models.oracle import greedy_alone
 from tests.support.models.tiny_models import ARCHITECTURES
+from tests.support.worker.chosen_forms import ChosenForms
 from tests.support.worker.scripted_channel import ScriptedChannel
-from tests.support.worker.worker_starts import mlx_start
+from tests.support.worker.worker_starts import mlx_start, no_warm_up
 
 pytestmark = pytest.mark.mlx
 
 PROMPT = tuple(range(5, 40))
 MAX_TOKENS = 24
+FORMS = ChosenForms()
 LEAST = (0, 1, 4, 9, 17, MAX_TOKENS)
 
 
@@ -67,7 +69,8 @@ def answers(directory: Path, submits: Sequence[Submit]) -> dict[int, tuple[int, 
     """The whole output of one worker to these requests, which meet in its batch."""
     script: list[tuple[int, Down]] = [(2 * at, each) for at, each in enumerate(submits)]
     channel = ScriptedChannel(mlx_start(directory, requests=len(submits)), script)
-    assert run_worker(channel) is ExitCode.OK
+    with FORMS.remembered(directory.name), no_warm_up():
+        assert run_worker(channel) is ExitCode.OK
     for each in submits:
         end = channel.received[each.request_id].finished
         assert end is not None
@@ -81,7 +84,7 @@ def answers(directory: Path, submits: Sequence[Submit]) -> dict[int, tuple[int, 
 # One batched, one recurrent, and one unbatched.
 @pytest.mark.parametrize("name", ["llama", "mamba", "llama_dynamic_rope"])
 def test_greedy_answers_are_those_of_mlx_lm(name: str, tmp_path: Path) -> None:
-    directory = ARCHITECTURES[name].write(tmp_path)
+    directory = ARCHITECTURES[name].write(tmp_path / name)
     model, _ = load_model(directory)
     free = greedy_alone(model, PROMPT, MAX_TOKENS).ids
     stops = (free[0], free[2], 10**6)
@@ -97,7 +100,7 @@ def test_greedy_answers_are_those_of_mlx_lm(name: str, tmp_path: Path) -> None:
 
 
 def test_an_answer_goes_on_at_any_other_owner_as_it_would_have(tmp_path: Path) -> None:
-    directory = ARCHITECTURES["llama"].write(tmp_path)
+    directory = ARCHITECTURES["llama"].write(tmp_path / "llama")
     model, _ = load_model(directory)
     free = greedy_alone(model, PROMPT, MAX_TOKENS).ids
     stops = tuple(free[:3])

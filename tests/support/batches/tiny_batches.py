@@ -9,10 +9,12 @@ import numpy as np
 from mlx_lm.models.cache import make_prompt_cache
 
 from mlx_dp.kvcache.batch import attention
+from mlx_dp.kvcache.batch.batch_form import BatchForm
 from mlx_dp.kvcache.prefix.cached_prefix import CachedPrefix
 from mlx_dp.kvcache.prefix.segments import Segments
 from mlx_dp.worker.contract.engine import PrefillChunk
 from mlx_dp.worker.engine.prefill import Prefill
+from mlx_dp.worker.loading.batch_check import choose_form
 from mlx_dp.worker.loading.loaded_model import LoadedModel, inspect
 from tests.support.models.tiny_models import ARCHITECTURES
 
@@ -25,6 +27,12 @@ def loaded_tiny(name: str) -> LoadedModel:
     """The same model at every call: tests do not change it."""
     attention.install()
     return inspect(ARCHITECTURES[name].build(), ARCHITECTURES[name].config)
+
+
+@cache
+def form_of(name: str) -> BatchForm:
+    """The form that the start chooses for it."""
+    return choose_form(loaded_tiny(name))
 
 
 def prompt_of(length: int, salt: int = 0) -> list[int]:

@@ -9,6 +9,7 @@ import random
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from queue import Queue
 from typing import Any
@@ -29,8 +30,8 @@ from mlx_dp.worker.shards.sharded_block import ShardedBlock
 from mlx_dp.worker.startup import run_worker
 from tests.support.conformance.rank_client import RankClient
 from tests.support.conformance.rank_report import RankJob, RankReport
-from tests.support.conformance.scenario import Ask, conversation, crowd, short
-from tests.support.worker.worker_starts import mlx_start
+from tests.support.conformance.scenario import Ask, conversation, crowd, sample, short
+from tests.support.worker.worker_starts import mlx_start, no_warm_up
 
 MEMORY_NBYTES = 2**30
 REQUESTS = 16
@@ -83,7 +84,7 @@ def asks(scenario: str, rank: int) -> list[Ask]:
     """Each rank's clients send other requests, at other times."""
     rng = random.Random(rank)
     mixed = conversation if rank % 2 else crowd
-    parts = short(rng) if scenario == "short" else mixed(rng)
+    parts = {"short": short, "sample": sample, "mixed": mixed}[scenario](rng)
     return [replace(ask, turn=ask.turn + rank * LATER, cached=0) for ask in parts]
 
 
@@ -117,7 +118,8 @@ def serve(job: RankJob, commands: Commands) -> RankReport:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mlx_engine, "choose_form", choose)
         patch.setattr(rank_model, "Lockstep", CountedLockstep)
-        code = run_worker(client, clock=client.clock)
+        with nullcontext() if job.warm_up else no_warm_up():
+            code = run_worker(client, clock=client.clock)
     if client.failed is not None:
         assert client.failed.kind is FailureKind.UNSUPPORTED_MODEL, client.failed
         print("done", flush=True)

@@ -8,12 +8,16 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankJob:
-    """``place`` are the fields of a GroupPlace; ``scenario`` names the clients' requests."""
+    """``place`` are the fields of a GroupPlace; ``scenario`` names the clients' requests.
+
+    ``warm_up``: whether the start runs the warm-up, which takes longer than the scenario.
+    """
 
     directory: Path
     place: dict[str, Any]
     scenario: str
     chunk: int
+    warm_up: bool
 
     def encode(self) -> str:
         return json.dumps({**asdict(self), "directory": str(self.directory)})

@@ -50,7 +50,13 @@ class Ranks:
         self._stack.close()
 
     def serve(
-        self, directory: Path, *, scenario: str, chunk: int, vocabulary: bool = False
+        self,
+        directory: Path,
+        *,
+        scenario: str,
+        chunk: int,
+        vocabulary: bool = False,
+        warm_up: bool = True,
     ) -> list[RankReport]:
         """Let all ranks serve the model until all requests have ended."""
         self.failed = True
@@ -68,7 +74,13 @@ class Ranks:
                 generation=self._generation,
                 shard_vocabulary=vocabulary,
             )
-            job = RankJob(directory=directory, place=asdict(place), scenario=scenario, chunk=chunk)
+            job = RankJob(
+                directory=directory,
+                place=asdict(place),
+                scenario=scenario,
+                chunk=chunk,
+                warm_up=warm_up,
+            )
             self._tell(rank, job.encode())
         for rank in range(self.size):
             line = self._hear(rank)

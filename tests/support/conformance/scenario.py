@@ -3,6 +3,7 @@
 import random
 from dataclasses import dataclass, replace
 
+from mlx_dp.kvcache.prefix.snapshot_points import SNAPSHOT_INTERVAL
 from tests.support.text.tiny_tokenizer import VOCAB_SIZE
 
 SHARED = 130
@@ -73,6 +74,26 @@ def conversation(rng: random.Random) -> list[Ask]:
         Ask(prompt=first, max_tokens=3, after=0, salt="another tenant"),
         Ask(prompt=_tokens(rng, 2), max_tokens=4, after=2, continues=True, cached=13),
         Ask(prompt=_tokens(rng, 7), max_tokens=6, after=5, continues=True, cached=109),
+    ]
+
+
+def sample(rng: random.Random, *, shared: int = SHARED, longest: int = 252) -> list[Ask]:
+    """One request of each sort that a burst, a crowd and a conversation have."""
+    first = _tokens(rng, shared + 9)
+    boundary = shared - shared % SNAPSHOT_INTERVAL
+    return [
+        Ask(prompt=first, max_tokens=4),
+        Ask(prompt=_tokens(rng, 5), max_tokens=6),
+        Ask(prompt=_tokens(rng, 21), max_tokens=3),
+        Ask(prompt=_tokens(rng, 12), max_tokens=5, abort_tokens=2),
+        # By default it outgrows the row that it gets.
+        Ask(prompt=_tokens(rng, longest), max_tokens=8, turn=1),
+        Ask(prompt=_tokens(rng, 20), max_tokens=4, after=0, continues=True, cached=len(first)),
+        Ask(prompt=first[:shared] + _tokens(rng, 4), max_tokens=3, after=0, cached=boundary),
+        Ask(prompt=first[: shared - 30] + _tokens(rng, 6), max_tokens=3, after=0),
+        Ask(prompt=first, max_tokens=2, after=0, salt="another tenant"),
+        Ask(prompt=_tokens(rng, 2), max_tokens=3, after=1, continues=True, cached=10),
+        Ask(prompt=_tokens(rng, 90), max_tokens=9, after=1, abort_turns=2),
     ]
 
 

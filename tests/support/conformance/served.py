@@ -1,6 +1,7 @@
 """Runs a scenario through a whole worker: the start, the loop, the scheduler and the engine."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,12 +12,11 @@ from mlx_dp.proto.capacity import request_limits as admission
 from mlx_dp.proto.exit_codes import ExitCode
 from mlx_dp.proto.messages.events import FailureKind
 from mlx_dp.worker.engine import mlx_engine
-from mlx_dp.worker.loading import device
 from mlx_dp.worker.loading.loaded_model import LoadedModel
 from mlx_dp.worker.startup import run_worker
 from tests.support.conformance.client import Client
 from tests.support.conformance.scenario import Ask
-from tests.support.worker.worker_starts import mlx_start
+from tests.support.worker.worker_starts import mlx_start, no_warm_up
 
 MEMORY_NBYTES = 2**30
 AT_ONCE = 4
@@ -72,9 +72,8 @@ def serve(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(admission, "NEXT_ANSWER_TOKENS", NEXT_ANSWER_TOKENS)
         patch.setattr(mlx_engine, "choose_form", choose)
-        if not warm_up:
-            patch.setattr(device, "warm_up_s", lambda: 0.0)
-        code = run_worker(client, clock=client.clock)
+        with nullcontext() if warm_up else no_warm_up():
+            code = run_worker(client, clock=client.clock)
     if client.failed is not None:
         assert client.failed.kind is FailureKind.UNSUPPORTED_MODEL, client.failed
         return Served(client=client, form=None, refusal=client.failed.message)

@@ -1,10 +1,15 @@
 """The ``Start`` command for a model directory of a test."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
 
 from mlx_dp.proto.capacity.ownership import Limits, divide
 from mlx_dp.proto.capacity.parallel import resolve_topology
 from mlx_dp.proto.messages.commands import EngineKind, Start
+from mlx_dp.worker.loading import device
 
 
 def mlx_start(
@@ -22,3 +27,11 @@ def mlx_start(
         prefix_cache=True,
         heartbeat_interval_s=60.0,
     )
+
+
+@contextmanager
+def no_warm_up() -> Iterator[None]:
+    """Workers that start here serve no made-up requests first."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device, "warm_up_s", lambda: 0.0)
+        yield

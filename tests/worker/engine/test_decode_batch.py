@@ -19,8 +19,7 @@ from mlx_dp.worker.engine.decode_caches import DecodeCaches
 from mlx_dp.worker.engine.launched_step import LaunchedStep
 from mlx_dp.worker.grammar.compiler import GrammarCompiler
 from mlx_dp.worker.grammar.masks import GrammarMasks
-from mlx_dp.worker.loading.batch_check import choose_form
-from tests.support.batches.tiny_batches import KINDS, loaded_tiny, prefilled, prompt_of
+from tests.support.batches.tiny_batches import KINDS, form_of, loaded_tiny, prefilled, prompt_of
 from tests.support.models.oracle import Ties, assert_greedy
 
 pytestmark = pytest.mark.mlx
@@ -33,7 +32,7 @@ class Rows:
 
     def __init__(self, name: str = "llama") -> None:
         self.loaded = loaded_tiny(name)
-        self.caches = DecodeCaches(self.loaded, choose_form(self.loaded))
+        self.caches = DecodeCaches(self.loaded, form_of(name))
         self.segments = Segments()
         vocab_size = self.loaded.shape.vocab_size
         # No request here has a grammar, so the tokenizer is never loaded.

@@ -17,10 +17,10 @@ from mlx_dp.kvcache.prefix.cached_prefix import Save
 from mlx_dp.worker.engine.decode_caches import DecodeCaches
 from mlx_dp.worker.engine.prefill import Prefill
 from mlx_dp.worker.engine.prompt_chunk import PromptChunk
-from mlx_dp.worker.loading.batch_check import ALONE, choose_form
+from mlx_dp.worker.loading.batch_check import ALONE
 from mlx_dp.worker.loading.loaded_model import inspect
 from tests.support.batches.busy_batch import Busy
-from tests.support.batches.tiny_batches import KINDS, loaded_tiny, prefilled, prompt_of
+from tests.support.batches.tiny_batches import KINDS, form_of, loaded_tiny, prefilled, prompt_of
 from tests.support.models.tiny_models import ARCHITECTURES
 
 pytestmark = pytest.mark.mlx
@@ -31,7 +31,7 @@ ONE_SLAB = BatchForm(split=False)
 
 
 def forms_of(name: str) -> list[BatchForm]:
-    form = choose_form(loaded_tiny(name))
+    form = form_of(name)
     return [form, replace(form, tails=True), ONE_SLAB, ALONE] if form.split else [form, ALONE]
 
 

@@ -21,12 +21,17 @@ from tests.support.worker.scripted_channel import ScriptedChannel
 
 pytestmark = [pytest.mark.mlx, pytest.mark.model]
 
-LENGTHS = (1, 2, 3, 9, 17, 33, 64, 65, 100, 130, 255, 256, 257, 400, 700, 1500)
-ANSWERS = (1, 40, 7, 30, 12, 24, 5, 16, 40, 8, 20, 10, 30, 6, 12, 8)
+Lengths = tuple[tuple[int, int], ...]
+"""Of prompts and of their answers."""
+SIXTEEN: Lengths = (
+    *((1, 1), (2, 40), (3, 7), (9, 30), (17, 12), (33, 24), (64, 5), (65, 16)),
+    *((100, 40), (130, 8), (255, 20), (256, 10), (257, 30), (400, 6), (700, 12), (1500, 8)),
+)
+FIVE: Lengths = ((1, 8), (9, 3), (64, 5), (130, 6), (300, 4))
 ABORTED = 100
 
 
-def _start(model: Path) -> Start:
+def _start(model: Path, chunk: int) -> Start:
     topology = resolve_topology(dp_size=1, tp_size=None, enable_dp_attention=False)
     return Start(
         engine=EngineKind.MLX,
@@ -34,14 +39,16 @@ def _start(model: Path) -> Start:
         share=divide(topology, Limits(max_running_requests=18)).slices[0],
         memory_nbytes=4 * 2**30,
         context_length=None,
-        chunked_prefill_size=512,
+        chunked_prefill_size=chunk,
         prefix_cache=True,
         heartbeat_interval_s=60.0,
     )
 
 
-def _script(seed: int) -> tuple[list[Submit], list[tuple[int, Down]]]:
-    """Sixteen requests that join at random loop runs, and two that are aborted on the way."""
+def _script(
+    lengths: Lengths, *, gap: int, seed: int
+) -> tuple[list[Submit], list[tuple[int, Down]]]:
+    """Requests that join within ``gap`` loop runs of another, and two that are aborted on the way."""
     rng = random.Random(seed)
     greedy = SamplingParams(temperature=0.0)
     submits = [
@@ -52,14 +59,14 @@ def _script(seed: int) -> tuple[list[Submit], list[tuple[int, Down]]]:
             max_tokens=answer,
             params=greedy,
         )
-        for i, (length, answer) in enumerate(zip(LENGTHS, ANSWERS, strict=True))
+        for i, (length, answer) in enumerate(lengths)
     ]
     rng.shuffle(submits)
     script: list[tuple[int, Down]] = []
     turn = 0
     for submit in submits:
         script.append((turn, submit))
-        turn += rng.randrange(12)
+        turn += rng.randrange(gap)
     for i in range(2):
         victim = Submit(
             request_id=ABORTED + i,
@@ -68,17 +75,24 @@ def _script(seed: int) -> tuple[list[Submit], list[tuple[int, Down]]]:
             max_tokens=100,
             params=greedy,
         )
-        at = rng.randrange(5, 40)
+        at = rng.randrange(max(turn, 6))
         script += [(at, victim), (at + 6, Abort(request_id=ABORTED + i, epoch=1))]
     return submits, script
 
 
-def test_sixteen_requests_that_join_and_leave_answer_as_they_would_alone(
-    demo_model_dir: Path,
+@pytest.mark.parametrize(
+    ("lengths", "gap", "chunk"),
+    [
+        pytest.param(FIVE, 4, 256, id="five"),
+        pytest.param(SIXTEEN, 12, 512, id="sixteen", marks=pytest.mark.slow),
+    ],
+)
+def test_requests_that_join_and_leave_answer_as_they_would_alone(
+    lengths: Lengths, gap: int, chunk: int, demo_model_dir: Path
 ) -> None:
-    submits, script = _script(seed=7)
-    # Room for all sixteen, and for the two that are aborted.
-    channel = ScriptedChannel(_start(demo_model_dir), script)
+    submits, script = _script(lengths, gap=gap, seed=7)
+    # Room for all, and for the two that are aborted.
+    channel = ScriptedChannel(_start(demo_model_dir, chunk), script)
     assert run_worker(channel) is ExitCode.OK
     assert channel.most_at_once >= 4, "the requests hardly met"
 
@@ -89,7 +103,14 @@ def test_sixteen_requests_that_join_and_leave_answer_as_they_would_alone(
         assert answer.finished is not None
         assert answer.finished.reason is FinishReason.LENGTH
         assert answer.finished.num_tokens == len(answer.ids) == submit.max_tokens
-        assert_greedy(model, submit.prompt_ids, answer.ids, max_tokens=submit.max_tokens, ties=ties)
+        assert_greedy(
+            model,
+            submit.prompt_ids,
+            answer.ids,
+            max_tokens=submit.max_tokens,
+            ties=ties,
+            chunk=chunk,
+        )
     print(ties.report())
     assert len(ties.found) <= 2, ties.report()
     for i in range(2):

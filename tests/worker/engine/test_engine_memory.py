@@ -13,10 +13,12 @@ import mlx.core as mx
 
 from mlx_dp.kvcache.prefix.cached_prefix import Save
 from mlx_dp.proto.capacity.ownership import OwnerCapacity
+from mlx_dp.proto.messages.protocol import Start
 from mlx_dp.worker.contract.engine import EngineRequest, PrefillChunk, StepPlan
 from mlx_dp.worker.engine.mlx_engine import MlxEngine
 from mlx_dp.worker.loading.device import MIN_CACHE_NBYTES
 from tests.support.models.tiny_models import ARCHITECTURES, TinyModel
+from tests.support.worker.chosen_forms import ChosenForms
 from tests.support.worker.engine_contract import EMPTY, finish, request
 from tests.support.worker.worker_starts import mlx_start
 
@@ -51,11 +53,19 @@ MODELS = {
 }
 
 
+FORMS = ChosenForms()
+
+
+def loaded(name: str, start: Start) -> MlxEngine:
+    with FORMS.remembered(name):
+        return MlxEngine.load(start)
+
+
 class Held:
     """An engine, and the device's memory beyond that of the warm engine."""
 
-    def __init__(self, directory: Path, cache_nbytes: int | None) -> None:
-        self.engine = MlxEngine.load(mlx_start(directory))
+    def __init__(self, name: str, directory: Path, cache_nbytes: int | None) -> None:
+        self.engine = loaded(name, mlx_start(MODELS[name].write(directory)))
         self.engine.open(
             OwnerCapacity(
                 request_slots=len(LENGTHS),
@@ -88,7 +98,7 @@ class Held:
 @pytest.mark.parametrize("cache_nbytes", [None, 10**6], ids=["room to spare", "none to spare"])
 @pytest.mark.parametrize("name", MODELS)
 def test_all_that_is_held_is_counted_and_nothing_is_left(name, cache_nbytes, tmp_path):
-    held = Held(MODELS[name].write(tmp_path), cache_nbytes)
+    held = Held(name, tmp_path, cache_nbytes)
     engine = held.engine
     assert held.expect_true() == 0
     for slot, length in enumerate(LENGTHS):
@@ -121,7 +131,7 @@ def test_all_that_is_held_is_counted_and_nothing_is_left(name, cache_nbytes, tmp
 
 
 def test_a_forgotten_prefix_of_a_row_does_not_come_back(tmp_path):
-    held = Held(MODELS["states"].write(tmp_path), None)
+    held = Held("states", tmp_path, None)
     engine = held.engine
     for slot, length in enumerate(LENGTHS[:2]):
         engine.add(slot, prompt_of(length, slot))
@@ -149,7 +159,7 @@ def _limits_of_mlx():
 def test_free_buffers_stay_within_what_a_small_pool_can_use_whatever_the_share_is(tmp_path):
     directory = MODELS["KV"].write(tmp_path)
     start = mlx_start(directory, memory_nbytes=8 * 2**30)
-    engine = MlxEngine.load(replace(start, share=replace(start.share, max_total_tokens=1_000)))
+    engine = loaded("KV", replace(start, share=replace(start.share, max_total_tokens=1_000)))
     pool_nbytes = engine.facts.shape.kv_nbytes(1_000)
     bound = max(MIN_CACHE_NBYTES, pool_nbytes)
     engine.open(
@@ -167,8 +177,8 @@ def test_free_buffers_stay_within_what_a_small_pool_can_use_whatever_the_share_i
 def most_free_buffers(engine: MlxEngine) -> int:
     """Run prompts of many lengths, and return the most bytes that MLX kept for reuse."""
     most = 0
-    for turn in range(12):
-        length = 100 + 75 * turn
+    for turn in range(5):
+        length = 100 + 200 * turn
         engine.add(0, prompt_of(length, turn))
         engine.step(StepPlan(prefill=(PrefillChunk(slot=0, num_tokens=length),)))
         engine.remove(0)

@@ -9,8 +9,9 @@ pytest.importorskip("mlx.core")
 
 import mlx.core as mx
 
+from mlx_dp.kvcache.prefix.cached_prefix import Save
 from mlx_dp.proto.capacity.ownership import OwnerCapacity
-from mlx_dp.worker.contract.engine import Engine, EngineRequest
+from mlx_dp.worker.contract.engine import Engine, EngineRequest, StepPlan
 from mlx_dp.worker.engine.mlx_engine import MlxEngine
 from mlx_dp.worker.grammar.compiler import GrammarCompiler
 from tests.support.models.tiny_models import (
@@ -25,7 +26,9 @@ from tests.support.worker.engine_contract import (
     EMPTY,
     EngineContract,
     PrefixContract,
+    chunk,
     prefill,
+    prefix,
     request,
 )
 from tests.support.worker.worker_starts import mlx_start
@@ -123,14 +126,23 @@ SMALL = 4 * 2**20
 
 class TestWhatAStepCopies:
     @pytest.fixture
-    def engine(self, tmp_path: Path) -> MlxEngine:
+    def engine(self, tmp_path: Path, forms: ChosenForms) -> MlxEngine:
         """Eight rows of 512 tokens decode; a ninth slot is free."""
-        engine = MlxEngine.load(mlx_start(WIDE.write(tmp_path)))
+        with forms.remembered("wide"):
+            engine = MlxEngine.load(mlx_start(WIDE.write(tmp_path)))
         engine.open(OwnerCapacity(request_slots=ROWS + 1, auxiliary_slots=0, pool_tokens=10_000))
         engine.warm_up()
-        for slot in range(ROWS):
+        # All go on from what the first one leaves: a prompt takes longer than all that follows.
+        shared = PROMPT - ROWS
+        engine.add(0, prompt_of(PROMPT))
+        first = chunk(engine, 0, PROMPT, saves=(Save(1, 0, shared),))
+        engine.step(StepPlan(prefill=(first,)))
+        for slot in range(1, ROWS):
             engine.add(slot, prompt_of(PROMPT - slot))
-            engine.step(prefill(slot, PROMPT - slot))
+            cached = prefix(engine, (1, shared), snapshot=0)
+            rest = chunk(engine, slot, PROMPT - slot - shared, prefix=cached)
+            engine.step(StepPlan(prefill=(rest,)))
+        engine.drop([1], [])
         for _ in range(3):
             engine.step(EMPTY)
         mx.synchronize()

@@ -18,8 +18,9 @@ from mlx_dp.worker.startup import run_worker
 from tests.support.batches.grammar_answers import regex
 from tests.support.batches.tiny_batches import prompt_of
 from tests.support.models.tiny_models import ARCHITECTURES
+from tests.support.worker.chosen_forms import ChosenForms
 from tests.support.worker.scripted_channel import ScriptedChannel
-from tests.support.worker.worker_starts import mlx_start
+from tests.support.worker.worker_starts import mlx_start, no_warm_up
 
 pytestmark = pytest.mark.mlx
 
@@ -32,6 +33,7 @@ GOOD = {
     3: SamplingParams(temperature=0.7, seed=3, top_k=20, logprobs=2, logit_bias=((9, 3.0),)),
 }
 BAD = 9
+FORMS = ChosenForms()
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +41,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return ARCHITECTURES["llama"].write(tmp_path_factory.mktemp("models") / "llama")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def undisturbed(model: Path) -> dict[int, list[int]]:
     return answers(run(model, good_submits())[1])
 
@@ -78,7 +80,8 @@ def good_submits() -> list[tuple[int, Down]]:
 
 def run(model: Path, script: list[tuple[int, Down]]) -> tuple[ExitCode, Channel]:
     channel = Channel(mlx_start(model, requests=6), script)
-    return run_worker(channel), channel
+    with FORMS.remembered("llama"), no_warm_up():
+        return run_worker(channel), channel
 
 
 def answers(channel: Channel) -> dict[int, list[int]]:

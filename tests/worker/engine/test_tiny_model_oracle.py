@@ -17,6 +17,7 @@ from mlx import nn
 from mlx.utils import tree_flatten
 from mlx_lm.utils import load_model
 
+from mlx_dp.proto.capacity import request_limits
 from mlx_dp.proto.capacity.ownership import resolve_capacity
 from mlx_dp.proto.messages.batching import Batching
 from mlx_dp.proto.messages.sampling_params import SamplingParams
@@ -117,11 +118,12 @@ def test_quantised_models_answer_as_alone(name, bits, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["llama", "stablelm", "gemma3_text", "gear"])
-def test_rows_that_outgrow_their_room_answer_as_alone(name, tmp_path):
-    # Longer than the output that a row is made for: the first row of 512 tokens becomes one of
-    # 1,024, and the rows of the batch change places.
+def test_rows_that_outgrow_their_room_answer_as_alone(name, tmp_path, monkeypatch):
+    # Longer than the output that a row is made for: the first row of 256 tokens becomes one of 512,
+    # and the rows of the batch change places.
+    monkeypatch.setattr(request_limits, "NEXT_ANSWER_TOKENS", 8)
     directory = ARCHITECTURES[name].write(tmp_path)
-    jobs = [Job(tuple(range(4, 204)), 330), Job((5, 9, 70), 330), Job((8,), 20)]
+    jobs = [Job(tuple(range(4, 244)), 30), Job((5, 9, 70), 40), Job((8,), 20)]
     Simulation(opened(directory), random.Random(1), slots=SLOTS, chunk=64).run(jobs)
     hold_to_oracle(directory, jobs, 64)
 

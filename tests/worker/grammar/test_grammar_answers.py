@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import jsonschema
@@ -12,17 +12,18 @@ pytest.importorskip("mlx.core")
 
 from tokenizers import Tokenizer
 
+from mlx_dp.kvcache.batch.batch_form import BatchForm
 from mlx_dp.proto.exit_codes import ExitCode
 from mlx_dp.proto.messages.commands import Down, Start, Submit
 from mlx_dp.proto.messages.events import FinishReason, Preempted, Rejected
 from mlx_dp.proto.messages.grammar import Grammar
 from mlx_dp.proto.messages.sampling_params import SamplingParams
+from mlx_dp.worker.engine import mlx_engine
 from mlx_dp.worker.startup import run_worker
 from tests.support.batches.grammar_answers import json_schema, lark, regex
-from tests.support.worker.chosen_forms import ChosenForms
 from tests.support.worker.fake_controller import Request
 from tests.support.worker.scripted_channel import ScriptedChannel
-from tests.support.worker.worker_starts import mlx_start
+from tests.support.worker.worker_starts import mlx_start, no_warm_up
 
 pytestmark = [pytest.mark.mlx, pytest.mark.model]
 
@@ -37,14 +38,12 @@ SCHEMA = {
     "required": ["city", "inhabitants", "capital"],
     "additionalProperties": False,
 }
+ABOUT = "Describe Paris as JSON with city, inhabitants, capital."
+ABOUT_PARIS = json_schema(json.dumps(SCHEMA))
+IN_SLABS = BatchForm(split=True)
+"""Which the demo model can always have, and the check that says so takes most of a start."""
 GREEDY = SamplingParams(temperature=0.0)
 SAMPLED = SamplingParams(temperature=1.0, seed=3, repetition_penalty=1.1)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _form_is_chosen_once() -> Iterator[None]:
-    with ChosenForms().remembered("demo"):
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -88,26 +87,35 @@ class Channel(ScriptedChannel):
 
 
 def answers(model: Path, *script: tuple[int, Submit]) -> Channel:
-    channel = Channel(mlx_start(model, requests=6), list(script))
-    assert run_worker(channel) is ExitCode.OK
+    """Let a worker answer. Its start chooses no form for the batch, and does not warm up."""
+    channel = Channel(mlx_start(model, requests=8), list(script))
+    with pytest.MonkeyPatch.context() as patch, no_warm_up():
+        patch.setattr(mlx_engine, "choose_form", lambda _: IN_SLABS)
+        assert run_worker(channel) is ExitCode.OK
     return channel
 
 
-def test_each_row_of_a_batch_follows_its_own_grammar(
-    demo_model_dir: Path, tokenizer: Tokenizer
-) -> None:
-    about = "Describe Paris as JSON with city, inhabitants, capital."
-    channel = answers(
+@pytest.fixture(scope="module")
+def answered(demo_model_dir: Path, tokenizer: Tokenizer) -> Channel:
+    """Six requests that meet in a batch, and two whose grammars cannot be followed."""
+    return answers(
         demo_model_dir,
-        (0, submit(tokenizer, 0, about, json_schema(json.dumps(SCHEMA)))),
+        (0, submit(tokenizer, 0, ABOUT, ABOUT_PARIS)),
         (0, submit(tokenizer, 1, "What is the capital of France?", None, max_tokens=40)),
         (2, submit(tokenizer, 2, "A phone number?", regex(r"[0-9]{3}-[0-9]{4}"))),
-        (3, submit(tokenizer, 3, about, json_schema(json.dumps(SCHEMA)), params=SAMPLED)),
+        (3, submit(tokenizer, 3, ABOUT, ABOUT_PARIS, params=SAMPLED)),
         (4, submit(tokenizer, 4, "Is rain wet?", lark('start: "yes" | "no"'), params=SAMPLED)),
+        (5, submit(tokenizer, 6, "Hello?", regex("("))),
+        (5, submit(tokenizer, 7, "Hello?", lark('start: e{100000}\ne: "a"{100000}'))),
         (9, submit(tokenizer, 5, "A dull question?", regex("(maybe )+not"), params=SAMPLED)),
     )
-    assert channel.most_at_once >= 4, "the requests hardly met"
-    text = {i: tokenizer.decode(channel.received[i].ids) for i in range(6)}
+
+
+def test_each_row_of_a_batch_follows_its_own_grammar(
+    answered: Channel, tokenizer: Tokenizer
+) -> None:
+    assert answered.most_at_once >= 4, "the requests hardly met"
+    text = {i: tokenizer.decode(answered.received[i].ids) for i in range(6)}
     assert text[1] == "The capital of France is Paris."
     for i in (0, 3):
         jsonschema.validate(json.loads(text[i]), SCHEMA)
@@ -115,45 +123,36 @@ def test_each_row_of_a_batch_follows_its_own_grammar(
     assert text[4] in ("yes", "no")
     assert re.fullmatch("(maybe )+not|(maybe )+(maybe)?|maybe", text[5])
     for i in range(5):
-        finished = channel.received[i].finished
+        finished = answered.received[i].finished
         assert finished is not None
         assert finished.reason is FinishReason.STOP, (i, text[i], finished)
 
 
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED])
 def test_an_answer_that_moves_to_another_owner_goes_on_the_same(
-    demo_model_dir: Path, tokenizer: Tokenizer, params: SamplingParams
+    answered: Channel, demo_model_dir: Path, tokenizer: Tokenizer
 ) -> None:
-    grammar = json_schema(json.dumps(SCHEMA))
-    about = "Describe Paris as JSON with city, inhabitants, capital."
-    first = answers(demo_model_dir, (0, submit(tokenizer, 0, about, grammar, params=params)))
-    whole = first.received[0].ids
-    assert len(whole) > 12
-    cuts = (1, len(whole) // 2, len(whole) - 1)
-    again = answers(
-        demo_model_dir,
-        *(
-            (0, submit(tokenizer, i, about, grammar, params=params, output_ids=whole[:cut]))
-            for i, cut in enumerate(cuts)
-        ),
-    )
-    for i in range(len(cuts)):
+    script: list[tuple[int, Submit]] = []
+    wholes: list[list[int]] = []
+    for first, params in ((0, GREEDY), (3, SAMPLED)):
+        whole = answered.received[first].ids
+        assert len(whole) > 12
+        for cut in (1, len(whole) // 2, len(whole) - 1):
+            moved = submit(
+                tokenizer, len(wholes), ABOUT, ABOUT_PARIS, params=params, output_ids=whole[:cut]
+            )
+            script.append((0, moved))
+            wholes.append(whole)
+    again = answers(demo_model_dir, *script)
+    for i, whole in enumerate(wholes):
         assert again.received[i].ids == whole
 
 
-def test_a_grammar_that_fails_ends_its_request_alone(
-    demo_model_dir: Path, tokenizer: Tokenizer
-) -> None:
-    channel = answers(
-        demo_model_dir,
-        (0, submit(tokenizer, 0, "Hello?", regex("("))),
-        (0, submit(tokenizer, 1, "Hello?", lark('start: e{100000}\ne: "a"{100000}'))),
-        (0, submit(tokenizer, 2, "A digit?", regex("[0-9]"))),
-    )
-    assert channel.refused.keys() == {0}
-    assert "unclosed" in channel.refused[0].message
-    failed = channel.received[1].finished
+def test_a_grammar_that_fails_ends_its_request_alone(answered: Channel) -> None:
+    assert answered.refused.keys() == {6}
+    assert "unclosed" in answered.refused[6].message
+    failed = answered.received[7].finished
     assert failed is not None
     assert failed.reason is FinishReason.ERROR
     assert "Too many items" in failed.message
-    assert re.fullmatch("[0-9]", tokenizer.decode(channel.received[2].ids))
+    others = [answered.received[i].finished for i in range(6)]
+    assert all(other is not None and other.reason is not FinishReason.ERROR for other in others)
