@@ -48,7 +48,7 @@ def _start(model: Path, chunk: int) -> Start:
 def _script(
     lengths: Lengths, *, gap: int, seed: int
 ) -> tuple[list[Submit], list[tuple[int, Down]]]:
-    """Requests that join within ``gap`` loop runs of another, and two that are aborted on the way."""
+    """Requests that join within ``gap`` loop runs of another, and two that are aborted."""
     rng = random.Random(seed)
     greedy = SamplingParams(temperature=0.0)
     submits = [

@@ -13,7 +13,7 @@ import mlx.core as mx
 
 from mlx_dp.kvcache.prefix.cached_prefix import Save
 from mlx_dp.proto.capacity.ownership import OwnerCapacity
-from mlx_dp.proto.messages.protocol import Start
+from mlx_dp.proto.messages.commands import Start
 from mlx_dp.worker.contract.engine import EngineRequest, PrefillChunk, StepPlan
 from mlx_dp.worker.engine.mlx_engine import MlxEngine
 from mlx_dp.worker.loading.device import MIN_CACHE_NBYTES
