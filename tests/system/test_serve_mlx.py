@@ -10,13 +10,14 @@ import psutil
 import pytest
 
 from tests.support.hosts.served import Served, alive, wait_until
+from tests.support.models.tiny_models import DENSE
 
-pytestmark = [pytest.mark.system, pytest.mark.mlx, pytest.mark.model]
+pytestmark = [pytest.mark.system, pytest.mark.mlx]
 
 QUESTION = {
     "model": "demo",
     "messages": [{"role": "user", "content": "What is the capital of France?"}],
-    "max_tokens": 20,
+    "max_tokens": 8,
     "temperature": 0,
 }
 
@@ -28,8 +29,10 @@ def loads_library(process: psutil.Process, name: str) -> bool:
         return False
 
 
+@pytest.mark.model
 def test_two_processes_answer_in_english_at_once(demo_model_dir: Path) -> None:
     arguments = ("--model", str(demo_model_dir), "--served-model-name", "demo", "--dp-size", "2")
+    arguments += ("--max-running-requests", "4", "--context-length", "512")
     with Served(*arguments) as served:
         served.wait_until_ready()
         answers: dict[int, Any] = {}
@@ -59,9 +62,10 @@ def test_two_processes_answer_in_english_at_once(demo_model_dir: Path) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads what a process has mapped")
 def test_no_worker_outlives_a_controller_killed_while_mlx_is_imported(
-    demo_model_dir: Path,
+    tmp_path: Path,
 ) -> None:
-    with Served("--model", str(demo_model_dir), "--dp-size", "2") as served:
+    model = DENSE["llama"].write(tmp_path / "model")
+    with Served("--model", str(model), "--dp-size", "2") as served:
         served.wait_for_line("worker 0: started")
         (worker,) = served.workers()
         wait_until(
