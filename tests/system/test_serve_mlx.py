@@ -29,16 +29,14 @@ def loads_library(process: psutil.Process, name: str) -> bool:
         return False
 
 
-@pytest.mark.model
-def test_two_processes_answer_in_english_at_once(demo_model_dir: Path) -> None:
-    arguments = ("--model", str(demo_model_dir), "--served-model-name", "demo", "--dp-size", "2")
-    arguments += ("--max-running-requests", "4", "--context-length", "512")
-    with Served(*arguments) as served:
+def test_two_processes_answer_alike_at_once(tmp_path: Path) -> None:
+    model = DENSE["llama"].write(tmp_path / "model")
+    with Served("--model", str(model), "--served-model-name", "demo", "--dp-size", "2") as served:
         served.wait_until_ready()
         answers: dict[int, Any] = {}
 
         def ask(rank: int) -> None:
-            body = {**QUESTION, "routed_dp_rank": rank}
+            body = {**QUESTION, "ignore_eos": True, "routed_dp_rank": rank}
             answers[rank] = served.post("/v1/chat/completions", body)
 
         clients = [threading.Thread(target=ask, args=(rank,)) for rank in (0, 1)]
@@ -46,10 +44,13 @@ def test_two_processes_answer_in_english_at_once(demo_model_dir: Path) -> None:
             client.start()
         for client in clients:
             client.join(60.0)
+        said = []
         for rank in (0, 1):
             status, answer = answers[rank]
             assert status == 200, answer
-            assert "Paris" in answer["choices"][0]["message"]["content"]
+            assert answer["usage"]["completion_tokens"] == QUESTION["max_tokens"]
+            said.append(answer["choices"][0]["message"]["content"])
+        assert said[0] == said[1]
         _, loads = served.get("/v1/loads")
         assert [load["status"] for load in loads["loads"]] == ["ready", "ready"]
         if sys.platform == "linux":
@@ -58,6 +59,15 @@ def test_two_processes_answer_in_english_at_once(demo_model_dir: Path) -> None:
             assert all(loads_library(worker, "libmlx") for worker in served.workers())
         served.signal(signal.SIGTERM)
         assert served.exit_status() == 0
+
+
+@pytest.mark.model
+def test_the_demo_model_answers_in_english(demo_model_dir: Path) -> None:
+    with Served("--model", str(demo_model_dir), "--served-model-name", "demo") as served:
+        served.wait_until_ready()
+        status, answer = served.post("/v1/chat/completions", QUESTION)
+        assert status == 200, answer
+        assert "Paris" in answer["choices"][0]["message"]["content"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads what a process has mapped")
