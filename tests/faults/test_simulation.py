@@ -13,8 +13,10 @@ from tests.support.simulated_runs.simulation import Simulation
 from tests.support.simulation.schedule import Drawn, Fault, FaultKind, Schedule
 
 RUNS = 20
-QUICK = 10
+QUICK = 6
+"""Of all that test_planted_bugs.py plants, 200 runs show no more than these 120."""
 MANY = 200
+QUICK_FRAMES = 60
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -52,19 +54,25 @@ def test_without_faults_every_request_ends_well_and_no_worker_dies(seed: int) ->
     assert counters.requests_ok > 0
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(15))
 def test_clock_jumps_kill_no_worker(seed: int) -> None:
     counters = run_seed(seed, Drawn.SLEEPS).core.counters
     assert counters.requests_error == counters.worker_deaths == 0
 
 
-@pytest.mark.parametrize("first", range(0, 100, RUNS))
+@pytest.mark.parametrize(
+    "first",
+    [
+        *range(0, QUICK_FRAMES, RUNS),
+        *(pytest.param(each, marks=pytest.mark.slow) for each in range(QUICK_FRAMES, 100, RUNS)),
+    ],
+)
 def test_every_invariant_holds_under_any_fault_of_frames(first: int) -> None:
     for seed in range(first, first + RUNS):
         run_seed(seed, Drawn.FRAMES)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(10))
 def test_a_rolling_restart_fails_no_request_and_turns_none_away(seed: int) -> None:
     schedule = undisturbed(seed)
     # Right before a burst of requests: with a single worker, some arrive while none serves.
@@ -97,7 +105,7 @@ def test_the_same_seed_gives_the_same_run() -> None:
         simulation = run_seed(seed)
         return simulation.core.counters, simulation.events
 
-    assert [trace(seed) for seed in range(30)] == [trace(seed) for seed in range(30)]
+    assert [trace(seed) for seed in range(10)] == [trace(seed) for seed in range(10)]
 
 
 @pytest.mark.parametrize("drawn", Drawn)

@@ -182,7 +182,12 @@ def test_the_scripts_explain_themselves_and_install_nothing(
 
 
 @pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+    ("number", "status"),
+    [
+        (signal.SIGINT, 130),
+        pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow),
+    ],
 )
 def test_a_signal_during_the_install_is_one_line_and_leaves_nothing_running(
     checkout: Checkout, number: signal.Signals, status: int

@@ -34,7 +34,11 @@ def replaced(served: Served) -> bool:
 
 @pytest.mark.parametrize(
     ("mode", "whole"),
-    [((), False), ((), True), (("--tp-size", "2", "--enable-dp-attention"), True)],
+    [
+        ((), False),
+        pytest.param((), True, marks=pytest.mark.slow),
+        (("--tp-size", "2", "--enable-dp-attention"), True),
+    ],
     ids=["socket", "directory", "directory of a group"],
 )
 def test_workers_that_die_afterwards_are_replaced(mode: tuple[str, ...], whole: bool) -> None:

@@ -111,7 +111,9 @@ def test_two_processes_share_the_requests() -> None:
     with_controller(act)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGSEGV, marks=pytest.mark.slow)]
+)
 def test_a_killed_process_costs_no_token_and_is_replaced(number: signal.Signals) -> None:
     async def act(controller: Controller) -> None:
         await all_ready(controller)

@@ -117,7 +117,7 @@ def test_a_reader_that_comes_back_is_told_what_it_missed_and_the_last_words() ->
             marks=pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full"),
         ),
         "2>&- >&- <&-",
-        "2>&1 | head -n 1",
+        pytest.param("2>&1 | head -n 1", marks=pytest.mark.slow),
     ],
 )
 def test_it_starts_and_serves_with_a_broken_log(redirection: str) -> None:

@@ -70,7 +70,7 @@ def rolled(served: Served) -> bool:
     return all(w["status"] == "ready" and not w["restart_asked"] for w in workers)
 
 
-@pytest.mark.parametrize("how", ["route", "signal"])
+@pytest.mark.parametrize("how", [pytest.param("route", marks=pytest.mark.slow), "signal"])
 def test_a_rolling_restart_under_load_fails_no_request(served: Served, how: str) -> None:
     undisturbed = text_of(list(served.stream(Load.BODY)))
     before = pids(served)

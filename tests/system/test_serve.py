@@ -17,7 +17,7 @@ pytestmark = pytest.mark.system
 
 FAKE = ("--engine", "fake")
 SLOW = (*FAKE, "--fake-decode-rate", "50")
-LONG = {"prompt": "hello", "max_tokens": 100, "ignore_eos": True}
+LONG = {"prompt": "hello", "max_tokens": 60, "ignore_eos": True}
 
 
 @pytest.fixture
@@ -201,10 +201,15 @@ def test_a_port_in_use_is_one_sentence_at_once() -> None:
     ("arguments", "sentence"),
     [
         (("--dp", "2", "--tp", "2"), "--tp-size 2 needs --enable-dp-attention"),
-        (("--load-balance-method", "x"), "--load-balance-method 'x' is unknown"),
-        (
+        pytest.param(
+            ("--load-balance-method", "x"),
+            "--load-balance-method 'x' is unknown",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
             ("--dp", "4", "--enable-dp-attention", "--max-mamba-cache-size", "15", "--fake-hybrid"),
             "--max-mamba-cache-size 15 leaves 3",
+            marks=pytest.mark.slow,
         ),
         (("--fake-pool-tokens", "1"), "a pool of 1 KV tokens backs no request"),
     ],

@@ -10,13 +10,14 @@ import psutil
 import pytest
 
 from tests.support.hosts.served import Served, alive, wait_until
+from tests.support.models.tiny_models import DENSE
 
-pytestmark = [pytest.mark.system, pytest.mark.mlx, pytest.mark.model]
+pytestmark = [pytest.mark.system, pytest.mark.mlx]
 
 QUESTION = {
     "model": "demo",
     "messages": [{"role": "user", "content": "What is the capital of France?"}],
-    "max_tokens": 20,
+    "max_tokens": 8,
     "temperature": 0,
 }
 
@@ -28,14 +29,14 @@ def loads_library(process: psutil.Process, name: str) -> bool:
         return False
 
 
-def test_two_processes_answer_in_english_at_once(demo_model_dir: Path) -> None:
-    arguments = ("--model", str(demo_model_dir), "--served-model-name", "demo", "--dp-size", "2")
-    with Served(*arguments) as served:
+def test_two_processes_answer_alike_at_once(tmp_path: Path) -> None:
+    model = DENSE["llama"].write(tmp_path / "model")
+    with Served("--model", str(model), "--served-model-name", "demo", "--dp-size", "2") as served:
         served.wait_until_ready()
         answers: dict[int, Any] = {}
 
         def ask(rank: int) -> None:
-            body = {**QUESTION, "routed_dp_rank": rank}
+            body = {**QUESTION, "ignore_eos": True, "routed_dp_rank": rank}
             answers[rank] = served.post("/v1/chat/completions", body)
 
         clients = [threading.Thread(target=ask, args=(rank,)) for rank in (0, 1)]
@@ -43,10 +44,13 @@ def test_two_processes_answer_in_english_at_once(demo_model_dir: Path) -> None:
             client.start()
         for client in clients:
             client.join(60.0)
+        said = []
         for rank in (0, 1):
             status, answer = answers[rank]
             assert status == 200, answer
-            assert "Paris" in answer["choices"][0]["message"]["content"]
+            assert answer["usage"]["completion_tokens"] == QUESTION["max_tokens"]
+            said.append(answer["choices"][0]["message"]["content"])
+        assert said[0] == said[1]
         _, loads = served.get("/v1/loads")
         assert [load["status"] for load in loads["loads"]] == ["ready", "ready"]
         if sys.platform == "linux":
@@ -57,11 +61,21 @@ def test_two_processes_answer_in_english_at_once(demo_model_dir: Path) -> None:
         assert served.exit_status() == 0
 
 
+@pytest.mark.model
+def test_the_demo_model_answers_in_english(demo_model_dir: Path) -> None:
+    with Served("--model", str(demo_model_dir), "--served-model-name", "demo") as served:
+        served.wait_until_ready()
+        status, answer = served.post("/v1/chat/completions", QUESTION)
+        assert status == 200, answer
+        assert "Paris" in answer["choices"][0]["message"]["content"]
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads what a process has mapped")
 def test_no_worker_outlives_a_controller_killed_while_mlx_is_imported(
-    demo_model_dir: Path,
+    tmp_path: Path,
 ) -> None:
-    with Served("--model", str(demo_model_dir), "--dp-size", "2") as served:
+    model = DENSE["llama"].write(tmp_path / "model")
+    with Served("--model", str(model), "--dp-size", "2") as served:
         served.wait_for_line("worker 0: started")
         (worker,) = served.workers()
         wait_until(

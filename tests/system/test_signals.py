@@ -61,8 +61,8 @@ def served() -> Iterator[Served]:
 @pytest.mark.parametrize(
     ("number", "order"),
     [
-        (signal.SIGTERM, (0, 1, 2)),
-        (signal.SIGTERM, (2, 1, 0)),
+        pytest.param(signal.SIGTERM, (0, 1, 2), marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, (2, 1, 0), marks=pytest.mark.slow),
         (signal.SIGTERM, (1, 0, 2)),
         (signal.SIGINT, (1, 2, 0)),
     ],
@@ -71,7 +71,7 @@ def served() -> Iterator[Served]:
 def test_streams_drain_to_their_end_in_any_order_of_signals(
     served: Served, number: signal.Signals, order: tuple[int, ...]
 ) -> None:
-    streams = Streams(served, 100)
+    streams = Streams(served, 60)
     workers = served.workers()
     assert len(workers) == 2
     pids = [served.process.pid, *(worker.pid for worker in workers)]
@@ -90,7 +90,7 @@ def test_streams_drain_to_their_end_in_any_order_of_signals(
 @pytest.mark.parametrize("order", [*itertools.permutations((0, 1, 2))], ids=str)
 def test_a_hang_up_to_workers_is_not_for_them(served: Served, order: tuple[int, ...]) -> None:
     """As systemd's SendSIGHUP= does it, right behind SIGTERM."""
-    streams = Streams(served, 100)
+    streams = Streams(served, 60)
     workers = served.workers()
     pids = [served.process.pid, *(worker.pid for worker in workers)]
     for place in order:

@@ -100,7 +100,10 @@ def said(log: Path, text: str) -> bool:
     return log.exists() and text in log.read_text()
 
 
-@pytest.mark.parametrize("output", ["2>&1 | tee {log} >/dev/null", ">{log} 2>&1"])
+@pytest.mark.parametrize(
+    "output",
+    ["2>&1 | tee {log} >/dev/null", pytest.param(">{log} 2>&1", marks=pytest.mark.slow)],
+)
 def test_a_window_that_closes_ends_the_service_wherever_its_log_goes(
     output: str, tmp_path: Path
 ) -> None:

@@ -84,8 +84,17 @@ def test_a_request_runs_to_its_end(controller, worker_process, shares, start_mes
     assert all(len(word) == 5 for word in bytes(answer).decode().split())
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("busy", [False, True])
+@pytest.mark.parametrize(
+    ("busy", "number"),
+    [
+        (True, signal.SIGINT),
+        (True, signal.SIGHUP),
+        (False, signal.SIGTERM),
+        pytest.param(True, signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param(False, signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param(False, signal.SIGHUP, marks=pytest.mark.slow),
+    ],
+)
 def test_what_is_sent_to_a_whole_service_is_not_for_its_workers(
     busy: bool, number: signal.Signals, controller, worker_process, shares, start_message
 ) -> None:

@@ -83,28 +83,20 @@ def test_a_directory_without_a_model_is_one_sentence(tmp_path):
 @pytest.mark.mlx
 @pytest.mark.system
 @pytest.mark.model
-def test_the_demo_models_sizes(demo_model_dir):
-    shape = probe_model(demo_model_dir).shape
+def test_the_demo_models_sizes_and_the_mlps_that_three_ranks_share(demo_model_dir):
+    probe = probe_model(demo_model_dir, ranks=3)
+    shape = probe.shape
     assert (shape.num_layers, shape.attention_layers, shape.auxiliary_layers) == (30, 30, 0)
     assert shape.kv_bytes_per_token == 30 * 2 * 3 * 64 * 4
     assert (shape.vocab_size, shape.context_length) == (49_152, 8_192)
     assert shape.weights_nbytes == 538_060_032
+    mlps = 30 * 3 * 576 * 1536 * 4
+    assert probe.rank_weights == RankWeights(nbytes=(shape.weights_nbytes - mlps * 2 // 3,) * 3)
 
 
 def test_what_ranks_would_hold_is_read_when_it_was_asked_for(tmp_path, fake_probe):
     fake_probe(json.dumps({**ANSWER, "rank_weights": {"nbytes": [60_000, 59_000]}}))
     assert probe_model(tmp_path, ranks=2).rank_weights == RankWeights(nbytes=(60_000, 59_000))
-
-
-@pytest.mark.mlx
-@pytest.mark.system
-@pytest.mark.model
-def test_three_ranks_share_the_mlps_of_the_demo_model(demo_model_dir):
-    probe = probe_model(demo_model_dir, ranks=3)
-    mlps = 30 * 3 * 576 * 1536 * 4
-    assert probe.rank_weights == RankWeights(
-        nbytes=(probe.shape.weights_nbytes - mlps * 2 // 3,) * 3
-    )
 
 
 @pytest.mark.mlx

@@ -14,7 +14,7 @@ from tests.support.hosts.ssh_hosts import FIRST, SECOND, SshHosts, session_of, w
 
 pytestmark = pytest.mark.system
 
-BODY = {"prompt": "hello", "max_tokens": 300, "ignore_eos": True, "seed": 7, "temperature": 0}
+BODY = {"prompt": "hello", "max_tokens": 100, "ignore_eos": True, "seed": 7, "temperature": 0}
 GROUP = ("--dp-size", "2", "--enable-dp-attention", "--restart-delay", "0.05")
 FAKE = ("--engine", "fake", "--fake-decode-rate", "100")
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 
 from mlx_dp.orchestrator.api import NewTokens, StreamEvent
+from mlx_dp.orchestrator.http.connection import server
 from mlx_dp.orchestrator.http.connection.client_protocol import ClientProtocol
 from tests.support.http.http_calls import CHAT, HI
 from tests.support.http.scripted_service import OPTIONS, ScriptedAnswer, ScriptedService, granted
@@ -22,9 +23,15 @@ pytestmark = pytest.mark.system
 HURRIED = replace(
     OPTIONS, head_timeout_s=0.05, body_timeout_s=0.05, idle_timeout_s=0.05, send_timeout_s=0.5
 )
-# The sweep comes once a second, and a body has 5 s more for the route that reads it.
 DEADLINE_S = 200
 SET_UP = f"{ClientProtocol.__module__}.set_up_client_socket"
+
+
+@pytest.fixture(autouse=True)
+def swept_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sweep at each tick, and give a body no second more for the route that reads it."""
+    monkeypatch.setattr(server, "_TICKS_A_SWEEP", 1)
+    monkeypatch.setattr(server, "_BODY_GRACE_S", 0.1)
 
 
 async def connect(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
