@@ -7,6 +7,7 @@ late import is how a forbidden one usually arrives.
 """
 
 import ast
+import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -73,7 +74,7 @@ def violations(path: str, source: str) -> list[str]:
     """The forbidden imports of the file at ``path`` (relative to the root), as sentences."""
     folder = path.split("/")[0]
     found: list[str] = []
-    for name in imported_names(ast.parse(source)):
+    for name in source_imports(source):
         head, *rest = name.split(".")
         if name.startswith("."):
             found.append(f"{path}: relative import {name}")
@@ -86,6 +87,12 @@ def violations(path: str, source: str) -> list[str]:
         elif head in DEVICE and folder in DEVICE_FREE_FOLDERS:
             found.append(f"{path}: {folder} may not import {name}")
     return found
+
+
+@functools.cache
+def source_imports(source: str) -> tuple[str, ...]:
+    """The names that a source imports, found once for all the tests that ask."""
+    return tuple(imported_names(ast.parse(source)))
 
 
 def run_at_import(tree: ast.Module) -> Iterator[ast.stmt]:
@@ -111,11 +118,15 @@ def _bodies(node: ast.stmt) -> list[ast.stmt]:
     return bodies
 
 
-def loads(sources: Mapping[str, str], path: str) -> Iterator[str]:
-    """The dotted names that importing the file at ``path`` loads directly."""
-    for node in run_at_import(ast.parse(sources[path])):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            yield from imported_names(node)
+@functools.cache
+def loaded_names(source: str) -> tuple[str, ...]:
+    """The dotted names that importing a module of this source loads directly."""
+    return tuple(
+        name
+        for node in run_at_import(ast.parse(source))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in imported_names(node)
+    )
 
 
 def files_of(sources: Mapping[str, str], name: str) -> Iterator[str]:
@@ -136,7 +147,7 @@ def device_chain(sources: Mapping[str, str], start: str) -> list[str] | None:
     seen = {start}
     while chains:
         chain = chains.pop(0)
-        for name in loads(sources, chain[-1]):
+        for name in loaded_names(sources[chain[-1]]):
             if name.split(".")[0] in DEVICE:
                 return [*chain, name]
             for path in files_of(sources, name):

@@ -5,7 +5,6 @@ allowed inside a room and along the arrows of ``ROOMS``. Imports inside function
 alone count as well. Folders of tests and scripts have no table, but the same bound and no circle.
 """
 
-import ast
 import graphlib
 import re
 from collections import Counter, defaultdict
@@ -14,7 +13,7 @@ from typing import Final
 
 import pytest
 
-from tests.test_arrows import imported_names, other_sources, package_sources
+from tests.test_arrows import other_sources, package_sources, source_imports
 
 MOST_MODULES: Final = 14
 OURS: Final = ("mlx_dp.", "scripts.", "tests.")
@@ -118,7 +117,7 @@ def arrows(files: Mapping[str, str]) -> dict[tuple[str, str], set[str]]:
     """The arrows between rooms, each with the files that make it."""
     found: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
     for path, source in files.items():
-        for name in imported_names(ast.parse(source)):
+        for name in source_imports(source):
             target = imported_file(files, name) if name.startswith(OURS) else None
             if target is not None and room_of(target) != room_of(path):
                 found[room_of(path), room_of(target)].add(path)
