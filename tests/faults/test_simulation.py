@@ -14,9 +14,15 @@ from tests.support.simulation.schedule import Drawn, Fault, FaultKind, Schedule
 
 RUNS = 20
 QUICK = 6
-"""Of all that test_planted_bugs.py plants, 200 runs show no more than these 120."""
+"""Groups of runs in CI; the whole run has ``MANY``."""
 MANY = 200
 QUICK_FRAMES = 60
+
+
+def _seeds(quick: int, many: int, step: int = 1) -> list[object]:
+    """Seeds up to ``many``. Those from ``quick`` on are slow."""
+    slow = [pytest.param(seed, marks=pytest.mark.slow) for seed in range(quick, many, step)]
+    return [*range(0, quick, step), *slow]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -54,25 +60,19 @@ def test_without_faults_every_request_ends_well_and_no_worker_dies(seed: int) ->
     assert counters.requests_ok > 0
 
 
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", _seeds(15, 30))
 def test_clock_jumps_kill_no_worker(seed: int) -> None:
     counters = run_seed(seed, Drawn.SLEEPS).core.counters
     assert counters.requests_error == counters.worker_deaths == 0
 
 
-@pytest.mark.parametrize(
-    "first",
-    [
-        *range(0, QUICK_FRAMES, RUNS),
-        *(pytest.param(each, marks=pytest.mark.slow) for each in range(QUICK_FRAMES, 100, RUNS)),
-    ],
-)
+@pytest.mark.parametrize("first", _seeds(QUICK_FRAMES, 100, RUNS))
 def test_every_invariant_holds_under_any_fault_of_frames(first: int) -> None:
     for seed in range(first, first + RUNS):
         run_seed(seed, Drawn.FRAMES)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", _seeds(10, 20))
 def test_a_rolling_restart_fails_no_request_and_turns_none_away(seed: int) -> None:
     schedule = undisturbed(seed)
     # Right before a burst of requests: with a single worker, some arrive while none serves.
