@@ -97,10 +97,6 @@ class CacheLayout:
         stores = (Store.TOKENS, Store.WINDOW)
         return tuple(leaf.window for leaf in self.leaves if leaf.store in stores)
 
-    def pool_index(self, cache: int) -> int:
-        """Return the index of an attention cache among the attention caches."""
-        return self.attention.index(cache)
-
     def describe(self) -> str:
         """Describe the model's caches for people."""
         counts: dict[str, int] = {}

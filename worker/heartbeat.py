@@ -7,7 +7,7 @@ from typing import Final
 import psutil
 
 from mlx_dp.proto.messages.events import Heartbeat, WorkerPhase
-from mlx_dp.worker.buffered_channel import BufferedChannel
+from mlx_dp.worker.channel import BufferedChannel
 from mlx_dp.worker.contract.engine import Engine
 from mlx_dp.worker.scheduling.prefill_pace import PrefillPace
 from mlx_dp.worker.scheduling.scheduler import Scheduler

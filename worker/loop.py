@@ -7,8 +7,7 @@ from typing import assert_never
 from mlx_dp.proto.exit_codes import ExitCode
 from mlx_dp.proto.messages.commands import Abort, Drain, Flush, Shutdown, Start, Submit
 from mlx_dp.proto.messages.events import FailureKind
-from mlx_dp.worker.buffered_channel import BufferedChannel, ShutdownRequestedError
-from mlx_dp.worker.channel import Channel
+from mlx_dp.worker.channel import BufferedChannel, Channel, ShutdownRequestedError
 from mlx_dp.worker.contract.engine import Engine
 from mlx_dp.worker.contract.failure import serving_failure
 from mlx_dp.worker.heartbeat import HeartbeatSchedule, LoopHeartbeats

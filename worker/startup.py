@@ -14,8 +14,7 @@ from mlx_dp.proto.descriptor_limit import check_descriptor_limit
 from mlx_dp.proto.exit_codes import ExitCode
 from mlx_dp.proto.messages.commands import EngineKind, Shutdown, Start
 from mlx_dp.proto.messages.events import FailureKind, Hello, Ready, WorkerPhase
-from mlx_dp.worker.buffered_channel import BufferedChannel, ShutdownRequestedError
-from mlx_dp.worker.channel import Channel
+from mlx_dp.worker.channel import BufferedChannel, Channel, ShutdownRequestedError
 from mlx_dp.worker.contract.engine import Engine, EngineFacts
 from mlx_dp.worker.contract.failure import starting_failure
 from mlx_dp.worker.fake.engine import FakeEngine

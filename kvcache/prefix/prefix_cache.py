@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from mlx_dp.kvcache.prefix.cached_prefix import CachedPrefix, PrefixStore, Save, SegmentPart
 from mlx_dp.kvcache.prefix.prefix_facts import PrefixFacts
 from mlx_dp.kvcache.prefix.prefix_match import Reuse, reusable
-from mlx_dp.kvcache.prefix.prefix_node import PrefixNode
+from mlx_dp.kvcache.prefix.prefix_nodes import PrefixNode
 from mlx_dp.kvcache.prefix.prefix_tree import PrefixTree
 from mlx_dp.kvcache.prefix.snapshot_points import snapshot_points
 from mlx_dp.kvcache.slots.auxiliary_slots import TREE, AuxiliarySlots

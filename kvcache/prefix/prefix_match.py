@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from mlx_dp.kvcache.prefix.prefix_facts import PrefixFacts
-from mlx_dp.kvcache.prefix.prefix_node import PrefixNode
+from mlx_dp.kvcache.prefix.prefix_nodes import PrefixNode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,7 @@ from mlx_dp.kvcache.prefix.common_prefix import common_prefix
 from mlx_dp.kvcache.prefix.eviction_queue import EvictionQueue
 from mlx_dp.kvcache.prefix.prefix_facts import PrefixFacts
 from mlx_dp.kvcache.prefix.prefix_match import PrefixMatch
-from mlx_dp.kvcache.prefix.prefix_node import PrefixNode
-from mlx_dp.kvcache.prefix.prefix_nodes import PrefixNodes, parent_of
+from mlx_dp.kvcache.prefix.prefix_nodes import PrefixNode, PrefixNodes, parent_of
 
 
 class Split(NamedTuple):

@@ -63,11 +63,6 @@ class AuxiliarySlots:
         self._owner[slot] = request_id
         return slot
 
-    def fork(self, slot: int, request_id: int) -> int | None:
-        """Take another slot for a copy of a request's state; None: all slots have an owner."""
-        assert slot in self._owner, f"slot {slot} holds no state to copy"
-        return self.alloc(request_id)
-
     def give_to_tree(self, slot: int, request_id: int) -> None:
         """Hand a request's slot over to the prefix tree."""
         self._check_owner(slot, request_id)

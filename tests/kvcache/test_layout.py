@@ -49,7 +49,6 @@ def test_of_four_layers_with_attention_at_1_and_3_the_pool_holds_two():
     layout = layout_of(replace(tiny, extra={**tiny.extra, "num_hidden_layers": 4}))
     assert layout.attention == (1, 3)
     assert layout.auxiliary == (0, 2)
-    assert layout.pool_index(3) == 1
     assert layout.hybrid
 
 
@@ -60,7 +59,6 @@ def test_caches_are_counted_and_not_layers():
     assert inspect_caches([]).attention == ()
     mixed = inspect_caches([KVCache(), RotatingKVCache(4), ArraysCache(2)])
     assert (mixed.attention, mixed.auxiliary) == ((0, 1), (2,))
-    assert mixed.pool_index(1) == 1
 
 
 def test_a_list_that_holds_a_state_beside_kv_is_mixed_and_makes_a_hybrid():

@@ -4,7 +4,7 @@ import pytest
 
 from mlx_dp.proto.messages.commands import Shutdown
 from mlx_dp.proto.messages.events import Heartbeat, WorkerPhase
-from mlx_dp.worker.buffered_channel import BufferedChannel, ShutdownRequestedError
+from mlx_dp.worker.channel import BufferedChannel, ShutdownRequestedError
 from mlx_dp.worker.heartbeat import HeartbeatSchedule, LoopHeartbeats, StartHeartbeats
 from mlx_dp.worker.scheduling.step_timer import StepTime
 from tests.support.worker.fake_channel import FakeChannel, VirtualTime

@@ -1,8 +1,8 @@
 """The requests that draw a token each step, in one forward pass over the batch."""
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
@@ -10,20 +10,41 @@ import mlx.core as mx
 
 from mlx_dp.kvcache.prefix.cached_prefix import Save
 from mlx_dp.kvcache.prefix.segments import Segments
-from mlx_dp.proto.messages.events import FailureKind
+from mlx_dp.proto.messages.events import FailureKind, TokenLogprob
 from mlx_dp.proto.messages.sampling_params import SamplingParams
 from mlx_dp.worker.contract.engine import EngineRequest
 from mlx_dp.worker.contract.failure import kind_of, sentence
 from mlx_dp.worker.engine.decode_caches import DecodeCaches
-from mlx_dp.worker.engine.launched_step import LaunchedStep
-from mlx_dp.worker.engine.prefill import Prefill
-from mlx_dp.worker.engine.prompt_chunk import PromptChunk
+from mlx_dp.worker.engine.prefill import Prefill, PromptChunk
 from mlx_dp.worker.grammar.masks import GrammarMasks, RowMasks
-from mlx_dp.worker.sampling.sampler import Sampler
+from mlx_dp.worker.sampling.sampler import SampledStep, Sampler
 
 _logger = logging.getLogger(__name__)
-
 _GREEDY: Final = SamplingParams(temperature=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    """The draws of a step, still lazy: row ``i`` belongs to ``keys[i]``.
+
+    ``faults`` has the reason, by key, for rows that could not be sampled with their parameters.
+    """
+
+    keys: tuple[int, ...]
+    sampled: SampledStep
+    faults: Mapping[int, str] = field(default_factory=dict)
+
+    def read_tokens(self) -> list[tuple[int, int]]:
+        """Wait for the device; return (key, token) of every row."""
+        tokens: list[int] = self.sampled.tokens.tolist()  # type: ignore[assignment]
+        return list(zip(self.keys, tokens, strict=True))
+
+    def read(self) -> list[tuple[int, int, TokenLogprob | None]]:
+        """Wait for the device; return (key, token, log-probability) of every row."""
+        logprobs = self.sampled.read_logprobs()
+        return [
+            (key, token, logprobs.get(row)) for row, (key, token) in enumerate(self.read_tokens())
+        ]
 
 
 @dataclass(slots=True)

@@ -27,9 +27,8 @@ from mlx_dp.worker.contract.engine import (
     StepPlan,
 )
 from mlx_dp.worker.contract.peers import Peers
-from mlx_dp.worker.engine.decode_batch import DecodeBatch
+from mlx_dp.worker.engine.decode_batch import DecodeBatch, LaunchedStep
 from mlx_dp.worker.engine.decode_caches import DecodeCaches
-from mlx_dp.worker.engine.launched_step import LaunchedStep
 from mlx_dp.worker.engine.prefill import Prefill
 from mlx_dp.worker.engine.prefill_step import PrefillStep
 from mlx_dp.worker.grammar.compiler import GrammarCompiler

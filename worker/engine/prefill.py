@@ -1,11 +1,13 @@
 """The prefill of one request, before it joins the batch."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
+from mlx_dp.kvcache.batch.mixed_chunk import MixedChunk
 from mlx_dp.kvcache.kv_row import LayerKV
 from mlx_dp.kvcache.prefix.cached_prefix import CachedPrefix, Save
 from mlx_dp.kvcache.prefix.segments import Segments
@@ -125,3 +127,23 @@ class Prefill:
     def arrays(self) -> list[mx.array]:
         """Return the arrays to evaluate after each chunk, or their graph would grow."""
         return cache_arrays(self.caches)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptChunk:
+    """The chunk, its token ids [tokens], and its prefill."""
+
+    prefill: Prefill
+    chunk: MixedChunk
+    ids: mx.array
+
+    @classmethod
+    def cut_from(cls, prefill: Prefill, num_tokens: int) -> "PromptChunk | None":
+        """Take the next tokens of a prefill; None: only the prompt's last is left, which is not
+        run.
+        """
+        position = prefill.done
+        ids = prefill.take_ids(num_tokens)
+        if ids.size == 0:
+            return None
+        return cls(prefill, MixedChunk(prefill.leaves, position, ids.size), ids)

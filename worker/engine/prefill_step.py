@@ -10,8 +10,7 @@ from mlx_dp.kvcache.prefix.cached_prefix import CachedPrefix, Save
 from mlx_dp.kvcache.prefix.segments import Segments
 from mlx_dp.worker.contract.engine import PrefillChunk
 from mlx_dp.worker.engine.decode_caches import DecodeCaches
-from mlx_dp.worker.engine.prefill import Prefill
-from mlx_dp.worker.engine.prompt_chunk import PromptChunk
+from mlx_dp.worker.engine.prefill import Prefill, PromptChunk
 
 MIXED_TOKENS: Final = 64
 """A longer chunk has a forward pass of its own: in a decode step the LM head would run on all its

@@ -1,6 +1,6 @@
 """An engine without a model: deterministic, of configurable speed, without MLX."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from mlx_dp.kvcache.prefix.cached_prefix import Save
@@ -15,13 +15,44 @@ from mlx_dp.worker.contract.engine import (
     PrefillChunk,
     StepPlan,
 )
-from mlx_dp.worker.fake.row import FakeRow
 from mlx_dp.worker.fake.store import FakeStore
 from mlx_dp.worker.fake.tokens import FakeAnswer
 
 # The sizes of a small model, so that plans and reports show realistic numbers.
 KV_BYTES_PER_TOKEN = 1024
 AUXILIARY_BYTES_PER_SLOT = 65_536
+
+
+@dataclass(slots=True)
+class FakeRow:
+    """One slot. ``ids`` are prompt and answer, including drawn tokens that are under way.
+
+    ``filled`` counts the prompt's tokens that are prefilled, ``content`` the tokens that were fed,
+    and ``position`` is the answer position of the next token to draw.
+    """
+
+    answer: FakeAnswer
+    ids: list[int]
+    prompt_tokens: int
+    position: int
+    max_tokens: int
+    filled: int = 0
+    content: int = 0
+    left: bool = False
+    """Whether a later step was launched after the one that drew its last token."""
+
+    @property
+    def joined(self) -> bool:
+        return self.filled == self.prompt_tokens
+
+    @property
+    def decodes(self) -> bool:
+        """Whether its prompt is complete, and tokens are left to draw."""
+        return self.joined and self.position < self.max_tokens
+
+    @property
+    def fed_ids(self) -> Sequence[int]:
+        return self.ids[: self.content]
 
 
 @dataclass(slots=True)

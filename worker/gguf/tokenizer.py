@@ -5,14 +5,19 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer
+from tokenizers.decoders import ByteFallback, Fuse, Strip
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.decoders import Replace as ReplaceDecoder
+from tokenizers.decoders import Sequence as Decoders
 from tokenizers.models import BPE
-from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Sequence, Split
+from tokenizers.normalizers import Prepend, Replace
+from tokenizers.normalizers import Sequence as Normalizers
+from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Split
+from tokenizers.pre_tokenizers import Sequence as PreTokenizers
 from tokenizers.processors import TemplateProcessing
 
 from mlx_dp.proto.errors import ConfigError
 from mlx_dp.worker.gguf.file import GgufFile
-from mlx_dp.worker.gguf.sentencepiece import sentencepiece_tokenizer
 
 _CONTROL = 3
 _USER_DEFINED = 4
@@ -26,6 +31,9 @@ _LLAMA3_WORDS = (
 _DIGIT_SPLITTERS = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell"})
 _GPT2_SPLITTERS = frozenset({"gpt-2"})
 _LLAMA3_SPLITTERS = frozenset({"llama-bpe", "llama3", "llama-v3"})
+_NORMAL = 1
+_BYTE = 6
+_SPACE = "\u2581"
 
 
 def write_tokenizer(gguf: GgufFile, folder: Path) -> None:
@@ -52,7 +60,7 @@ def build_tokenizer(gguf: GgufFile) -> Tokenizer:
         case "gpt2":
             tokenizer, starts_text = _byte_level_tokenizer(gguf, vocabulary), False
         case "llama":
-            tokenizer, starts_text = sentencepiece_tokenizer(gguf, vocabulary), True
+            tokenizer, starts_text = _sentencepiece_tokenizer(gguf, vocabulary), True
         case _:
             raise ConfigError(
                 f"cannot convert a GGUF with a {model!r} tokenizer: only 'gpt2' and 'llama' are "
@@ -104,12 +112,12 @@ def _splitter(name: str) -> tuple[PreTokenizer, bool]:
     """Return the pre-tokenizer of this name, and whether whole words skip the merges."""
     if name in _DIGIT_SPLITTERS:
         parts = [Digits(individual_digits=True), ByteLevel(add_prefix_space=False, use_regex=True)]
-        return Sequence(parts), False
+        return PreTokenizers(parts), False
     if name in _GPT2_SPLITTERS:
         return ByteLevel(add_prefix_space=False, use_regex=True), False
     if name in _LLAMA3_SPLITTERS:
         words = Split(Regex(_LLAMA3_WORDS), behavior="isolated", invert=False)
-        return Sequence([words, ByteLevel(add_prefix_space=False, use_regex=False)]), True
+        return PreTokenizers([words, ByteLevel(add_prefix_space=False, use_regex=False)]), True
     known = ", ".join(sorted(_DIGIT_SPLITTERS | _GPT2_SPLITTERS | _LLAMA3_SPLITTERS))
     raise ConfigError(
         f"cannot convert a GGUF whose tokenizer.ggml.pre is {name!r}: the known ones are {known}"
@@ -162,3 +170,49 @@ def _tokenizer_config(gguf: GgufFile) -> dict[str, Any]:
     if gguf.has("tokenizer.chat_template"):
         config["chat_template"] = gguf.text("tokenizer.chat_template")
     return config
+
+
+def _sentencepiece_tokenizer(gguf: GgufFile, vocabulary: dict[str, int]) -> Tokenizer:
+    """Return the tokenizer without its special tokens.
+
+    SentencePiece joins the neighbours whose union has the highest score. The equivalent merges are
+    all splits of every piece in two, ordered by the score of the whole piece.
+    """
+    scores = gguf.reals("tokenizer.ggml.scores")
+    kinds = gguf.integers("tokenizer.ggml.token_type")
+    if not len(scores) == len(kinds) == len(vocabulary):
+        raise ConfigError("this GGUF has not one score and one type for each of its tokens")
+    if kinds.count(_BYTE) != 256:
+        raise ConfigError(
+            f"cannot convert a GGUF with {kinds.count(_BYTE)} byte tokens in its 'llama' "
+            "tokenizer: without all 256 some text would be lost"
+        )
+    pieces = {piece: index for piece, index in vocabulary.items() if kinds[index] == _NORMAL}
+    tokenizer = Tokenizer(
+        BPE(
+            vocab=vocabulary,
+            merges=_piece_merges(pieces, scores),
+            byte_fallback=True,
+            fuse_unk=True,
+        )
+    )
+    spaces = Replace(" ", _SPACE)
+    words = [ReplaceDecoder(_SPACE, " "), ByteFallback(), Fuse()]
+    if gguf.flag("tokenizer.ggml.add_space_prefix", True):
+        tokenizer.normalizer = Normalizers([Prepend(_SPACE), spaces])
+        tokenizer.decoder = Decoders([*words, Strip(" ", 1, 0)])
+    else:
+        tokenizer.normalizer = spaces
+        tokenizer.decoder = Decoders(words)
+    return tokenizer
+
+
+def _piece_merges(pieces: dict[str, int], scores: list[float]) -> list[tuple[str, str]]:
+    ranked: list[tuple[float, int, int, str, str]] = []
+    for piece, index in pieces.items():
+        for cut in range(1, len(piece)):
+            left, right = piece[:cut], piece[cut:]
+            if left in pieces and right in pieces:
+                ranked.append((-scores[index], pieces[left], pieces[right], left, right))
+    ranked.sort()
+    return [(left, right) for *_, left, right in ranked]

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
 
@@ -20,7 +21,6 @@ from mlx_dp.worker.loading.loaded_model import LoadedModel
 from mlx_dp.worker.loading.padding_check import keeps_padding_out
 from mlx_dp.worker.loading.rounding import Trial, compare
 from mlx_dp.worker.loading.row_noise import continued, decode_noise, prefilled
-from mlx_dp.worker.loading.sparse_attention import narrowed
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +34,9 @@ LENGTHS: Final = (33, 39, 35, 36)
 prompt is a mixed chunk. All are so long that recurrent states have their final shapes."""
 MIXED: Final = len(LENGTHS) - 1
 STEPS: Final = 2
+_CHOICES: Final = {"index_topk": 8, "index_topk_blocks": 1, "index_block_size": 8}
+"""The attributes of mlx-lm's modules that limit the number of tokens that sparse attention
+chooses, with a small value for the check."""
 
 
 def choose_form(loaded: LoadedModel) -> BatchForm:
@@ -193,3 +196,24 @@ def _batch_of(
 def _mixed_chunk(caches: list[Any], step: int) -> MixedChunk:
     size = LENGTHS[MIXED] // STEPS
     return MixedChunk(caches, position=step * size, num_tokens=size)
+
+
+@contextmanager
+def narrowed(model: Any) -> Iterator[bool]:
+    """Lower the limit of tokens that sparse attention chooses, so that few tokens reach it.
+
+    Yields whether the model chooses at all. With fewer tokens than the limit such a model uses all,
+    so a check with short prompts would prove nothing.
+    """
+    before: list[tuple[Any, str, int]] = []
+    for _, module in model.named_modules():
+        for name, small in _CHOICES.items():
+            value = getattr(module, name, None)
+            if isinstance(value, int) and value > small:
+                before.append((module, name, value))
+                setattr(module, name, small)
+    try:
+        yield bool(before)
+    finally:
+        for module, name, value in before:
+            setattr(module, name, value)

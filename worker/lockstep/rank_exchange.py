@@ -16,8 +16,13 @@ from mlx_dp.proto.messages.group import GroupPlace
 from mlx_dp.proto.wire.curve import KeyGuard, join_curve, serve_curve
 from mlx_dp.proto.wire.sockets import new_context
 from mlx_dp.worker.contract.peers import RankLostError
-from mlx_dp.worker.lockstep.announcement import Announcement, ForeignFrameError, RankRows, decode
-from mlx_dp.worker.lockstep.announcement_board import AnnouncementBoard
+from mlx_dp.worker.lockstep.announcement import (
+    Announcement,
+    AnnouncementBoard,
+    ForeignFrameError,
+    RankRows,
+    decode,
+)
 
 _SLICE_S: Final = 0.05
 """The wait for a peer before ``awaiting`` is called."""

@@ -3,19 +3,19 @@
 import hashlib
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import mlx.core as mx
 
 from mlx_dp.proto.messages.commands import Start
 from mlx_dp.proto.messages.events import WorkerPhase
 from mlx_dp.proto.messages.group import GroupPlace
+from mlx_dp.worker.contract.failure import is_model_fault
 from mlx_dp.worker.contract.peers import PassWatch
 from mlx_dp.worker.loading.loaded_model import LoadedModel, load, read
 from mlx_dp.worker.lockstep.announcement import FINGERPRINT_BYTES
 from mlx_dp.worker.lockstep.group import join
 from mlx_dp.worker.lockstep.lockstep import Lockstep
-from mlx_dp.worker.lockstep.lockstep_model import LockstepModel
 from mlx_dp.worker.lockstep.rank_exchange import RankExchange
 from mlx_dp.worker.shards.sharded_load import ShardedModel, shard_model
 
@@ -70,3 +70,32 @@ def _fingerprint(whole: LoadedModel, sharded: ShardedModel) -> bytes:
     blocks = [(r.name, r.width, str(r.dtype), r.output_width) for r in sharded.records]
     told = repr((whole.shape, blocks, sharded.calls))
     return hashlib.blake2b(told.encode(), digest_size=FINGERPRINT_BYTES).digest()
+
+
+class LockstepModel:
+    """Replaces the model in the engine. Calls run in lockstep; attributes are the model's."""
+
+    def __init__(self, model: Any, lockstep: Lockstep) -> None:
+        self._model = model
+        self._lockstep = lockstep
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def __call__(self, tokens: mx.array, cache: Any) -> mx.array:
+        """Run the model as a pass; returns when all its collectives are launched.
+
+        Only logits of single tokens are read, never those of a chunk: if the head is divided, a
+        chunk has none.
+        """
+        self._lockstep.begin(tokens.size, tokens.size if tokens.shape[-1] == 1 else 0)
+        try:
+            logits: mx.array = self._model(tokens, cache=cache)
+        except Exception as error:
+            # The peers wait for the rest of the pass. After any other error nothing can be
+            # launched.
+            if is_model_fault(error):
+                self._lockstep.abandon()
+            raise
+        self._lockstep.end()
+        return logits

@@ -10,10 +10,8 @@ from mlx_dp.proto.messages.events import TokenLogprob
 from mlx_dp.proto.messages.sampling_params import SamplingParams
 from mlx_dp.worker.contract.engine import EngineRequest
 from mlx_dp.worker.grammar.masks import RowMasks
-from mlx_dp.worker.sampling.filters import filter_logits
-from mlx_dp.worker.sampling.key import draw_key
-from mlx_dp.worker.sampling.logit_masks import apply_masks
-from mlx_dp.worker.sampling.min_tokens import MinTokens
+from mlx_dp.worker.sampling.hashing import draw_key
+from mlx_dp.worker.sampling.logit_masks import MinTokens, apply_masks, filter_logits
 from mlx_dp.worker.sampling.penalties import Penalties
 
 _IMPOSSIBLE: Final = -9999.0

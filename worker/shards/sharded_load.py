@@ -15,7 +15,7 @@ from mlx_dp.worker.shards.row_arguments import RowArguments
 from mlx_dp.worker.shards.shard_proof import block_slices, prove
 from mlx_dp.worker.shards.sharded_block import BlockRecord, BlockRunner, ShardedBlock
 from mlx_dp.worker.shards.vocabulary import VocabularyLayer, find_vocabulary
-from mlx_dp.worker.shards.vocabulary_load import shard_vocabulary
+from mlx_dp.worker.shards.vocabulary_shard import shard_vocabulary
 
 _ADVICE: Final = "use data-parallel replicas: leave out --enable-dp-attention"
 

@@ -73,9 +73,6 @@ class PrefixIndex:
         # By the invariant, the held blocks come first.
         return bisect_left(keys, True, key=lambda key: key not in held) * BLOCK_TOKENS
 
-    def num_blocks(self, dp_rank: int) -> int:
-        return len(self._held.get(dp_rank, ()))
-
     def dp_ranks(self) -> Iterator[int]:
         """The ranks of the owners that hold any block."""
         return iter(self._held)

@@ -166,10 +166,12 @@ class Fleet:
         # Its exit may have been seen before this message was read.
         if index in self._supervisor.domains.domain_of(index).exits:
             owner.holds.add(Hold.CLOSED)
+        # An engine without a model, the fake one, has no form of a batch.
+        batching = f", batching {ready.batching}" if ready.batching is not None else ""
         _logger.info(
-            "worker %s: ready, %s, after %.1f s on %s: %s request slots, %s KV tokens, batching %s",
+            "worker %s: ready, %s, after %.1f s on %s: %s request slots, %s KV tokens%s",
             *(index, self._supervisor.workers[index].tag, ready.load_s, ready.device),
-            *(ready.capacity.request_slots, ready.capacity.pool_tokens, ready.batching),
+            *(ready.capacity.request_slots, ready.capacity.pool_tokens, batching),
         )
         weights_warning = self._starts.unplanned_weights(index, ready)
         unbatched = ready.unbatched_reason and f"requests run one by one: {ready.unbatched_reason}"

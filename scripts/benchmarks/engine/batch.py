@@ -21,8 +21,7 @@ from mlx_dp.proto.messages.sampling_params import SamplingParams
 from mlx_dp.worker.contract.engine import EngineRequest
 from mlx_dp.worker.engine.decode_batch import DecodeBatch
 from mlx_dp.worker.engine.decode_caches import DecodeCaches
-from mlx_dp.worker.engine.prefill import Prefill
-from mlx_dp.worker.engine.prompt_chunk import PromptChunk
+from mlx_dp.worker.engine.prefill import Prefill, PromptChunk
 from mlx_dp.worker.grammar.compiler import GrammarCompiler
 from mlx_dp.worker.grammar.masks import GrammarMasks
 from mlx_dp.worker.loading.loaded_model import LoadedModel, load

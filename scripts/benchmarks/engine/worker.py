@@ -15,7 +15,7 @@ from mlx_dp.proto.messages.events import Failed, Finished, Flushed, Preempted, R
 from mlx_dp.proto.messages.group import GroupPlace
 from mlx_dp.proto.messages.sampling_params import SamplingParams
 from mlx_dp.worker import startup
-from mlx_dp.worker.buffered_channel import BufferedChannel
+from mlx_dp.worker.channel import BufferedChannel
 from mlx_dp.worker.contract.engine import Engine
 from mlx_dp.worker.engine.mlx_engine import MlxEngine
 from mlx_dp.worker.heartbeat import StartHeartbeats

@@ -1,7 +1,6 @@
 import pytest
 
-from mlx_dp.kvcache.prefix.prefix_node import PrefixNode
-from mlx_dp.kvcache.prefix.prefix_nodes import PrefixNodes
+from mlx_dp.kvcache.prefix.prefix_nodes import PrefixNode, PrefixNodes
 
 
 def chain(nodes: PrefixNodes, *keys: tuple[int, ...]) -> list[PrefixNode]:

@@ -4,7 +4,7 @@ import pytest
 
 from mlx_dp.kvcache.prefix.prefix_facts import PrefixFacts
 from mlx_dp.kvcache.prefix.prefix_match import reusable
-from mlx_dp.kvcache.prefix.prefix_node import PrefixNode
+from mlx_dp.kvcache.prefix.prefix_nodes import PrefixNode
 from mlx_dp.kvcache.prefix.prefix_tree import PrefixTree
 from mlx_dp.proto.capacity.model_shape import CacheWindow
 from tests.support.models.model_shapes import DENSE, HYBRID

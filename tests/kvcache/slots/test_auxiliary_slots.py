@@ -17,15 +17,7 @@ class AuxiliarySlotsMachine(RuleBasedStateMachine):
 
     @rule(request=st.integers(0, 5))
     def alloc(self, request: int) -> None:
-        self.record(self.slots.alloc(request), request)
-
-    @precondition(lambda self: self.owners)
-    @rule(request=st.integers(0, 5), data=st.data())
-    def fork(self, request: int, data: st.DataObject) -> None:
-        source = data.draw(st.sampled_from(sorted(self.owners)))
-        self.record(self.slots.fork(source, request), request)
-
-    def record(self, slot: int | None, request: int) -> None:
+        slot = self.slots.alloc(request)
         assert (slot is None) == (len(self.owners) == SIZE)
         if slot is not None:
             assert slot not in self.owners
@@ -59,12 +51,6 @@ class AuxiliarySlotsMachine(RuleBasedStateMachine):
             with pytest.raises(AssertionError, match="belongs to"):
                 self.slots.give_to_tree(slot, request)
 
-    @rule(slot=st.integers(0, SIZE - 1), request=st.integers(0, 5))
-    def fork_what_nobody_owns(self, slot: int, request: int) -> None:
-        if slot not in self.owners:
-            with pytest.raises(AssertionError, match="holds no state"):
-                self.slots.fork(slot, request)
-
     @invariant()
     def counts_agree(self) -> None:
         self.slots.check()
@@ -78,11 +64,11 @@ class AuxiliarySlotsMachine(RuleBasedStateMachine):
 TestAuxiliarySlots = AuxiliarySlotsMachine.TestCase
 
 
-def test_of_four_slots_two_allocations_and_a_fork_differ_and_freeing_two_leaves_three() -> None:
+def test_of_four_slots_three_allocations_differ_and_freeing_two_leaves_three() -> None:
     slots = AuxiliarySlots(4)
     first, second = slots.alloc(7), slots.alloc(8)
     assert first is not None and second is not None
-    third = slots.fork(second, 8)
+    third = slots.alloc(8)
     assert len({first, second, third}) == 3
     slots.free(first, 7)
     slots.free(second, 8)

@@ -5,8 +5,7 @@ import numpy as np
 
 from mlx_dp.kvcache.batch.batch_form import BatchForm
 from mlx_dp.worker.engine.decode_caches import DecodeCaches
-from mlx_dp.worker.engine.prefill import Prefill
-from mlx_dp.worker.engine.prompt_chunk import PromptChunk
+from mlx_dp.worker.engine.prefill import Prefill, PromptChunk
 from mlx_dp.worker.loading.loaded_model import LoadedModel
 from tests.support.batches.tiny_batches import Alone, prefilled
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mlx_dp.proto.messages.sampling_params import SamplingParams
 from mlx_dp.worker.contract.engine import EngineRequest
-from mlx_dp.worker.sampling.key import draw_key
+from mlx_dp.worker.sampling.hashing import draw_key
 
 VOCAB = 24
 

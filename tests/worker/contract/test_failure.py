@@ -4,7 +4,7 @@ from mlx_dp.proto.errors import ConfigError
 from mlx_dp.proto.fields import MAX_TEXT_CHARS
 from mlx_dp.proto.messages.events import Failed, FailureKind
 from mlx_dp.proto.wire.codec import decode_up, encode
-from mlx_dp.worker.buffered_channel import ShutdownRequestedError
+from mlx_dp.worker.channel import ShutdownRequestedError
 from mlx_dp.worker.contract.engine import UnsupportedModelError
 from mlx_dp.worker.contract.failure import (
     is_model_fault,

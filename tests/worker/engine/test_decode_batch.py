@@ -14,9 +14,8 @@ from mlx_dp.kvcache.prefix.cached_prefix import CachedPrefix, Save, SegmentPart
 from mlx_dp.kvcache.prefix.segments import Segments
 from mlx_dp.proto.messages.sampling_params import SamplingParams
 from mlx_dp.worker.contract.engine import EngineRequest
-from mlx_dp.worker.engine.decode_batch import DecodeBatch
+from mlx_dp.worker.engine.decode_batch import DecodeBatch, LaunchedStep
 from mlx_dp.worker.engine.decode_caches import DecodeCaches
-from mlx_dp.worker.engine.launched_step import LaunchedStep
 from mlx_dp.worker.grammar.compiler import GrammarCompiler
 from mlx_dp.worker.grammar.masks import GrammarMasks
 from tests.support.batches.tiny_batches import KINDS, form_of, loaded_tiny, prefilled, prompt_of

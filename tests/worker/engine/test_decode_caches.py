@@ -15,8 +15,7 @@ from mlx_dp.kvcache.batch import attention
 from mlx_dp.kvcache.batch.batch_form import BatchForm
 from mlx_dp.kvcache.prefix.cached_prefix import Save
 from mlx_dp.worker.engine.decode_caches import DecodeCaches
-from mlx_dp.worker.engine.prefill import Prefill
-from mlx_dp.worker.engine.prompt_chunk import PromptChunk
+from mlx_dp.worker.engine.prefill import Prefill, PromptChunk
 from mlx_dp.worker.loading.batch_check import ALONE
 from mlx_dp.worker.loading.loaded_model import inspect
 from tests.support.batches.busy_batch import Busy

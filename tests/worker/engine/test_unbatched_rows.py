@@ -7,7 +7,7 @@ pytest.importorskip("mlx.core")
 
 import mlx.core as mx
 
-from mlx_dp.worker.engine.unbatched_rows import UnbatchedRows
+from mlx_dp.worker.engine.decode_caches import UnbatchedRows
 from tests.support.batches.tiny_batches import Alone, loaded_tiny, prefilled, prompt_of
 
 pytestmark = pytest.mark.mlx

@@ -14,7 +14,7 @@ import mlx.core as mx
 from mlx_dp.worker.contract.peers import RankLostError
 from mlx_dp.worker.lockstep.announcement import RankRows
 from mlx_dp.worker.lockstep.lockstep import BrokenPassError, Lockstep
-from mlx_dp.worker.lockstep.lockstep_model import LockstepModel
+from mlx_dp.worker.lockstep.rank_model import LockstepModel
 from mlx_dp.worker.shards.sharded_block import BlockRecord
 
 pytestmark = pytest.mark.mlx

@@ -12,7 +12,7 @@ from mlx_dp.proto.messages.commands import Down, Shutdown, Start
 from mlx_dp.proto.messages.events import Heartbeat, Hello, Ready, WorkerPhase
 from mlx_dp.proto.messages.group import DistributedBackend, GroupPlace
 from mlx_dp.worker import startup
-from mlx_dp.worker.buffered_channel import BufferedChannel, ShutdownRequestedError
+from mlx_dp.worker.channel import BufferedChannel, ShutdownRequestedError
 from mlx_dp.worker.contract.engine import Engine
 from mlx_dp.worker.heartbeat import StartHeartbeats
 from tests.support.worker.fake_channel import FakeChannel, VirtualTime

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlx_dp.proto.messages.sampling_params import SamplingParams
-from mlx_dp.worker.sampling.filters import filter_logits
+from mlx_dp.worker.sampling.logit_masks import filter_logits
 from tests.support.batches.sampling_reference import kept
 
 pytestmark = pytest.mark.mlx

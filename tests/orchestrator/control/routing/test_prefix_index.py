@@ -88,6 +88,7 @@ class IndexMachine(RuleBasedStateMachine):
         super().__init__()
         self.index = PrefixIndex()
         self.used: dict[int, list[bytes]] = {0: [], 1: []}
+        self.seen: set[bytes] = set()
 
     prompts = st.lists(st.integers(0, 2), max_size=FEW + 3)
 
@@ -95,6 +96,7 @@ class IndexMachine(RuleBasedStateMachine):
     def hold(self, dp_rank: int, prompt: list[int], salt: str) -> None:
         keys = keys_of(blocks(*prompt), salt)
         self.index.add_blocks(dp_rank, keys, FEW)
+        self.seen.update(keys)
         new = keys[::-1]
         kept = [key for key in self.used[dp_rank] if key not in new]
         self.used[dp_rank] = (kept + new)[-FEW:]
@@ -117,7 +119,9 @@ class IndexMachine(RuleBasedStateMachine):
     @invariant()
     def is_bounded(self) -> None:
         for dp_rank, used in self.used.items():
-            assert self.index.num_blocks(dp_rank) == len(used) <= FEW
+            held = {key for key in self.seen if self.index.held_tokens(dp_rank, [key])}
+            assert held == set(used)
+            assert len(held) <= FEW
 
 
 TestIndexMachine = IndexMachine.TestCase

@@ -72,3 +72,14 @@ def test_how_a_worker_batches_is_on_its_ready_line_and_why_not_is_a_warning(
         Batching.SEVERAL_SLABS,
         Batching.ONE_BY_ONE,
     ]
+
+
+def test_the_ready_line_of_an_engine_without_a_model_has_no_form_of_a_batch(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = World()
+    with caplog.at_level(logging.INFO):
+        world.bring_up()
+    lines = [one.message for one in caplog.records if ": ready, " in one.message]
+    assert len(lines) == 2
+    assert all(line.endswith(" KV tokens") for line in lines), lines

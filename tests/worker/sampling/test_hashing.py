@@ -1,7 +1,7 @@
 """A draw's key is a pure function of seed and position, for ever."""
 
 from mlx_dp.proto.messages.sampling_params import MAX_SEED
-from mlx_dp.worker.sampling.key import draw_key
+from mlx_dp.worker.sampling.hashing import draw_key
 
 
 def test_keys_are_written_down():

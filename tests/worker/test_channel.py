@@ -1,7 +1,7 @@
 import pytest
 
 from mlx_dp.proto.messages.commands import Abort, Drain, Shutdown
-from mlx_dp.worker.buffered_channel import BufferedChannel, ShutdownRequestedError
+from mlx_dp.worker.channel import BufferedChannel, ShutdownRequestedError
 from tests.support.worker.fake_channel import FakeChannel, VirtualTime
 from tests.support.worker.worker_bench import submit
 
