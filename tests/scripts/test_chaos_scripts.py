@@ -404,6 +404,7 @@ def test_an_unreaped_child_is_found(load):
     assert asyncio.run(quiet._only_workers(service))
 
 
+@pytest.mark.slow
 @pytest.mark.system
 def test_one_kill_of_a_streaming_worker_is_noticed_by_no_client():
     arguments = ["--rows", "F2", "--trials", "1", "--workers", "2", "--slack", "30"]

@@ -21,6 +21,7 @@ FAILED tests/worker/loading/test_device.py::test_it[1] - AssertionError: /Users/
 """
 
 
+@pytest.mark.slow
 @pytest.mark.mlx
 def test_a_quick_run_fills_every_part_of_the_report(load: Load, tmp_path: Path) -> None:
     check = load("mac_check.__main__")

@@ -82,6 +82,7 @@ def goes_on_after_a_kill_and_a_cut(served: Served) -> None:
     served.wait_for_line(f"rank 1 on {SECOND}: its ssh connection was lost")
 
 
+@pytest.mark.slow
 def test_a_group_goes_on_after_a_killed_rank_and_a_cut_connection(hosts, tmp_path) -> None:
     with group(hosts, tmp_path, *FAKE) as served:
         goes_on_after_a_kill_and_a_cut(served)

@@ -74,6 +74,7 @@ def test_a_cut_cable_moves_the_stream_and_the_far_worker_comes_back(far, keys) -
             assert undisturbed.startswith(text_of(list(served.stream(pinned))))
 
 
+@pytest.mark.slow
 @pytest.mark.mlx
 def test_a_group_over_the_cable_forms_again_and_its_answers_go_on(far, keys, tmp_path) -> None:
     from tests.support.models.tiny_models import DENSE
