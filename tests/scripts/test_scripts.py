@@ -16,7 +16,10 @@ import pytest
 from tests.support.hosts.served import wait_until
 
 ROOT: Final = Path(__file__).resolve().parent.parent.parent
-INSTALL: Final = "-m pip --disable-pip-version-check --no-input install --quiet --root-user-action=ignore --no-compile"
+INSTALL: Final = (
+    "-m pip --disable-pip-version-check --no-input install --quiet"
+    " --root-user-action=ignore --no-compile"
+)
 
 pytestmark = pytest.mark.system
 
