@@ -132,5 +132,5 @@ class TailChunkMachine(MixedChunkMachine):
 def test_every_row_is_exactly_what_was_written_after_any_joins_leaves_and_steps(machine):
     run_state_machine_as_test(
         machine,
-        settings=settings(max_examples=15, stateful_step_count=30, deadline=None, derandomize=True),
+        settings=settings(max_examples=10, stateful_step_count=30, deadline=None, derandomize=True),
     )

@@ -92,7 +92,11 @@ def test_requests_that_are_evicted_and_return_answer_as_alone(name, chunk, tmp_p
     simulate(ARCHITECTURES[name].write(tmp_path), chunk, seed=chunk)
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt_oss", "qwen3_next", "falcon_h1"])
+@pytest.mark.parametrize(
+    "name",
+    ["llama", "gpt_oss", "qwen3_next"]
+    + [pytest.param(name, marks=pytest.mark.slow) for name in ("gemma3_text", "falcon_h1")],
+)
 def test_answers_are_the_same_where_the_device_holds_what_a_step_has_read(name, tmp_path):
     with inputs_held():
         simulate(ARCHITECTURES[name].write(tmp_path), 64, batching=Batching.SLABS_WITH_TAILS)
@@ -117,7 +121,11 @@ def test_quantised_models_answer_as_alone(name, bits, tmp_path):
     simulate(write_quantised(TINY_MODELS[name], tmp_path, bits), 7)
 
 
-@pytest.mark.parametrize("name", ["llama", "stablelm", "gemma3_text", "gear"])
+@pytest.mark.parametrize(
+    "name",
+    ["stablelm", "gear"]
+    + [pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "gemma3_text")],
+)
 def test_rows_that_outgrow_their_room_answer_as_alone(name, tmp_path, monkeypatch):
     # Longer than the output that a row is made for: the first row of 256 tokens becomes one of 512,
     # and the rows of the batch change places.
