@@ -18,6 +18,7 @@ from tests.support.worker.engine_contract import (
     request,
     tokens_of,
 )
+from tests.support.worker.fake_channel import VirtualTime
 
 END_OF_TEXT = 256
 
@@ -119,17 +120,6 @@ def test_its_capacity_is_that_of_the_options() -> None:
     assert facts.shape.hybrid
     assert not fake().facts.shape.hybrid
     assert fake(pool_tokens=None).facts.shape.kv_bytes_per_token == 0
-
-
-class VirtualTime:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def clock(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
 
 
 def test_steps_take_the_time_of_their_rates() -> None:
