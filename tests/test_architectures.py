@@ -37,7 +37,7 @@ def test_there_is_no_configuration_of_what_is_not_installed():
     assert known <= set(installed_architectures())
 
 
-# Of the tiny models, not of ours: CI runs each of those in tests/conformance.
+# Checks mlx-lm alone on the tiny models. CI runs our engine on each in tests/conformance.
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_mlx_lm_answers_alike_whatever_the_chunk_size(name, tmp_path):

@@ -27,7 +27,7 @@ DEVICE: Final = frozenset({"mlx", "mlx_lm"})
 # Where the device library may not be named at all.
 DEVICE_FREE_FOLDERS: Final = frozenset({"orchestrator", "proto"})
 # The modules that a worker with ``--engine fake`` loads: importing them must not load the device
-# library, not even through other modules of ours. ``__main__`` must watch its parent before MLX
+# library, not even through other modules. ``__main__`` must watch its parent before MLX
 # loads.
 DEVICE_FREE_FILES: Final = frozenset(
     f"worker/{name}.py"

@@ -6,7 +6,7 @@ worker of the failure domain that failed first, ``kill_ladder`` ends the process
 and ``recovery`` decides whether it is restarted, which is charged to its budget:
 
 =============  =====================  ==============================  ===================  ========
-``LossKind``   The worker ...         Who is blamed                   Its process gets     Restart
+``LossKind``   The worker ...         Blamed                          Its process gets     Restart
 =============  =====================  ==============================  ===================  ========
 EXIT           exited, or reported    itself, or the peer that it     time, then SIGKILL   charged,
                ``Failed``             reports as lost                                      or none

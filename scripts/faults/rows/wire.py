@@ -28,7 +28,7 @@ Stranger = zmq.Socket[bytes]
 
 
 async def foreign_frames(stage: Stage) -> None:
-    """Each frame of a stranger is dropped; a worker of ours that sends one is replaced."""
+    """Frames of unknown peers are dropped; a worker that sends a malformed one is replaced."""
     service = stage.service
     await stage.load.wait_for(lambda: bool(stage.load.streaming(stage.workers())), QUIET_S)
     since, before = service.mark(), service.footprint()

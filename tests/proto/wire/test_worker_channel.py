@@ -65,8 +65,7 @@ def test_a_wait_ends_for_what_is_waited_for_beside_the_controller(router, channe
         greet(router, channel)
         assert not channel.wait(0.0, ours.fileno())
         theirs.send(b"news")
-        # Nothing of the controller's is to be read, so only the second descriptor can end
-        # it.
+        # The controller has sent nothing, so only the second descriptor can end the wait.
         assert not channel.wait(30.0, ours.fileno())
         router.send_multipart([b"w3-abc", encode(Drain())])
         while not channel.wait(30.0, ours.fileno()):
